@@ -159,7 +159,7 @@ export function lengthIn(flow, step, token) {
  * @param {Flow} flow
  * @param {number} k
  * @param {number} token
- * @param {Record<string, number> | null} before  how long what is added was before the reader's changes, by its name
+ * @param {Record<string, number> | null} before  the lengths of the added vectors before the reader's changes, by name
  */
 function streamWords(flow, k, token, before) {
   const step = flow.steps[k];
@@ -328,7 +328,7 @@ export function blockPart(ui, { onshow, panel }) {
      * @param {Flow} next
      * @param {number} of
      * @param {number} at  the shown step
-     * @param {Record<string, number> | null} was  how long what is added was before the reader's changes, by its name
+     * @param {Record<string, number> | null} was  the lengths of the added vectors before the reader's changes, by name
      */
     set(next, of, at, was = null) {
       [flow, token, before] = [next, of, was];

@@ -1,5 +1,5 @@
-// What one layer of a run did to its text, step by step: as page/payload.py writes it of a recorded walk, told here of a run.
-// What a step says is a row of steps.json, which Python reads too; here rows are chosen and their placeholders filled.
+// The steps of one layer of a run, in the format in which page/payload.py writes a recorded walk. The texts of the
+// steps are in steps.json, which Python reads too; this module chooses the rows and fills their placeholders.
 
 import { visible } from "../base/text.js";
 import { editsOf, hiddenBy, isFor, scaleOf } from "../engine/edits.js";
@@ -18,7 +18,7 @@ import STEPS from "../../../steps/steps.json";
 /** @typedef {Record<string, Float32Array>} Known  parameters, by their names */
 
 /**
- * A layer whose steps are being written down.
+ * A layer whose steps are being written.
  * @typedef {object} Layer
  * @property {FlowStep[]} steps
  * @property {ReturnType<typeof flowWriter>["arrays"]} arrays
@@ -26,27 +26,27 @@ import STEPS from "../../../steps/steps.json";
  * @property {number} T
  * @property {number} D
  * @property {number} [eps]
- * @property {string} read  the name of what the attention reads
+ * @property {string} read  the name of the attention's input
  * @property {Run} run
  * @property {number} layer
  * @property {number} head
  * @property {Edit[]} edits
- * @property {number} token  whose vectors are measured
+ * @property {number} token  the token whose vectors are measured
  * @property {Step} block  what the layer has computed
  * @property {Known | null} known  the parameters, where they can be had
  */
 
-const FEW_UNITS = 8; // hidden units that are shown of all
+const FEW_UNITS = 8; // the number of shown hidden units
 /** @type {{rows: Record<string, any>, phrases: Record<string, string>}} */
 const { rows: ROWS, phrases: PHRASES } = STEPS;
 /**
- * The norms of a layer by what they give, as a trace has them.
+ * The norms of a layer, by the names of their results in a trace.
  * @type {Record<string, string>}
  */
 const TRACED = { N: "ln1.normalized", N1: "ln1.normalized", N2: "ln2.normalized", Y: "normalized_resid_post" };
 
 /**
- * What is given, in the place of the placeholders of a row or of a part of it: fill of steps/step.py.
+ * Replaces the placeholders of a row, or of a part of a row, by values: the same as `fill` of steps/step.py.
  * @param {any} text
  * @param {Record<string, any>} given
  * @returns {any}
@@ -60,9 +60,9 @@ export function fill(text, given) {
 }
 
 /**
- * A flow that is being written down.
+ * A writer of a flow.
  * @param {string[]} tokens
- * @param {number} token  whose vectors are measured
+ * @param {number} token  the token whose vectors are measured
  */
 function flowWriter(tokens, token) {
   /** @type {FlowStep[]} */
@@ -74,11 +74,11 @@ function flowWriter(tokens, token) {
     steps,
     arrays,
     /**
-     * One more step, whose rows are tokens.
+     * Adds a step whose rows are tokens.
      * @param {string} row  of steps.json
      * @param {ArrayLike<number>} data  row by row
      * @param {Record<string, any>} given  for the row's placeholders
-     * @param {any} about  what else a step has; `from`: the steps that lead to one that is not computed here
+     * @param {any} about  other fields of the step; `from`: the steps that lead to a step that is not computed here
      */
     write(row, data, given = {}, { from = null, ...about } = {}) {
       const { columns, op, ...made } = fill(ROWS[row], given);
@@ -94,7 +94,7 @@ function flowWriter(tokens, token) {
 }
 
 /**
- * How long one of several vectors is.
+ * The length of one of several vectors.
  * @param {ArrayLike<number>} data  one vector after another
  * @param {number} t  which of them
  * @param {number} wide  how many numbers each has
@@ -106,7 +106,7 @@ export function lengthAt(data, t, wide) {
 }
 
 /**
- * The columns of one of so many heads, side by side.
+ * The columns of one head.
  * @param {Float32Array} array  of all heads
  * @param {number} T
  * @param {number} heads
@@ -120,7 +120,7 @@ function columnsOfHead(array, T, heads, head) {
 }
 
 /**
- * A linear layer's weight, (out, in), as formulas have it, or some of its columns: (in, out).
+ * A linear layer's weight (out, in), transposed to (in, out) as in formulas, or only some of its columns.
  * @param {Float32Array} weight
  * @param {number} wide
  */
@@ -131,7 +131,7 @@ function transposed(weight, wide, first = 0, count_ = weight.length / wide) {
 }
 
 /**
- * The names of the parameters that a layer's steps are made of, and the rows of tables that its text needs.
+ * The names of the parameters for the steps of a layer, and the rows of tables that the text needs.
  * @param {Run} run
  * @param {number} layer
  * @returns {[string[], Record<string, number[]>]}
@@ -145,7 +145,7 @@ export function parametersOf(run, layer) {
 }
 
 /**
- * The steps of a layer, those of one of its heads; null where the run has nothing of its inside.
+ * The steps of a layer and of one of its heads; null if the run does not have the layer's results.
  * @param {Run} run
  * @param {PlayState} state
  * @param {{eps?: number}} model
@@ -163,7 +163,7 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
   if (!layer && known) embeddingFlow(one);
   else one.write(layer ? "input" : "first input", run.resid[layer], { layer, before: layer - 1 });
   const whole = Boolean(block.mlp_out && block.resid_post);
-  const first = whole && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // norms stand before the parts
+  const first = whole && lastOf(block.resid_post) === lastOf(run.resid[layer + 1]); // the norms come before the parts
   if (first && block["ln1.normalized"]) one.read = normFlow(one, "X", "N", block["ln1.normalized"]);
   attentionFlow(one);
   if (first) normedFirst(one);
@@ -178,7 +178,7 @@ export function flowOf(run, { layer, head, edits, query, place }, model, known) 
 }
 
 /**
- * From words and places to the input of the first layer.
+ * Adds the steps from words and positions to the input of the first layer.
  * @param {Layer} one
  */
 function embeddingFlow(one) {
@@ -200,7 +200,7 @@ function lastOf(data) {
 }
 
 /**
- * A norm of a layer; gives its name. Where the parameters are not known, neither is which norm it is.
+ * Adds a norm of a layer; returns its name. Without the parameters, the kind of norm is unknown.
  * @param {Layer} one
  * @param {string} of
  * @param {string} name
@@ -211,7 +211,7 @@ function normFlow(one, of, name, data, part = "", note = PHRASES[name] ?? "") {
     one.write("traced norm", data, { name, key: `"${TRACED[name]}", ${one.layer}`, note }, { from: [of] });
     return name;
   }
-  const mark = one.arrays.has("gain") ? `_${name}` : ""; // a second norm has numbers of its own
+  const mark = one.arrays.has("gain") ? `_${name}` : ""; // a second norm has other parameters
   const [gain, shift] = [`gain${mark}`, `shift${mark}`];
   one.arrays.set(gain, numbersOf(one.known[`${part}.weight`], [one.D]));
   one.arrays.set(shift, numbersOf(one.known[`${part}.bias`], [one.D]));
@@ -220,7 +220,7 @@ function normFlow(one, of, name, data, part = "", note = PHRASES[name] ?? "") {
 }
 
 /**
- * The placeholders of a bias: its name, and how a line adds it.
+ * The values of placeholders for a bias: its name, and the code that adds it.
  * @param {string} bias
  */
 function biased(bias) {
@@ -228,7 +228,7 @@ function biased(bias) {
 }
 
 /**
- * From the input to what the heads bring.
+ * Adds the steps from the input to the output of the heads.
  * @param {Layer} one
  */
 function attentionFlow(one) {
@@ -243,7 +243,7 @@ function attentionFlow(one) {
     made[letter] = columnsOfHead(block[letter.toLowerCase()], T, letter === "Q" ? heads : heads / shared, of);
     projectionFlow(one, letter, of, letter === "Q" ? 1 : shared, made[letter]);
     const hook = letter.toLowerCase();
-    const turned = block[`rot_${hook}`]; // normed, rotated or both, before queries and keys meet
+    const turned = block[`rot_${hook}`]; // queries and keys are normed, rotated or both before their product
     if (!turned) continue;
     made[letter] = columnsOfHead(turned, T, turned.length / T / d, of);
     const given = { what: PHRASES[letter], letter, hook, layer, of, side: letter === "Q" ? "queries" : "keys" };
@@ -291,7 +291,7 @@ function attentionFlow(one) {
  * @param {number} i
  * @param {Float32Array} right
  * @param {number} j
- * @param {number} d  how many numbers a row has
+ * @param {number} d  the number of numbers in a row
  */
 function dotOf(left, i, right, j, d) {
   let sum = 0;
@@ -300,7 +300,7 @@ function dotOf(left, i, right, j, d) {
 }
 
 /**
- * Q, K or V of the head.
+ * Adds Q, K or V of the head.
  * @param {Layer} one
  * @param {string} letter
  * @param {number} of  the head that has it
@@ -324,7 +324,7 @@ function projectionFlow(one, letter, of, shared, data) {
 }
 
 /**
- * The values that the weights bring together, of this head and of all.
+ * Adds the weighted sum of values of this head, and the outputs of all heads.
  * @param {Layer} one
  * @param {Float32Array} V
  * @param {number} size
@@ -345,7 +345,7 @@ function contextFlow(one, V, size, heads) {
 }
 
 /**
- * A linear layer of the block, `wide` its input.
+ * Adds a linear layer of the block; `wide` is the size of its input.
  * @param {Layer} one
  * @param {string} row  of steps.json
  * @param {Float32Array} data
@@ -362,7 +362,7 @@ function linearFlow(one, row, data, part, wide, given = {}, about = {}) {
 }
 
 /**
- * The output projection, and its result added to the residual stream.
+ * Adds the output projection, and the sum of its result and the residual stream.
  * @param {Layer} one
  */
 function addedFlow(one) {
@@ -378,13 +378,13 @@ function handedOn({ layer, run }) {
 }
 
 /**
- * From what the heads bring to what the layer gives, where norms stand before the parts.
+ * Adds the steps from the output of the heads to the output of the layer, if norms come before the parts.
  * @param {Layer} one
  */
 function normedFirst(one) {
   const { write, block, run, layer } = one;
   addedFlow(one);
-  const after = block.resid_mid ? "R" : "X"; // in parallel the MLP reads what the attention reads
+  const after = block.resid_mid ? "R" : "X"; // in a parallel block, the MLP reads the attention's input
   const normed = block["ln2.normalized"];
   const read = normed ? normFlow(one, after, "N2", normed) : block.resid_mid ? "R" : one.read;
   write("traced mlp_out", block.mlp_out, { layer }, { from: [read] });
@@ -393,7 +393,7 @@ function normedFirst(one) {
 }
 
 /**
- * The same where norms stand behind them, as BERT has it.
+ * Adds these steps for a layer whose norms come after the parts, like BERT's.
  * @param {Layer} one
  */
 function restFlow(one) {
@@ -408,7 +408,7 @@ function restFlow(one) {
 }
 
 /**
- * The MLP by its hidden units, of which those are shown that are largest at the token.
+ * Adds the MLP; only the hidden units that are largest at the token are shown.
  * @param {Layer} one
  */
 function unitsFlow(one) {

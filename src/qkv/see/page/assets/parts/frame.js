@@ -1,5 +1,5 @@
-// The page in a frame of another: it is told whether that is light or dark, and tells how high it is itself, once all is
-// drawn. Both by messages, since pages that are opened as files may not look into each other.
+// A page in a frame of another page. The outer page sends its theme, light or dark, and this page sends its height
+// when all is drawn. They exchange messages, since pages that are opened as files may not access each other.
 
 import { ONE_OF } from "../store/state.js";
 

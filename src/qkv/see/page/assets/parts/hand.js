@@ -1,4 +1,4 @@
-// How a change that follows the hand is sent: no faster than it is computed.
+// Sends changes during a drag, no faster than the model computes them.
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../store/store.js").Told} Told */
@@ -6,7 +6,7 @@
 /** @typedef {import("../store/store.js").Store} Store */
 
 /**
- * Sends changes to the store one after the other: while one is computed the newest that follows waits, and goes next.
+ * Sends changes to the store one after the other: while a change is computed, only the newest later change waits.
  * @param {Store} store
  */
 export function oneAtATime(store) {
@@ -16,7 +16,7 @@ export function oneAtATime(store) {
   const send = (patch, undo) => {
     const before = store.state;
     store.set(patch, { undo });
-    going = store.state !== before; // else there is nothing to wait for
+    going = store.state !== before; // otherwise no change is waiting
   };
   return {
     /** @param {{edits: Edit[]}} patch @param {boolean} undo  whether this one can be taken back */
@@ -25,7 +25,7 @@ export function oneAtATime(store) {
       else send(patch, undo);
     },
     /**
-     * Is called at every change.
+     * To be called at every change.
      * @param {Told} now
      */
     update({ busy }) {

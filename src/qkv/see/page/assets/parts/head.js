@@ -1,6 +1,6 @@
-// One head: its weights as lines and as a heat map on one axis of tokens, with what they are made of around them (the
-// keys K above, the queries Q on the left, the values V on the right). The mask can be painted (paint.js), a row of
-// weights be set (weight.js). Of a text that was run before there are the weights alone, and a click holds a row in view.
+// One head: its weights as lines and as a heat map with the same tokens. Around the heat map are the keys K (above),
+// the queries Q (left) and the values V (right). The reader can paint the mask (paint.js) and set a row of weights
+// (weight.js). For a recorded text, only the weights are shown, and a click keeps a row in view.
 
 import { canvas2d, css, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
@@ -33,10 +33,10 @@ import "./head.css";
  * @typedef {ReturnType<typeof headPart>} HeadPart
  */
 
-const STRIP = 64; // how long a vector is drawn, in pixels
+const STRIP = 64; // the length of a drawn vector, in pixels
 
 /**
- * The queries, keys, values and results of one head; null where the run has none of its layer.
+ * The queries, keys, values and results of one head; null if the run does not have them.
  * @param {Run} run
  * @param {number} layer
  * @param {number} head
@@ -51,7 +51,7 @@ export function vectorsOf(run, layer, head) {
    * @param {ArrayLike<number>} array  of all tokens and heads
    */
   const of = (array) => {
-    const own = array.length / T / d; // of keys and values there may be fewer heads
+    const own = array.length / T / d; // there may be fewer heads of keys and values
     const h = Math.floor((head * own) / heads);
     /** @param {number} t @param {number} c */
     const at = (t, c) => array[(t * own + h) * d + c];
@@ -59,23 +59,23 @@ export function vectorsOf(run, layer, head) {
     for (let t = 0; t < T; t++) for (let c = 0; c < d; c++) high = Math.max(high, Math.abs(at(t, c)));
     return { at, high };
   };
-  const [q, k] = [block.rot_q ?? block.q, block.rot_k ?? block.k]; // as they meet: normed and rotated, where a model does that
+  const [q, k] = [block.rot_q ?? block.q, block.rot_k ?? block.k]; // after norms and rotation, if the model has them
   return { d, q: of(q), k: of(k), v: of(block.v), z: of(block.z) };
 }
 
 // ---- one head
 
 /**
- * One head of the text. A page may put `title`, and `said`, which says what is in view, elsewhere.
+ * The part for one head of the text. A page can put `title`, and `said`, a description of the view, elsewhere.
  * @param {Ui} ui
  * @param {Store} store
- * @param {Hands | null} hands  what changes it; null where the text was run before
+ * @param {Hands | null} hands  the controls that change the head; null for a recorded text
  */
 export function headPart(ui, store, hands = null) {
   const title = el("h3", {});
   const said = el("p", { class: "head-words" });
   const saidBox = el("div", { class: "head-said" }, said);
-  const holds = !hands; // whether a click holds a row; else it only chooses the query
+  const holds = !hands; // whether a click keeps a row in view; otherwise a click only chooses the query
   const paint = holds ? null : hands.paintBar(ui, store, step);
   const list = lines(ui, { onhover: preview, onpick: choose, onfree: free });
   const map = heatmap(ui, {
@@ -104,7 +104,7 @@ export function headPart(ui, store, hands = null) {
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
   const node = el("div", { class: "one-head", "data-part": "head" }, title, holds ? null : why, body, paint?.node, around, table.node);
-  // what others may hear of: the cell that is looked at, (now, shown, query, key) by their tokens; a number of Q or K
+  // callbacks: the cell under the pointer as (now, shown, query, key), with tokens; a number of Q or K
   const self = {
     node, body, title, said, map,
     oncell: /** @type {((now: Now, shown: Shown, query: number, key: number) => void) | null} */ (null),
@@ -112,18 +112,18 @@ export function headPart(ui, store, hands = null) {
     update,
   };
   /** @type {Now} */
-  let now; // both once a text was run
+  let now; // both are set after a run
   /** @type {Shown} */
   let shown;
   /** @type {[number | null, number, boolean, string]} */
   let [hover, key, aligned, as] = [null, 0, false, ""];
   /** @type {[number | null, number, number[]]} */
-  let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, that of the row at rest, those in view together
+  let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, the query of the row at rest, the queries kept in view
   /** @type {[number, number] | null} */
-  let cell = null; // that is pointed at
+  let cell = null; // the row under the pointer
   const turn = inTurn();
   /** @type {[Record<string, any>, boolean]} */
-  let [forMap, anew] = [{}, false]; // what the map and the lines are still to be told
+  let [forMap, anew] = [{}, false]; // options that the map and the lines have not received yet
   paint?.over(map);
   paint?.node.append(/** @type {NonNullable<typeof weights>} */ (weights).controls);
   ui.redraw(() => now && refresh(layout()));
@@ -135,7 +135,7 @@ export function headPart(ui, store, hands = null) {
   const active = () => rowsInView(shown.head, held, hover, Math.min(cursor, now.run.tokens.length - 1));
 
   /**
-   * A row was chosen: it is the query; with Shift it is one more in view.
+   * Handles a chosen row: it becomes the query; with Shift, it is added to the rows in view.
    * @param {number} r
    */
   function choose(r, add = false) {
@@ -161,7 +161,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * A cell is looked at: its row is, in the lines too.
+   * Handles a cell under the pointer: shows its row, in the lines too.
    * @param {number | null} r
    * @param {number} c
    */
@@ -178,7 +178,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * A cell was picked: its link is painted where the mask is, else its query is chosen.
+   * Handles a picked cell: paints its link if the mask is being painted, or else chooses its query.
    * @param {number} r
    * @param {number} c
    * @param {MouseEvent | KeyboardEvent} event
@@ -201,13 +201,13 @@ export function headPart(ui, store, hands = null) {
     }
   }
 
-  /** Lines and heat map side by side, rows level with rows, where there is room for it: what the map is to know. */
+  /** The options of the map if lines and heat map fit side by side, with rows at the same height. */
   function layout() {
     const { state } = now;
     const { rows, columns, away } = shown.head;
     const [room, across, gap] = [node.clientWidth, columns.length + (away ? 1 : 0), away ? 8 : 0];
     const around_ = shown.vectors ? STRIP + 8 : 0;
-    const widest = Math.min(40, Math.max(14, Math.floor(600 / Math.max(1, rows.length)))); // as the heat map has it
+    const widest = Math.min(40, Math.max(14, Math.floor(600 / Math.max(1, rows.length)))); // the same as in the heat map
     const cell = Math.min(widest, Math.floor((room - 2 * around_ - gap - 300) / Math.max(1, across)));
     aligned = state.inside && Math.max(rows.length, across) <= LISTED && cell >= 14;
     body.classList.toggle("aligned", aligned);
@@ -219,7 +219,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * The lines begin where the rows of the heat map do; tests read where cells are.
+   * Moves the beginning of the lines to the rows of the heat map; tests read the positions of cells.
    * @param {{left: number, top: number, cell: number, tall: number}} shape
    */
   function align({ left, top, cell, tall }) {
@@ -239,7 +239,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Vectors as rows of colours, as high as the tokens beside them.
+   * Draws vectors as rows of colours, as high as the tokens beside them.
    * @param {HTMLCanvasElement} canvas
    * @param {number} count_
    * @param {(k: number, c: number) => number} value
@@ -256,7 +256,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Shows the rows in view. What else the map is to know comes with it; `fresh`: other tokens than before.
+   * Shows the rows in view. `more` has further options of the map; `fresh`: the tokens differ from the tokens before.
    * @param {Record<string, any>} more
    */
   function refresh(more = {}, fresh = false, aloud = false) {
@@ -296,7 +296,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * What stands above the head: which one it is, and what of it is known; of a text that was run before, its name.
+   * The title above the head: its layer and number, and its role; for a recorded text, the name of the text.
    * @param {Now} now
    * @param {string} name
    */
@@ -308,7 +308,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Why it is this head, where that is known of a text.
+   * The reason for showing this head, if the page has one.
    * @param {Now} now
    */
   function whyOf_({ state, ruled, model }) {
@@ -351,7 +351,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * What the heat map shows: the head, or how far it is from another.
+   * The contents of the heat map: the head's weights, or their differences from another head.
    * @param {Head | null} far
    */
   function aboutOf(far) {
@@ -377,7 +377,7 @@ export function headPart(ui, store, hands = null) {
 }
 
 /**
- * All weights of a head, as a table has them.
+ * All weights of a head for a table.
  * @param {Head} head
  */
 function weightsTold(head) {

@@ -1,4 +1,4 @@
-// The chosen layer of a run as data flows through it, and how one row of its head's weights arises, as a table.
+// The data flow of the chosen layer of a run, and a table of the steps that give one row of a head's weights.
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed, number } from "../base/text.js";
@@ -22,7 +22,7 @@ import "./layer.css";
 /** @typedef {import("./head.js").HeadVectors} HeadVectors */
 
 /**
- * The chosen layer as data flows through it, and the steps of the chosen row as a table.
+ * The part with the data flow of the chosen layer, and the table of the chosen row's steps.
  * @param {Ui} ui
  * @param {Store} store
  * @returns {Part}
@@ -37,14 +37,14 @@ export function stepsPart(ui, store) {
   const table = rowTable();
   const node = el("div", { class: "steps", "data-part": "steps" }, el("div", { class: "bar" }, title, down, up), view.node, table.node);
   /** @type {Map<string, Known | null>} */
-  const known = new Map(); // by layer, for the first by text too: its parameters, or null while they are on their way
+  const known = new Map(); // the parameters by layer (for the first layer also by text), or null while they are loading
   const turn = inTurn();
   let first = true;
   /** @type {Now} */
-  let now; // once a text was run; until then the part is hidden
+  let now; // set after a run; until then the part is hidden
 
   /**
-   * The parameters of the layer, once they are there; null where they are not to be had, undefined while they come.
+   * The parameters of the layer; null if the page cannot get them, undefined while they are loading.
    * @param {Run} run
    * @param {number} layer
    */
@@ -68,7 +68,7 @@ export function stepsPart(ui, store) {
     node.hidden = !run?.blocks?.[state.layer]?.q;
     if (node.hidden || !state.inside || !run.tokens.length) return turn([]);
     const parameters = parametersFor(run, state.layer);
-    const alone = state.only?.includes("block") && !state.only.includes("steps"); // the residual stream is looked at
+    const alone = state.only?.includes("block") && !state.only.includes("steps"); // only the residual stream is shown
     /** @type {Flow} */
     let flow;
     const make = () => {
@@ -83,14 +83,14 @@ export function stepsPart(ui, store) {
       first = false;
       return view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...opens });
     };
-    const shows = parameters === undefined ? [] : [make, draw]; // without them what was shown stays
+    const shows = parameters === undefined ? [] : [make, draw]; // without them, the last picture stays
     return turn([() => table.set(/** @type {Now} */ (next)), ...shows]);
   }
   return { node, update };
 }
 
 /**
- * How long the vectors are that the parts of a layer add at a token; null where the run does not know.
+ * The lengths of the vectors that the parts of a layer add at a token; null if the run does not have them.
  * @param {Run} run
  * @param {number} layer
  * @param {number} token
@@ -101,7 +101,7 @@ function addedIn(run, layer, token) {
   return out && mlp ? { out: lengthAt(out, token, wide), mlp: lengthAt(mlp, token, wide) } : null;
 }
 
-/** How the weights of the chosen query arise, key by key: score, scale, mask, softmax. */
+/** A table of the steps that give the weights of the chosen query: score, scale, mask, softmax for each key. */
 function rowTable() {
   const [summary, lead] = [el("summary", {}), el("p", { class: "note" })];
   const box = el("div", { class: "scroll table", tabindex: 0, role: "group", "aria-label": "steps" });

@@ -15,11 +15,12 @@ import { count, visible } from "../base/text.js";
  *     list, or several together, which have no column; `values`: of each row in view
  */
 
-export const ROW = 26; // height of one token, in CSS pixels
-export const LISTED = 40; // up to so many keys are all listed
+export const ROW = 26; // the height of one token, in CSS pixels
+export const LISTED = 40; // up to this number of keys, all keys are listed
 
 /**
- * The rows of a head in view: those of the tokens held, else the one under pointer or focus, else that of the token at rest.
+ * The rows of a head in view: the rows that the reader keeps; otherwise the row under the pointer or the focus;
+ * otherwise the row of the token at rest.
  * @param {Head} head
  * @param {number[]} held
  * @param {number | null} hover
@@ -33,7 +34,7 @@ export function rowsInView(head, held, hover, token) {
 }
 
 /**
- * The tokens held once a row was picked, alone or `add`ed to the others; it is let go where it was held.
+ * The kept tokens after a row was picked, alone or in addition to the others (`add`); a kept row is released.
  * @param {Head} head
  * @param {number[]} held
  * @param {number} r
@@ -46,8 +47,9 @@ export function heldWith(head, held, r, add) {
 }
 
 /**
- * Queries on the left, keys on the right, lines between. Of many keys those are listed that the
- * queries in view look at most, with their places; of many queries only a window is in the page.
+ * Queries on the left, keys on the right, and lines between them. If there are many keys, only the keys that the
+ * queries in view look at most are listed, with their positions. If there are many queries, only the visible queries
+ * are in the page.
  * @param {Ui} ui
  * @param {{onhover: (r: number | null, aloud: boolean) => void, onpick: (r: number, add: boolean) => void, onfree: () => void}} heard
  */
@@ -103,7 +105,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
   ui.redraw(() => again());
 
   /**
-   * Scrolls to a row; to the middle if it is far away.
+   * Scrolls to a row; a row that is far away moves to the middle.
    * @param {number} i
    */
   function reveal(i) {
@@ -124,7 +126,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
       if ((i < first || i >= last) && i !== move.at && node_ !== ui.focused()) node_.remove();
     }
     for (let i = first; i < last; i++) draw(i);
-    if (all && (move.at < first || move.at >= last)) draw(move.at); // the one tab stop
+    if (all && (move.at < first || move.at >= last)) draw(move.at); // the only tab stop
     move.refresh();
 
     /** @param {number} i */
@@ -240,7 +242,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
   }
 
   /**
-   * Shows what `next` says; `fresh`: other tokens than before, so that the first one in view is sought.
+   * Shows `next`. `fresh`: the tokens differ from the tokens before, so the part scrolls to the first row in view.
    * @param {Shown} next
    * @param {boolean} fresh
    */

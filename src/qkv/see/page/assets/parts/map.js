@@ -1,7 +1,7 @@
-// The map of the model: its layers upward, its heads across, each a small picture of what it does to this text, with
-// its measured role and a switch that removes it. Three colourings: its pattern, what removing it changes, and what
-// the reader's changes have changed in it. Of a text that was run before there are the patterns; where heads were
-// measured on it, they can stand in the order of a measure.
+// The map of the model: a row for each layer, from the bottom up, and a small picture for each head, with its
+// measured role and a switch that removes the head. The pictures show one of three things: the head's pattern, the
+// effect of its removal, or the effect of the reader's changes on its pattern. For a recorded text, the map shows
+// patterns; if the heads were measured, a measure can order them.
 
 import { css, shade } from "../base/colours.js";
 import { choice, roving, scaleBar } from "../base/controls.js";
@@ -47,8 +47,8 @@ const MEASURES = [
 ];
 
 /**
- * The heads of a text in the order of a measure, as [layer, head, figure], and how many stand in a row; by their place
- * the last layer comes first.
+ * The heads of a text in the order of a measure, as [layer, head, figure], and the number of heads in a row. Without
+ * a measure, the last layer comes first.
  * @param {Text} text
  * @param {string} order
  * @returns {{all: Placed[], wide: number}}
@@ -60,9 +60,9 @@ function headsInOrder({ layers, heads, measures }, order) {
   /** @param {Placed} placed */
   const value = ([l, h]) => /** @type {Record<string, number[][]>} */ (measures)[order][l][h];
   /** @param {Placed} head */
-  const rank = (head) => value(head) ?? 1e9 * sign; // the last, where there is none
+  const rank = (head) => value(head) ?? 1e9 * sign; // heads without a figure come last
   /** @param {number | null} x */
-  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a power of ten is too wide here
+  const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a power of ten would be too wide
   all.sort((a, b) => a[0] - b[0] || a[1] - b[1]).sort((a, b) => sign * (rank(a) - rank(b)));
   return { all: all.map((head) => [head[0], head[1], short(value(head))]), wide: Math.min(heads, 16) };
 }
@@ -73,8 +73,8 @@ const PLACES = { previous: "word before", next: "word after", same: "same word",
 const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition: "in, on, of", auxiliary: "is, has, will" };
 
 /**
- * The role of a head in a reader's words: what it looks at on average, over many sentences.
- * @param {string} role  as roles.json has it: "previous", "noun to article", "hidden verb to object"
+ * The role of a head in plain words: what the head looks at, on average over many sentences.
+ * @param {string} role  the name in roles.json, for example "previous", "noun to article" or "hidden verb to object"
  */
 export function usually(role) {
   if (PLACES[role]) return `usually looks at the ${PLACES[role]}`;
@@ -84,14 +84,14 @@ export function usually(role) {
 }
 
 /**
- * The same in the terms of those who measured it.
+ * The role in the terms of the measurement.
  * @param {[string, number]} role
  */
 export function measured([role, value]) {
   return `${role}, mean weight ${percent(value)}`;
 }
 
-// ---- a head taken out, and put back
+// ---- removing and restoring heads
 
 /** @param {Edit[]} edits @param {number} layer @param {number} head */
 export function isRemoved(edits, layer, head) {
@@ -99,7 +99,7 @@ export function isRemoved(edits, layer, head) {
 }
 
 /**
- * Edits with which a head takes part, or does not.
+ * The edits after a head is switched on or off.
  * @param {Edit[]} edits
  * @param {number} layer
  * @param {number} head
@@ -117,10 +117,10 @@ function withHead(edits, layer, head, heads, on) {
   });
 }
 
-// ---- what removing each head changes
+// ---- the effect of removing each head
 
 /**
- * Asks the model to remove one head after the other, and tells `heard` of each.
+ * Runs the model without each head, and calls `heard` after each.
  * @param {Store} store
  * @param {() => void} heard
  */
@@ -187,7 +187,7 @@ export function mapPart(ui, store) {
   const roles = store.data?.roles ?? {};
   const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
   /** @type {Now} */
-  let now; // both once a text was run
+  let now; // both are set after a run
   /** @type {Seen} */
   let seen;
   /** @type {[Cell[], string, string, string]} */
@@ -204,13 +204,13 @@ export function mapPart(ui, store) {
     if (now) show();
   });
 
-  /** The switch of the head that the keyboard is at is a stop too. */
+  /** The switch of the focused head is a tab stop too. */
   function tabStop() {
     cells.forEach((cell, i) => (cell.power.tabIndex = i === move.at ? 0 : -1));
   }
 
   /**
-   * The cells of a text: the last layer on top, or in the order of a measure.
+   * Makes the cells of a text, with the last layer on top, or in the order of a measure.
    * @param {Text} text
    */
   function build(text) {
@@ -247,7 +247,7 @@ export function mapPart(ui, store) {
     return { layer, head, name, called: live ? `head ${name}` : `layer ${text.layers[layer]}, head ${head}`, said, term, figure_, thumb, figure, button, power, node: el("div", { class: "cell" }, button, live ? power : null) };
   }
 
-  /** Brings the chosen head into the window on the map, where there is one. */
+  /** Scrolls the chosen head into view if the map has its own window. */
   function reveal() {
     const { layer, head, text } = now.state;
     const place = JSON.stringify([text, layer, head, shape]);
@@ -268,7 +268,7 @@ export function mapPart(ui, store) {
   }
 
   /**
-   * The number that a colouring gives a head, and what is said of it.
+   * The number of a head for the current colouring, and its description.
    * @param {Cell} cell
    * @returns {Value}
    */
@@ -286,7 +286,7 @@ export function mapPart(ui, store) {
     return { value: moved, text: percent(moved), said: `removing it moves ${percent(moved)} of the probability; ${visible(first)} ${percent(from)} → ${percent(to)}` };
   }
 
-  /** What a colouring shows, and in what measure. */
+  /** The description of the current colouring and its unit. */
   function explained() {
     const { state, run } = now;
     const opens = !state.only || state.only.includes("head") ? ["Choose one to open it."] : [];
@@ -337,7 +337,7 @@ export function mapPart(ui, store) {
   }
 
   /**
-   * The small pictures, where they are not those already.
+   * Draws the small pictures, unless they are already up to date.
    * @param {Value[]} values
    * @param {number} high
    */

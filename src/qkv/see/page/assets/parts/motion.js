@@ -1,5 +1,5 @@
-// How the row of the chosen query arises, as a motion: the keys slide under the query, the products of their numbers
-// fold to scores, these become weights, and the values shrink to them and add up. A slider goes to any moment of it.
+// An animation of the chosen query's row: the keys slide under the query, the products of their numbers fold to
+// scores, the scores become weights, and the values shrink by their weights and add up. A slider moves to any moment.
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
@@ -19,29 +19,29 @@ import "./motion.css";
 /** @typedef {ReturnType<typeof tinted>} Colours */
 
 const MOMENTS = ["keys", "products", "scores", "weights", "values", "sum"];
-const [MOVES, RESTS] = [800, 1000]; // how long each of them moves, and then stands to be read, in milliseconds
-const TICKS = 10; // steps of the slider in each
-const SEPARATE = 12; // so many keys have rows of their own, or one row fewer and one for all others
-const TALL = 22; // height of a row, in pixels
-const GAP = 6; // above the sum
+const [MOVES, RESTS] = [800, 1000]; // how long each moment moves, and then rests, in milliseconds
+const TICKS = 10; // the number of slider steps in each moment
+const SEPARATE = 12; // the number of rows; if there are more keys, the last row stands for all other keys
+const TALL = 22; // the height of a row, in pixels
+const GAP = 6; // the gap above the sum, in pixels
 
 /**
- * One key of the row that arises; `others` are several together, which have no scores of their own.
+ * One key of the animated row; `others` marks a row that stands for several keys and has no score.
  * @typedef {object} Rising
  * @property {string} name
  * @property {boolean} others
  * @property {number[]} k  (d)
  * @property {number[]} products  (d): the query's numbers times the key's
  * @property {number} raw  their sum
- * @property {number} score  what the softmax is given; -Infinity where a mask hides the key
+ * @property {number} score  the input of the softmax; -Infinity if a mask hides the key
  * @property {boolean} own  whether the reader hid it
  * @property {number} weight
  * @property {number[]} v  (d)
  */
 
 /**
- * The numbers of a row: of the keys with the largest weights, in the order of the text, and of all others together.
- * Null where the run has none of its layer.
+ * The numbers of a row: for the keys with the largest weights, in the order of the text, and for all other keys
+ * together. Null if the run does not have the layer's results.
  * @param {Now} now
  */
 function arising({ run, state }) {
@@ -84,10 +84,10 @@ function arising({ run, state }) {
 }
 
 /**
- * Keys that have no row of their own: their weights' sum, and the values as these weigh them.
+ * The row for the other keys: the sum of their weights, and their weighted values.
  * @param {number[]} keys
  * @param {Float32Array} weights  (T)
- * @param {number[]} across  the places of a vector's numbers, (d)
+ * @param {number[]} across  the indices of a vector's numbers, (d)
  * @param {HeadVectors} vectors
  * @returns {Rising}
  */
@@ -98,7 +98,7 @@ function together(keys, weights, across, vectors) {
 }
 
 /**
- * What scores are multiplied by before the softmax: told by the scores, since a model may have a factor of its own.
+ * The factor of the scores before the softmax. It is computed from the scores, since models have different factors.
  * @param {Rising[]} rows
  * @param {Edit[]} edits
  * @param {number} d
@@ -123,7 +123,7 @@ const within1 = (x) => Math.max(0, Math.min(1, x));
 const eased = (x) => within1(x) ** 2 * (3 - 2 * within1(x));
 
 /**
- * The colours of a row's numbers, and how long its bars are at most; anew for each theme.
+ * The colours of a row's numbers and the largest length of its bars, for the current theme.
  * @param {Ui} ui
  * @param {CanvasRenderingContext2D} pen
  * @param {Arising} row
@@ -157,7 +157,7 @@ function tinted(ui, pen, row) {
 }
 
 /**
- * Draws a moment: `at` counts moments, from 0 to as many as there are.
+ * Draws the picture at `at`, which counts moments from 0.
  * @param {CanvasRenderingContext2D} pen
  * @param {Arising} row
  * @param {Colours} colours
@@ -186,7 +186,7 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * The keys come in from the right; then, column by column, each number is taken times the query's.
+   * The keys come in from the right; then, column by column, each number is multiplied by the query's number.
    * @param {number} r
    */
   function keysAndProducts(r) {
@@ -218,7 +218,7 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * A score as a bar from 0, or on its way to a weight as one from the left edge, where the whole width is 1.
+   * Draws a score as a bar from 0; on its way to a weight, the bar moves to the left edge, where the full width is 1.
    * @param {number} r
    * @param {number} share
    */
@@ -233,7 +233,7 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * The values come in as the keys did, and shrink to their weights.
+   * The values come in like the keys, and shrink by their weights.
    * @param {number} r
    */
   function values(r) {
@@ -243,7 +243,7 @@ function drawMoment(pen, row, colours, at, wide) {
     strip(colours.rows[r].v, (1 - come) * wide, top(r) + (high - tall) / 2, tall);
   }
 
-  /** What they are now moves on each other: one row high where the weights sum to 1; blended, it is the result. */
+  /** The shrunken values move together into one row, since the weights sum to 1; their blend is the result. */
   function pile() {
     const down = eased((at - 5) / 0.65);
     const fit = high / Math.max(high, heights.reduce((sum, tall) => sum + tall, 0));
@@ -273,8 +273,8 @@ function drawMoment(pen, row, colours, at, wide) {
 // ---- the part
 
 /**
- * The motion of the chosen query, below the lines of its head. It is played once when a query is chosen, not when a
- * run follows a change; where motion is not wanted, its end stands there at once. `play(from, to)` goes from a moment to
+ * The animation of the chosen query, below the lines of its head. It plays when a query is chosen, but not after a
+ * change. If the reader prefers reduced motion, the end is shown at once. `play(from, to)` plays from one moment to
  * another without rests.
  * @param {Ui} ui
  * @returns {Part & {play: (from: number, to: number) => void}}
@@ -307,10 +307,10 @@ export function motionPart(ui) {
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
-  let [end, rests, rested] = [last, RESTS, 0]; // where it stops, how long it rests at each moment, how long it has at this one
+  let [end, rests, rested] = [last, RESTS, 0]; // the moment at which it stops, the rest at each moment, the time since this moment began
   /** @type {[number, number] | null} */
-  let asked = null; // from where to where it is to play, once there is a row
-  let [figures, told] = ["", -1]; // what the numbers are now, and what is said
+  let asked = null; // the moments between which it will play when a row is ready
+  let [figures, told] = ["", -1]; // the current numbers, and their description
   ui.redraw(() => {
     colours = null;
     fit();
@@ -326,7 +326,7 @@ export function motionPart(ui) {
   /** @param {number} time */
   function frame(time) {
     if (!playing || !inView || !row) return;
-    advance(before ? Math.min(300, time - before) : 0); // a window that was hidden does not skip
+    advance(before ? Math.min(300, time - before) : 0); // no jump after the window was hidden
     before = time;
     if (at >= end) stop();
     else requestAnimationFrame(frame);
@@ -362,7 +362,7 @@ export function motionPart(ui) {
   }
 
   /**
-   * The page keys go to where the next moment begins, or this one or the one before.
+   * The page keys move to the beginning of the next moment, or of this moment or the one before it.
    * @param {KeyboardEvent} event
    */
   function leap(event) {
@@ -402,7 +402,7 @@ export function motionPart(ui) {
   }
 
   /**
-   * What a moment shows, in words; of the key that is looked at most with its numbers.
+   * Describes a moment, with the numbers of the key that has the largest weight.
    * @param {number} moment
    */
   function sentence(moment) {

@@ -1,4 +1,4 @@
-// What the pages of texts that were run before say of them.
+// The notes on the pages of recorded texts.
 
 import { el } from "../base/elements.js";
 import { visible } from "../base/text.js";
@@ -18,7 +18,7 @@ export function helpOf() {
 }
 
 /**
- * Why it is this head.
+ * The reason for showing this head.
  * @param {any} now
  * @param {any} start
  */
@@ -30,7 +30,7 @@ export function whyOf({ state, run }, start) {
 }
 
 /**
- * What a reader should know of what is in sight of these runs, as lines.
+ * Notes about the visible tokens of these runs, one for each line.
  * @param {any} given
  * @param {Run[]} runs
  */

@@ -1,5 +1,5 @@
-// What follows: the words that the model would put at a place, before a reader's changes and now, one sentence
-// that says so, and, further inside, what these changes do to a word's vectors and to the patterns of heads.
+// The outcome of the reader's changes: the model's words for a position before the changes and now, a sentence about
+// them, and further below the effect of the changes on a word's vectors and on the patterns of heads.
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/text.js";
@@ -24,20 +24,20 @@ import "./outcome.css";
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
-const SEEN = 3; // digits of a cosine
-const SURE = 0.0995; // a best guess with less is shown with less than 10%, and the model is not sure
-const LONGEST_SAID = 14; // words of the headline
-export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // words that are compared, rows of words, heads in the list
+const SEEN = 3; // the number of digits of a cosine
+const SURE = 0.0995; // a best guess with a lower probability is described as "not sure"
+const LONGEST_SAID = 14; // the number of words in the headline
+export const [FIRST, ROWS, HEADS_LISTED] = [4, 8, 5]; // the numbers of compared words, of rows of words, and of heads in the list
 
 /**
  * @typedef {{id: number, word: string, before: number, after: number, mark: "" | "new" | "lost"}} WordRow
  * @typedef {{rows: WordRow[], moved: number, shows: boolean}} Outcome
  */
 
-// ---- what follows, in numbers
+// ---- the outcome in numbers
 
 /**
- * The words to show: the likeliest before and now, and the next ones now; the likeliest now first.
+ * The words to show, the likeliest now first: the likeliest words before and now, and further likely words now.
  * @param {Float64Array} before
  * @param {Float64Array} after
  * @param {string[]} words  the vocabulary
@@ -71,10 +71,10 @@ function changedHeads(original, run) {
   return some.sort((one, other) => other.moved - one.moved || one.layer - other.layer).slice(0, HEADS_LISTED);
 }
 
-// ---- what follows, in words
+// ---- the outcome in words
 
 /**
- * A sentence that says what the model guesses at the place, and what the changes did to it.
+ * A sentence about the model's guess at the position, and about the effect of the changes.
  * @param {Looked} now
  * @param {Outcome} outcome
  * @returns {Said[]}
@@ -94,7 +94,7 @@ function headlineOf(now, { rows, moved, shows }) {
 }
 
 /**
- * A sentence on what the changes did: it names them where there is room for that.
+ * A sentence about the effect of the changes; it names the changes if there is room.
  * @param {Looked} now
  * @param {(cause: Said[]) => Said[]} told
  * @returns {Said[]}
@@ -108,7 +108,7 @@ function inShort(now, told) {
 }
 
 /**
- * The sentence of a model that gives no logits: how alike the last vector of the word stays to the original.
+ * The sentence for a model without logits: how similar the word's last vector stays to the original.
  * @param {Looked} now
  */
 function wordlessHeadline(now) {
@@ -119,7 +119,7 @@ function wordlessHeadline(now) {
 }
 
 /**
- * Where the guess is, where that is not plain: at the one gap of a text, or behind the last word.
+ * The position of the guess in words; empty if it is clear: at the only gap of a text, or after the last word.
  * @param {Looked} now
  * @returns {Said[]}
  */
@@ -132,7 +132,7 @@ function whereOf(now) {
 }
 
 /**
- * Where the text that is run has a mask token.
+ * The positions of mask tokens in the text of the run.
  * @param {Looked} now
  */
 function masks({ run, model }) {
@@ -145,7 +145,7 @@ function isBlank(now) {
 }
 
 /**
- * What was changed, as words that a sentence begins with.
+ * The changes in words, as the beginning of a sentence.
  * @param {Looked} now
  * @returns {Said[]}
  */
@@ -178,7 +178,7 @@ function causeOf(now) {
 }
 
 /**
- * Links that are hidden, in words.
+ * The hidden links in words.
  * @param {Looked} now
  * @param {ByOp["mask"][]} edits
  */
@@ -190,7 +190,7 @@ function linksOf(now, edits) {
 }
 
 /**
- * Rows of weights that somebody set, in words.
+ * The rows of weights that the reader set, in words.
  * @param {ByOp["row"][]} edits
  */
 function rowsOf(edits) {
@@ -200,7 +200,7 @@ function rowsOf(edits) {
 }
 
 /**
- * The name of a token for a reader: its word as the model reads it, with any swap.
+ * The readable name of a token, after swaps of words.
  * @param {Looked} now
  * @param {number} token
  */
@@ -210,7 +210,7 @@ function nameAt(now, token) {
 }
 
 /**
- * The words that tokens make up, each once; of a word that is only partly there the tokens.
+ * The words of these tokens, each once; for a word of which some tokens are missing, the tokens.
  * @param {Looked} now
  * @param {number[]} tokens
  */
@@ -227,7 +227,7 @@ function wordsAt(now, tokens) {
 }
 
 /**
- * Parts as a sentence: it begins with a capital letter.
+ * Joins parts to a sentence that begins with a capital letter.
  * @param {Said[]} parts
  */
 function sentenceOf(parts) {
@@ -238,7 +238,7 @@ function sentenceOf(parts) {
 // ---- the part of the page
 
 /**
- * What follows from the changes: `headline` is the sentence, `node` all that stands below it.
+ * The part with the outcome: `headline` is the sentence, `node` has everything below it.
  * @param {Ui} ui
  * @param {Store} store
  * @returns {Part}
@@ -248,7 +248,7 @@ export function outcomePart(ui, store) {
   const [bars, more] = [el("div", { class: "outcome-bars" }), el("div", { class: "outcome-more" })];
   const node = el("section", { class: "outcome", "data-part": "outcome", "aria-label": "What follows" }, bars, more);
   /** @type {[string, (() => void) | null, boolean | null]} */
-  let [drawn, chart, inside] = ["", null, null]; // what is on the page, by what it was made of
+  let [drawn, chart, inside] = ["", null, null]; // the results on the page, by the data from which they were made
 
   /** @param {Looked} now */
   function draw(now) {
@@ -291,7 +291,7 @@ export function outcomePart(ui, store) {
   }
 
   /**
-   * Alike layer by layer, and the heads that changed most; gives what draws the chart.
+   * The similarity by layer, and the heads that changed most; returns the function that draws the chart.
    * @param {Looked} now
    * @param {HTMLElement} box
    */
@@ -321,7 +321,7 @@ export function outcomePart(ui, store) {
 }
 
 /**
- * The words of a place, and what the bars mean where something is changed.
+ * The words for a position, and the meaning of the bars if there are changes.
  * @param {Looked} now
  * @param {Outcome} given
  */
@@ -337,7 +337,7 @@ export function wordBars(now, { rows }) {
 }
 
 /**
- * What the bars of a table of words are.
+ * The legend of the bars in a table of words.
  * @param {string[]} names
  */
 export function barLegend(names, more = "") {
@@ -345,7 +345,7 @@ export function barLegend(names, more = "") {
 }
 
 /**
- * Words as a table whose bars go from 0 to 100%: two for each word, by their names, or the last alone.
+ * A table of words with bars from 0 to 100%: two bars with names for each word, or only the last.
  * @param {WordRow[]} rows
  * @param {[string, string] | null} names
  */
@@ -370,7 +370,7 @@ export function wordTable(rows, names) {
 }
 
 /**
- * How similar a word stays, as a line; the axis goes from the lowest to 1.
+ * A line chart of a word's similarity; the axis goes from the lowest number to 1.
  * @param {HTMLElement} room
  * @param {number[]} alike
  */
@@ -379,7 +379,7 @@ export function alikeChart(room, alike) {
 }
 
 /**
- * The same for those who listen.
+ * The chart in words, for screen readers.
  * @param {number[]} alike
  */
 export function alikeTable(alike, caption = "cosine with the original") {
@@ -390,7 +390,8 @@ export function alikeTable(alike, caption = "cosine with the original") {
 }
 
 /**
- * Heads, the one that differs most first, each a button that chooses it; what the bars are, and what is said where there are none.
+ * A list of heads, the largest difference first; each head is a button that chooses it. `note` explains the bars;
+ * `none` is shown for an empty list.
  * @param {Store} store
  * @param {{layer: number, head: number, moved: number}[]} heads
  * @param {string} note

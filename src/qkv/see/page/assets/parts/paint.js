@@ -1,5 +1,4 @@
-// Painting the mask: on the heat map a stroke hides or opens the links that it passes over, and one link can be gone
-// to in steps.
+// Painting the mask: a stroke on the heat map hides or shows the links that it passes; buttons move to a single link.
 
 import { choice, toggle } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
@@ -25,7 +24,7 @@ const SCOPES = [
 ];
 
 /**
- * The masks among the edits that hide a key from a query in a head.
+ * The mask edits that hide a key from a query in a head.
  * @param {Edit[]} edits
  * @param {number} query
  * @param {number} key
@@ -37,7 +36,7 @@ function masksOf(edits, query, key, layer, head) {
 }
 
 /**
- * A mask of one link, in one head, in a layer or everywhere.
+ * A mask of one link in one head, in a layer or everywhere.
  * @param {Scope} scope
  * @param {number} query
  * @param {number} key
@@ -51,7 +50,7 @@ function maskFor(scope, query, key, layer, head) {
 }
 
 /**
- * The tokens that a row and a column of what is in sight stand for, in pairs: [[query, key], ...].
+ * The tokens of a visible row and column, in pairs: [[query, key], ...].
  * @param {Head} head
  * @param {number} r
  * @param {number} c
@@ -63,7 +62,7 @@ function pairsOf(head, r, c) {
 }
 
 /**
- * The cells on the way from one to another, the last one with them.
+ * The cells on the way from one cell to another, including the last.
  * @param {Pair} from
  * @param {Pair} to
  * @returns {Pair[]}
@@ -76,10 +75,10 @@ function cellsBetween([i, j], [r, c]) {
 /** @typedef {{base: Edit[], hides: boolean, cells: Map<string, Pair>, last: Pair | null}} Stroke */
 
 /**
- * What paints the mask of one head.
+ * The controls that paint the mask of one head.
  * @param {Ui} ui
  * @param {Store} store
- * @param {(which: "query" | "key", by: number) => void} step  goes to another query or key
+ * @param {(which: "query" | "key", by: number) => void} step  moves to another query or key
  */
 export function paintBar(ui, store, step) {
   const on = toggle(ui, "paint: a stroke over cells hides them", false, () => map.node.classList.toggle("painting", on.input.checked));
@@ -103,11 +102,11 @@ export function paintBar(ui, store, step) {
   /** @type {{head: Head, at: At, own: number, key: number}} */
   let told; // once it is set
   /** @type {Stroke | null} */
-  let stroke = null; // base: the edits before; hides: or opens; cells: by "row column"; last: the cell that it is at
-  let painted = false; // by the pointer, so that the click after it paints nothing
+  let stroke = null; // base: the edits before the stroke; hides: whether it hides links; cells: by "row column"; last: the current cell
+  let painted = false; // whether the pointer has painted, so that the click after it paints nothing
 
   /**
-   * Why a link cannot be hidden or opened here; "" where it can.
+   * The reason why a link cannot be hidden or shown; "" if it can.
    * @param {number} r
    * @param {number} c
    */
@@ -124,7 +123,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * Edits with which links are hidden, or open.
+   * The edits after links are hidden or shown.
    * @param {Edit[]} edits
    * @param {Pair[]} cells
    * @param {boolean} hides
@@ -158,7 +157,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * The link under the pointer; none in the column of what is out of sight.
+   * The link under the pointer; none in the column of the weight out of sight.
    * @param {PointerEvent} event
    */
   function cellUnder(event) {
@@ -182,7 +181,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * The stroke goes on to a cell, over those on the way.
+   * Continues the stroke to a cell, over the cells on the way.
    * @param {Stroke} stroke
    * @param {Pair} cell
    */
@@ -212,7 +211,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * Whether a stroke hides this cell, before the model has computed it.
+   * Whether the current stroke hides this cell, while the model has not computed the change yet.
    * @param {number} r
    * @param {number} c
    */
@@ -221,7 +220,7 @@ export function paintBar(ui, store, step) {
   return {
     node,
     /**
-     * The heat map that is painted on.
+     * Sets the heat map to paint on.
      * @param {HeatMap} own
      */
     over(own) {
@@ -232,7 +231,7 @@ export function paintBar(ui, store, step) {
       for (const name of ["pointerup", "pointercancel"]) box.addEventListener(name, end);
     },
     /**
-     * Whether a cell that was picked is to be painted; then it is, if the pointer has not done so.
+     * Whether a picked cell is painted; if so, paints the cell unless the pointer has already painted it.
      * @param {number} r
      * @param {number} c
      */
@@ -245,7 +244,7 @@ export function paintBar(ui, store, step) {
     /** @param {number} r @param {number} c */
     changed: (r, c) => passes(r, c) || told.head.changed(r, c),
     /**
-     * A weight as it is drawn: what is just being hidden has none.
+     * A weight as the map draws it: cells that the stroke hides have none.
      * @param {number} r
      * @param {number} c
      */

@@ -1,5 +1,5 @@
-// The same head in two texts: what a token of each looks at, and all weights of both on one axis of tokens, with the
-// difference.
+// The same head in two texts: the tokens that a token of each text looks at, and the weights of both texts and their
+// difference on a shared axis of tokens.
 
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -23,10 +23,10 @@ import "./pair.css";
 /** @typedef {{rows: Axis, columns: Axis, names: string[]}} Shown  both axes, and the names of the texts */
 
 const AWAY = "out of sight";
-const CELLS = 40; // up to so many columns each has cells of its own, beyond them the three stand side by side as pictures
+const CELLS = 40; // up to this number of columns, the maps have cells; beyond it, the three maps are pictures side by side
 
 /**
- * An axis of both texts with its names: a token of both, else "one / other".
+ * A shared axis of both texts with its names: the token if it is the same in both, or else "one / other".
  * @param {string[]} one
  * @param {string[]} other
  * @returns {Axis}
@@ -39,16 +39,17 @@ function axisOf(one, other) {
   return { places, names: places.map(nameOf), at: (k, place) => inverse[k].get(place) };
 }
 
-// ---- one of the two
+// ---- one of the two texts
 
 /**
- * What tokens of one text look at: a sentence and lines. `heard()` is told when other rows are in view.
+ * The tokens that the tokens of one text look at: a sentence and lines. `heard()` is called when the rows in view
+ * change.
  * @param {Ui} ui
  * @param {{heard: () => void, onpick: (token: number) => void}} options
  */
 function sideOf(ui, { heard, onpick }) {
   /** @type {{head: Head, held: number[], cursor: number, at: At, high: number}} */
-  const self = { head: /** @type {any} */ (null), held: [], cursor: 0, at: /** @type {any} */ (null), high: 1 }; // until both are set
+  const self = { head: /** @type {any} */ (null), held: [], cursor: 0, at: /** @type {any} */ (null), high: 1 }; // unknown until both are set
   /** @type {number | null} */
   let hover = null; // the row under the pointer or the focus
   const heading = el("h4", {});
@@ -79,7 +80,7 @@ function sideOf(ui, { heard, onpick }) {
   }
 
   /**
-   * After looking, holding or letting go; `fresh`: other tokens than before.
+   * Updates the part after the rows in view changed.
    * @param {boolean} aloud
    */
   function refresh(aloud, fresh = false) {
@@ -97,18 +98,18 @@ function sideOf(ui, { heard, onpick }) {
 // ---- both
 
 /**
- * What the two are to show, both of one head; lists have the first text's before the second's.
+ * The data of the part, all of one head; lists have the first text before the second.
  * @typedef {object} Paired
- * @property {PlayState} state  that of the page: layer, head, and what is in sight
+ * @property {PlayState} state  the state of the page: layer, head, and what is in sight
  * @property {Run[]} runs
- * @property {Edit[][]} edits  with which they were run
+ * @property {Edit[][]} edits  the edits of the runs
  * @property {string[]} names  of the texts
- * @property {string[]} [titles]  what stands above them, else the names
- * @property {number[]} cursors  the token of each that is looked at
+ * @property {string[]} [titles] the titles above the texts; by default the names
+ * @property {number[]} cursors  the chosen token of each text
  */
 
 /**
- * Two texts beside each other; `onpick(which, token)` hears of the choice of a token.
+ * The part with two texts side by side; `onpick(which, token)` is called when the reader chooses a token.
  * @param {Ui} ui
  * @param {{onpick?: (which: number, token: number) => void}} options
  */
@@ -130,11 +131,11 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
   /** @type {Shown} */
   let now; // once it is set
-  let [pointing, quiet] = [false, false]; // quiet: several things change, and are drawn once
-  let shown = ""; // which heads the heat maps show
+  let [pointing, quiet] = [false, false]; // quiet: several changes are drawn together
+  let shown = ""; // the heads that the heat maps show
 
   /**
-   * Changes what is in view of both texts, then draws the heat maps once, with what else they are to know.
+   * Changes the view of both texts, then draws the heat maps once, with further options.
    * @param {() => void} change
    * @param {Record<string, any>[]} next  of each
    */
@@ -146,7 +147,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * One cell is pointed at in all three, and its row in both texts.
+   * Points at one cell in all three maps, and at its row in both texts.
    * @param {number} which
    * @param {number | null} i
    * @param {number | null} j
@@ -171,7 +172,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The rows in view are outlined: those of its text in each map, those of both in the difference.
+   * Outlines the rows in view: in each map those of its text, in the map of differences those of both texts.
    * @param {Record<string, any>[]} next
    */
   function mark(next = []) {
@@ -183,7 +184,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * A weight of one text; null where the text has no such cell.
+   * A weight of one text; null if the text has no such cell.
    * @param {number} k
    * @param {number} i
    * @param {number} j
@@ -196,7 +197,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Row and column of a cell in one text; behind the last column there is what is out of sight.
+   * Row and column of a cell in one text; the column after the last has the weight out of sight.
    * @param {number} k
    * @param {number} i
    * @param {number} j
@@ -250,7 +251,8 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * What the three heat maps show; each has the room that its cells need, or its picture where there are too many.
+   * Sets the contents of the three heat maps; each has the size of its cells or, if there are too many, of its
+   * picture.
    * @param {Head[]} heads
    * @param {At} at
    * @param {number} high
@@ -283,7 +285,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The cell that is described at rest: what the row in view of a text looks at most.
+   * The cell that is described at rest: the largest weight of a text's row in view.
    * @param {number} k
    */
   function homeOf(k) {
@@ -293,10 +295,10 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Of a long text: the weights of a row that the page holds.
+   * The weights of a row that the page has of a long text.
    * @param {number} k
    * @param {number} i
-   * @returns {[number, number][]}  a place on the common axis, and the weight
+   * @returns {[number, number][]}  a position on the shared axis, and the weight
    */
   function knownOf(k, i) {
     const r = now.rows.places[i][k];
@@ -314,7 +316,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
 }
 
 /**
- * What the chosen row looks at in both, as a table has it.
+ * The weights of the chosen row in both texts, for a table.
  * @param {Shown} now
  * @param {Side[]} sides
  * @param {number[][]} rows

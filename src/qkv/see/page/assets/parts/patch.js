@@ -1,4 +1,5 @@
-// Activation patching: an activation of the reader's sentence becomes what it is in another one, of as many tokens.
+// Activation patching: an activation in the reader's sentence is replaced by the activation in another sentence with
+// the same number of tokens.
 
 import { choice } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
@@ -31,7 +32,7 @@ const TAKEN = [
 ].map(([at, name]) => [at, `${name} (${at})`]);
 
 /**
- * The tokens as options of a menu, and all of them.
+ * The options of a menu of tokens, with an option for all tokens.
  * @param {string[]} tokens
  */
 export function tokenOptions(tokens) {
@@ -66,7 +67,7 @@ export function menu(ui, label, onchange) {
 export const numbered = (size) => range(0, size).map((i) => [i, i]);
 
 /**
- * How many heads an activation has: of keys and values there may be fewer.
+ * The number of heads of an activation; keys and values may have fewer heads.
  * @param {string} at
  * @param {any} model
  */
@@ -75,7 +76,7 @@ function headsOf(at, { heads, kv_heads }) {
 }
 
 /**
- * The heads of an activation as options; those that several heads share with the heads that do.
+ * The heads of an activation as options; shared keys and values are named with the heads that share them.
  * @param {string} at
  * @param {any} model
  */
@@ -111,7 +112,7 @@ export function patchPanel(ui, store) {
     el("div", { class: "bar" }, what.node, layer.node, head.node, token.node, put));
   let at = "resid_pre";
   /** @type {{layer?: number, head?: number | "all", token?: number | "all"}} */
-  let picked = {}; // by the reader; what is not follows the page
+  let picked = {}; // the fields that the reader set; other fields follow the page
   /** @type {{text: string, run: Run | null, error: string}} */
   let other = { text: "", run: null, error: "" };
   /** @type {Now} */
@@ -139,10 +140,10 @@ export function patchPanel(ui, store) {
     draw();
   }
 
-  /** Whether both have as many tokens. */
+  /** Whether both texts have the same number of tokens. */
   const fits = () => other.run?.tokens.length === told.run.tokens.length;
 
-  /** What is chosen, as an edit. @returns {Edit} */
+  /** The edit for the chosen fields. @returns {Edit} */
   function record() {
     const { state, run } = told;
     const here = { op: "patch", at, layer: picked.layer ?? state.layer };
@@ -180,7 +181,7 @@ export function patchPanel(ui, store) {
     fill(cut, other.run ? sideBySide(run.tokens, other.run.tokens) : null);
   }
 
-  /** How the other sentence fits. @returns {Said[]} */
+  /** Describes whether the other sentence fits. @returns {Said[]} */
   function saidOf() {
     const tokens = told.run.tokens;
     if (other.error) return [other.error];
@@ -206,7 +207,7 @@ export function patchPanel(ui, store) {
 }
 
 /**
- * Two texts cut into tokens, one above the other, and where they differ.
+ * The tokens of two texts, one text above the other, with their differences marked.
  * @param {string[]} own
  * @param {string[]} far
  */

@@ -1,5 +1,5 @@
-// A part of a page as a picture of its own, in vectors: every box, text and line that stands in it is read from the
-// page and written as SVG; canvases are drawn once more, with a pen that writes SVG instead of setting pixels.
+// Exports a part of a page as a vector picture: every box, text and line is read from the page and written as SVG;
+// canvases are drawn again with a pen that writes SVG.
 
 import { pens } from "../base/colours.js";
 import { el, svg } from "../base/elements.js";
@@ -12,13 +12,13 @@ const [MARGIN, PIXELS] = [16, 128]; // around a picture; how many pixels a side 
 const [UNFOLDED, SHARP] = [4e6, 2]; // pixels of a heat map that is drawn beyond its window; of PNG for one of CSS
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
-let ids = 0; // how many names were given
+let ids = 0; // the number of names in use
 
 /**
- * A part of the page as it stands there, without what it is worked with, on the page's own ground.
+ * A picture of a part of the page without its controls, on the background of the page.
  * @param {Ui} ui
  * @param {HTMLElement} node
- * @param {string} caption  what it is of: stands below it
+ * @param {string} caption  the text below the picture
  * @returns {SVGElement}
  */
 export function pictureOf(ui, node, caption) {
@@ -38,7 +38,7 @@ export function pictureOf(ui, node, caption) {
 }
 
 /**
- * What canvases show, as SVG: all is drawn again, with other pens.
+ * The contents of all canvases as SVG: everything is drawn again with other pens.
  * @param {Ui} ui
  * @returns {Canvases}
  */
@@ -53,7 +53,7 @@ function canvasesOf(ui) {
   try {
     ui.repaint();
   } catch (reason) {
-    reportError(reason); // something else is drawn than the pen knows: it comes as pixels
+    reportError(reason); // the pen does not support this drawing, so it becomes pixels
     found.clear();
   } finally {
     pens.other = null;
@@ -67,7 +67,7 @@ function canvasesOf(ui) {
 function drawnOf(ui, node, canvases, caption) {
   const out = svg("g");
   const frame = node.getBoundingClientRect();
-  const edges = [frame.left, frame.top, frame.right, frame.top]; // below it there may be room that others fill
+  const edges = [frame.left, frame.top, frame.right, frame.top]; // the room below may belong to other elements
   /** @param {DOMRect} box */
   const widen = ({ left, top, right, bottom }) => {
     [edges[0], edges[1]] = [Math.min(edges[0], left), Math.min(edges[1], top)];
@@ -81,7 +81,7 @@ function drawnOf(ui, node, canvases, caption) {
     svg("title", {}, forXml(caption)), svg("rect", { width, height, fill: plainColour(ui.color("--paper"))[0] }), out);
 
   /**
-   * `within`: something around it cuts it off.
+   * `within`: an element around it cuts it off.
    * @param {HTMLElement} element
    * @param {SVGElement} into
    */
@@ -112,7 +112,7 @@ function drawnOf(ui, node, canvases, caption) {
 }
 
 /**
- * The ground, the gradient, the borders and the outline of a box.
+ * Writes the background, the gradient, the borders and the outline of a box.
  * @param {CSSStyleDeclaration & Record<string, any>} style
  * @param {DOMRect} box
  * @param {SVGElement} into
@@ -202,11 +202,11 @@ function fragments(node, style) {
 }
 
 /**
- * A line of text where it stands; it takes as much room in whatever font it is shown.
+ * Writes a line of text at its position; it has the same width in every font.
  * @param {string} text
  * @param {DOMRect} rect
  * @param {CSSStyleDeclaration} style
- * @param {number} end  where it is cut off
+ * @param {number} end  the position at which it is cut off
  * @param {boolean} turned
  */
 function textOf(text, rect, style, end, turned) {
@@ -227,7 +227,7 @@ function textOf(text, rect, style, end, turned) {
 }
 
 /**
- * Whether an element that is written downward is turned round, so that it reads upward.
+ * Whether an element with vertical text is rotated, so that the text reads upwards.
  * @param {Element} element
  * @returns {boolean}
  */
@@ -251,10 +251,10 @@ function penFor(font) {
   return measuring;
 }
 
-// ---- pictures within
+// ---- pictures inside the part
 
 /**
- * An SVG of the page with its own copy of what its style sheets say.
+ * A copy of an SVG of the page, with the rules of its style sheets in its attributes.
  * @param {Element} node
  * @param {CSSStyleDeclaration | null} above
  * @param {DOMRect | null} box
@@ -282,7 +282,7 @@ function copyOf(node, above, box) {
 }
 
 /**
- * Where a box is, as attributes.
+ * The position of a box as attributes.
  * @param {Box} box
  */
 function placeOf({ left, top, width, height }) {
@@ -290,7 +290,7 @@ function placeOf({ left, top, width, height }) {
 }
 
 /**
- * A canvas as what its pen has written; else, where it is small, its pixels as squares; else as an image.
+ * A canvas as SVG: the output of its pen; otherwise squares for the pixels of a small canvas; otherwise an image.
  * @param {HTMLCanvasElement} canvas
  * @param {DOMRect} box
  * @param {Canvases} canvases
@@ -313,7 +313,7 @@ function pixelsOf(canvas, at) {
   copy.drawImage(canvas, 0, 0);
   const { data } = copy.getImageData(0, 0, width, height);
   /** @type {Map<string, string>} */
-  const paths = new Map(); // colour -> all runs of it
+  const paths = new Map(); // from each colour to all its runs of pixels
   for (let row = 0; row < height; row++)
     for (let first = 0; first < width; ) {
       /** @param {number} column */
@@ -334,7 +334,7 @@ function pixelsOf(canvas, at) {
 // ---- a pen that writes SVG
 
 /**
- * What canvas2d gives, as far as the page draws with it; `node` is what was written.
+ * A pen with the functions of a 2D canvas that the page uses; `node` is the written SVG.
  * @param {number} width
  * @param {number} height
  */
@@ -356,7 +356,7 @@ function vectorPen(width, height) {
   /** @param {string | SVGElement} style */
   const paint = (style) => {
     if (typeof style === "string") return plainColour(style, true)[0];
-    if (!style.id) return "none"; // made by another pen
+    if (!style.id) return "none"; // made by another pen of this kind
     if (!style.isConnected) node.prepend(style);
     return `url(#${style.id})`;
   };
@@ -400,7 +400,7 @@ function vectorPen(width, height) {
     fillRect: (x, y, wide, tall) => rect(x, y, wide, tall, filled()),
     /** @param {number} x @param {number} y @param {number} wide @param {number} tall */
     strokeRect: (x, y, wide, tall) => rect(x, y, wide, tall, drawn()),
-    clearRect: () => node.replaceChildren((group = svg("g"))), // all of it, as the page has it
+    clearRect: () => node.replaceChildren((group = svg("g"))), // the whole image at its size on the page
     /** @param {string} text */
     measureText: (text) => penFor(pen.font).measureText(text),
     /** @param {string} text @param {number} x @param {number} y */
@@ -421,7 +421,7 @@ function vectorPen(width, height) {
     /** @param {HTMLCanvasElement} image @param {number} left @param {number} top @param {number} wide @param {number} tall */
     drawImage: (image, left, top, wide, tall) => group.append(pixelsOf(image, placeOf({ left, top, width: wide, height: tall }))),
     /**
-     * Of stripes only: see `hatch` of colours.js.
+     * A pattern of stripes, the only kind of pattern that the page uses: see `hatch` of colours.js.
      * @param {HTMLCanvasElement} tile
      */
     createPattern: (tile) =>
@@ -434,7 +434,7 @@ function vectorPen(width, height) {
 // ---- numbers, colours, names
 
 /**
- * A number with as many digits as a picture needs.
+ * A number with the digits that a picture needs.
  * @param {number} x
  */
 function short(x) {
@@ -442,7 +442,7 @@ function short(x) {
 }
 
 /**
- * A colour as every program reads it: ["rgb(…)", how much it covers]; where `whole`, one that covers in part says so.
+ * A colour in a format for all programs: ["rgb(…)", opacity]; with `whole`, the colour contains the opacity.
  * @param {string} colour
  * @returns {[string, number]}
  */
@@ -461,7 +461,7 @@ function plainColour(colour, whole = false) {
 }
 
 /**
- * Text as XML may hold it.
+ * Text without characters that XML does not allow.
  * @param {string} text
  */
 function forXml(text) {
@@ -481,7 +481,7 @@ export function svgText(picture) {
 }
 
 /**
- * The same in pixels.
+ * The picture as a PNG file.
  * @param {SVGElement} picture
  * @returns {Promise<Blob>}
  */

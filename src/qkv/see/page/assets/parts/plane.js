@@ -1,4 +1,5 @@
-// Words as arrows in one plane, from where each was before to where it is; words are named where there is room.
+// Words as arrows in one plane, from the position before attention to the current position; words are named if there
+// is room.
 
 import { LINES } from "../base/colours.js";
 import { el, fill, svg } from "../base/elements.js";
@@ -7,17 +8,17 @@ import { cut, number, visible } from "../base/text.js";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 /**
- * What page/payload.py has written: words as arrows, each before and at each stage.
+ * The data that page/payload.py writes: the positions of words before attention and at each stage.
  * @typedef {[number, number]} Point
  * @typedef {{name: string, points: Point[], moved: number[], held: number, cosine: number[]}} Stage
  * @typedef {{sentences: string[], tokens: string[], of: number[], before: Point[], explained: [number, number], stages: Stage[],
  *            labelled: number[], pairs: {word: string, a: number, b: number, cosine: number[]}[]}} Shift
  * @typedef {{width: number, height: number, size: number, ends: [number, number][], x: (p: Point) => number,
- *            y: (p: Point) => number}} Scale  how the plane lies in the picture
+ * y: (p: Point) => number}} Scale the mapping from the plane to the picture
  */
 
 /**
- * The colour of the k-th of several things.
+ * The colour of item k.
  * @param {number} k
  */
 export function lineColour(k) {
@@ -39,7 +40,7 @@ function ticks(low, high) {
 }
 
 /**
- * The nearest free box [left, top, right, bottom] round a point; null where none is near.
+ * The nearest free box [left, top, right, bottom] around a point; null if no free box is near.
  * @param {number} x
  * @param {number} y
  * @param {number} wide
@@ -49,7 +50,7 @@ function ticks(low, high) {
  * @param {number[]} area
  */
 function freeBox(x, y, wide, tall, boxes, dots, area) {
-  const near = [0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13]; // sixteenths of a turn
+  const near = [0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13]; // sixteenths of a circle
   const all = Array.from({ length: 128 }, (_, k) => k / 8);
   for (let ring = 0; ring < 120; ring++) {
     const radius = 6 + 4 * ring;
@@ -68,11 +69,11 @@ function freeBox(x, y, wide, tall, boxes, dots, area) {
 }
 
 /**
- * The plane. `draw(k)` shows the arrows to stage k, `press(i)` marks the arrow of a word, or takes the mark away, and
- * says whether it is marked.
+ * The plane. `draw(k)` shows the arrows to stage k. `press(i)` marks the arrow of a word or removes the mark, and
+ * returns whether the arrow is marked.
  * @param {Ui} ui
  * @param {Shift} shift
- * @param {(i: number) => string} named  what stands beside an arrow's end
+ * @param {(i: number) => string} named  the name beside the end of an arrow
  */
 export function planePart(ui, shift, named) {
   const { stages, tokens, of, before, labelled, explained } = shift;
@@ -84,7 +85,8 @@ export function planePart(ui, shift, named) {
   ui.redraw(() => draw(at));
 
   /**
-   * How the plane lies in the picture: the same at every layer, and as wide as it is tall a unit.
+   * The mapping from the plane to the picture, which is the same at every layer; a unit has the same length in both
+   * directions.
    * @returns {Scale}
    */
   function scale() {
@@ -117,7 +119,7 @@ export function planePart(ui, shift, named) {
   }
 
   /**
-   * The arrow of a word; `dots` gets what labels keep off.
+   * Draws the arrow of a word; adds to `dots` the points that labels should not cover.
    * @param {number} i
    * @param {Stage} stage
    * @param {Scale} scale
@@ -142,7 +144,7 @@ export function planePart(ui, shift, named) {
   }
 
   /**
-   * Names of words at both ends of their arrows; where they begin at one spot, once.
+   * Writes the names of words at both ends of their arrows; arrows with the same beginning share one name there.
    * @param {Set<number>} shown_
    * @param {Stage} stage
    * @param {Scale} scale

@@ -1,4 +1,4 @@
-// What the reader sees, as a call of the library that gives the same numbers.
+// Python code for the current state: a call of the library that gives the same numbers.
 
 import { range } from "../base/values.js";
 import { editsOf } from "../engine/edits.js";
@@ -26,7 +26,7 @@ export function pythonOf(data, { state, original }) {
     "import numpy as np",
     "import qkv",
     "",
-    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // stories are those of the default model
+    `model = qkv.load(${data.stories?.length ? "" : JSON.stringify(data.model)})`, // the stories belong to the default model
     `text = ${JSON.stringify(text)}`,
     ...(plain ? [] : ["ids = list(model.tokenize(text).ids)"]),
     `trace = model.trace(${plain ? "text" : "ids"}, logits=True${edit.join("\n")})`,
@@ -39,7 +39,7 @@ export function pythonOf(data, { state, original }) {
 }
 
 /**
- * An edit, which is Python as it is JSON; of many numbers some on each line.
+ * An edit as Python code, which is equal to its JSON; long lists of numbers are broken into lines.
  * @param {Edit} edit
  */
 function pythonRecord(edit) {
@@ -51,7 +51,7 @@ function pythonRecord(edit) {
 }
 
 /**
- * Pairs that do not see each other, as records; many at once as a loop.
+ * Records that hide pairs of tokens from each other; many pairs are written as a loop.
  * @param {{rows: number[][], layer?: number, head?: number}} given
  */
 function pythonMasks({ rows, layer, head }) {

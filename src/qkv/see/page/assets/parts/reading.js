@@ -1,12 +1,12 @@
-// Texts that a part of the page reads beside the reader's own.
+// Other texts that a part of the page reads, in addition to the reader's own text.
 
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../engine/door.js").Run} Run */
 
-const PAUSE = 150; // milliseconds: how long nothing is written before it is read
+const PAUSE = 150; // milliseconds: a text is read after a pause of this length
 
 /**
- * Runs texts when the reader pauses, without edits and logits; those that are asked for later supersede them.
+ * Runs texts without edits and logits when the reader pauses; later requests replace earlier ones.
  * @param {Store} store
  * @param {(runs: Run[] | null[], error: string) => void} heard
  */

@@ -1,4 +1,5 @@
-// What each key of a long text received from all queries, as bars. Of such a text a page holds the largest weights only.
+// Bars for the weight that each key of a long text received from all queries. For a long text, a page has only the
+// largest weights.
 
 import { canvas2d } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";

@@ -1,5 +1,5 @@
-// What a part shows, to be taken away: its picture as SVG or PNG, its numbers as CSV. Nothing leaves the page but as a
-// file that the reader saves, or, in a frame that may forbid that, as text to copy.
+// Saves a part: its picture as SVG or PNG, its numbers as CSV. The page sends nothing anywhere: the reader saves a
+// file or, in a frame that may forbid files, copies text.
 
 import { el, fill } from "../base/elements.js";
 import { MATRICES } from "../base/heatmap.js";
@@ -18,7 +18,7 @@ import "./save.css";
 // ---- CSV
 
 /**
- * A number with all its digits: the shortest text that gives the same float32, or float64 where it is one.
+ * A number with all its digits: the shortest text that gives the same float32 or float64.
  * @param {number} x
  */
 function exactly(x) {
@@ -30,7 +30,7 @@ function exactly(x) {
 }
 
 /**
- * A cell. A text that a spreadsheet would compute has a ' before it.
+ * A cell of a table. A ' is put before a text that a spreadsheet would compute.
  * @param {any} value
  */
 function csvCell(value) {
@@ -72,21 +72,21 @@ export function matricesIn(node) {
 // ---- the menu
 
 /**
- * A menu that saves what a part shows. `about` says of what, each time that it is asked.
+ * A menu that saves a part. `about` is called each time and describes the part.
  * @param {Ui} ui
- * @param {HTMLElement} around  what its picture is of: the part, or more
- * @param {() => About | null} about  `name`: of the part, in
- *     a file's name; `text`: what the page is of; `caption`: what stands below the picture; null where there is nothing
+ * @param {HTMLElement} around  the element in the picture: the part, or more
+ * @param {() => About | null} about `name`: the name of the part in file names; `text`: the text of the page;
+ * `caption`: the text below the picture; null if there is nothing to save
  */
 export function saveMenu(ui, around, about) {
   const done = el("span", { class: "note" });
   const bar = el("div", { class: "bar" });
   const box = el("details", { class: "save", ontoggle: () => list() }, el("summary", {}, "Save"), bar);
   /** @type {[{node: HTMLElement, show: (name: string, value: any, note?: string) => Promise<void>} | null, any]} */
-  let [paper, later] = [null, 0]; // paper: for a text to copy
+  let [paper, later] = [null, 0]; // paper: the field with text to copy
   /** @param {string} label @param {any} make */
   const button = (label, make) => el("button", { type: "button", onclick: () => save(make) }, label);
-  const there = /** @type {() => About} */ (about); // once the menu is open
+  const there = /** @type {() => About} */ (about); // set when the menu opens
   const picture = () => pictureOf(ui, around, there().caption);
 
   function list() {
@@ -98,7 +98,7 @@ export function saveMenu(ui, around, about) {
   }
 
   /**
-   * The numbers as they are now: another step may have been chosen since the buttons were made.
+   * The current numbers: the reader may have chosen another step after the buttons were made.
    * @param {number} k
    */
   function csvFile(k) {
@@ -134,14 +134,14 @@ export function saveMenu(ui, around, about) {
   }
   const update = () => {
     clearTimeout(later);
-    later = setTimeout(list, 0); // after parts that take their time
+    later = setTimeout(list, 0); // after parts that need more time
   };
   box.addEventListener("pointerenter", list);
   return { node: box, update };
 }
 
 /**
- * A name that every system takes: what it is, and the first words of what it is of.
+ * A file name that every system accepts: the kind of data, and the first words of the text.
  * @param {string} name
  * @param {string} text
  */
@@ -162,7 +162,7 @@ export function handOver(name, blob) {
   setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
 
-/** Whether nothing around the page can forbid it to save files; a frame of another origin does not say. */
+/** Whether the page can certainly save files; in a frame of another origin this is unknown. */
 function letsFilesOut() {
   const own = self.origin !== "null" || location.protocol === "file:";
   if (window === window.parent) return own;
@@ -174,10 +174,10 @@ function letsFilesOut() {
   }
 }
 
-// ---- text to be copied
+// ---- text to copy
 
 /**
- * A text to be copied: it goes to the clipboard where that is allowed, and stands there to be read and marked.
+ * A field with text to copy. The text is also copied to the clipboard if the browser allows it.
  * @param {Ui} ui
  */
 export function toTakeAway(ui) {

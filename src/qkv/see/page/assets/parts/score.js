@@ -1,4 +1,5 @@
-// How well a query and a key of one head fit: the products that make their score, and what becomes of it.
+// The score of a query and a key in one head: the products that give the score, and the steps from the score to the
+// weight.
 
 import { el, fill, word } from "../base/elements.js";
 import { number, visible } from "../base/text.js";
@@ -16,7 +17,7 @@ import "./score.css";
 /** @typedef {import("./head.js").Vectors} Vectors */
 
 /**
- * The score of the cell that is looked at in a head, under its heat map.
+ * The part below the heat map of a head, with the score of the cell under the pointer.
  * @param {Ui} ui
  * @param {HeadPart} head
  */
@@ -28,7 +29,7 @@ export function scorePart(ui, head) {
   const node = el("div", { class: "score" }, title, why, bars.node);
 
   /**
-   * Shows a query and a key, both by their tokens.
+   * Shows the score of a query and a key, which are given as tokens.
    * @param {Now} now
    * @param {Shown} shown  the head and its vectors
    * @param {number} i
@@ -54,7 +55,7 @@ export function scorePart(ui, head) {
 }
 
 /**
- * What becomes of a score: scale, mask, weight, in words; orange where the reader has changed it.
+ * Describes the steps from a score to a weight: scale, mask, softmax; the reader's changes are orange.
  * @param {number} score
  * @param {Run} run
  * @param {Edit[]} edits

@@ -1,5 +1,6 @@
-// A second sentence beside the reader's own: its run, with the changes that fit it, the same head in both on one axis,
-// how alike a word is in both, the heads that tell them apart, and what the model would put in each.
+// A second sentence beside the reader's own. The part shows its run with the changes that apply to it, the same head
+// in both sentences on a shared axis, the similarity of a word in both, the heads that differ most, and the model's
+// guesses in both.
 
 import { el, fill, word } from "../base/elements.js";
 import { chancesOf } from "../engine/sampling.js";
@@ -22,7 +23,7 @@ import "./second.css";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {Now & {second: Second}} Two  where there is a second text */
 
-const FEWEST = 0.005; // a smaller difference of a row of weights is none
+const FEWEST = 0.005; // smaller differences of a row of weights count as none
 
 // ---- the part
 
@@ -39,11 +40,11 @@ export function secondPart(ui, store) {
   const node = el("div", { class: "second", "data-part": "second" },
     el("h3", {}, el("label", { for: id }, "A second sentence beside it")), el("div", { class: "write" }, field, begin, away), unread, fit, pair.node, more);
   /** @type {[number, number | null, number | null, string, (() => void) | null]} */
-  let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the second's token, where it was chosen
+  let [typed, own, chosen, drawn, chart] = [-Infinity, null, null, "", null]; // own: the chosen token of the second text, if any
   /** @type {Told} */
-  let last; // what was told last
+  let last; // the last data that the part received
 
-  for (const part of [fit, pair.node, more]) part.hidden = true; // until there is a second text
+  for (const part of [fit, pair.node, more]) part.hidden = true; // the part is hidden until there is a second text
   field.addEventListener("input", () => {
     store.set({ second: field.value.toWellFormed() || null }, { undo: performance.now() - typed > 1000 });
     typed = performance.now();
@@ -52,7 +53,7 @@ export function secondPart(ui, store) {
   ui.redraw(() => chart?.());
 
   /**
-   * A token of one text is chosen: the other text stays where it is.
+   * Chooses a token of one text; the token of the other text stays the same.
    * @param {number} which
    * @param {number} token
    */
@@ -60,7 +61,7 @@ export function secondPart(ui, store) {
     own = pair.sides[1].cursor;
     chosen = which ? store.state.query : token;
     store.set({ query: chosen });
-    if (which) update(last); // the first text's token is the same
+    if (which) update(last); // the token of the first text has not changed
   }
 
   /** @param {Told} now */
@@ -102,7 +103,8 @@ export function secondPart(ui, store) {
 }
 
 /**
- * How similar the chosen tokens are, and the heads in which they look at different words; gives what draws the chart.
+ * The similarity of the chosen tokens, and the heads in which they look at different words; returns the function that
+ * draws the chart.
  * @param {Two} now
  * @param {HTMLElement} box
  * @param {number} other
@@ -135,7 +137,7 @@ function vectorAt(resid, token, { tokens }) {
 }
 
 /**
- * The heads whose weights from two tokens differ most on the common axis, the most different first.
+ * The heads whose weights from the two tokens differ most on the shared axis, the largest difference first.
  * @param {Run} run
  * @param {Second} second
  * @param {number} own
@@ -153,7 +155,7 @@ function apart(run, second, own, other) {
 }
 
 /**
- * What the model would put in each; nothing where it has no words or a text has no place for one.
+ * The model's guesses in both texts; nothing if the model has no words, or a text has no position for a guess.
  * @param {Two} now
  */
 function wordsOfBoth({ state, run, second, model }) {

@@ -1,5 +1,5 @@
-// The sentence of the live page: the reader's text, its words as chips, what can be done with the chosen one, and what
-// can be done with the whole: examples, undo, the original beside it, its address, the same in Python.
+// The sentence of the live page: the reader's text, its words as chips, the controls for the chosen word, and the
+// controls for the whole text: examples, undo, the original, the address, the code in Python.
 
 import { roving } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
@@ -32,11 +32,11 @@ import "./sentence.css";
  */
 
 /**
- * What the reader may change first, as the first button says it.
+ * The change that the first button suggests.
  * @typedef {{label: any[], on: boolean, edits: Edit[], why: string, tokens: number[]}} Offer
  */
 
-const UNKNOWN = /^[[<]unk[\]>]$/i; // the token of what a model does not know
+const UNKNOWN = /^[[<]unk[\]>]$/i; // the tokens for unknown words
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function sentencePart(ui, store) {
@@ -52,7 +52,7 @@ export function sentencePart(ui, store) {
   const python = el("button", { type: "button", class: "in-whole", onclick: () => paper.show("The same numbers in Python", pythonOf(store.data, /** @type {Now} */ (last))) }, "Copy as Python");
   const notes = el("div", { class: "unread" });
   /** @type {Told} */
-  let last; // what was told last
+  let last; // the last data that the part received
   /** @type {[number, Offer | null]} */
   let [typed, pending] = [-Infinity, null];
 
@@ -62,7 +62,7 @@ export function sentencePart(ui, store) {
   });
   field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.isComposing) return;
-    event.preventDefault(); // the model reads one line, as it is typed
+    event.preventDefault(); // the model reads one line while it is typed
     chips.focus();
   });
   offer.addEventListener("click", () => pending && store.set({ edits: pending.edits }));
@@ -102,8 +102,8 @@ export function sentencePart(ui, store) {
 }
 
 /**
- * What to say of an address that others cannot open; nothing of one that they can.
- * @param {{protocol: string, hostname: string}} page  where the page is
+ * A note about an address that other people cannot open; an empty text for other addresses.
+ * @param {{protocol: string, hostname: string}} page the location of the page
  */
 export function reachOf({ protocol, hostname }) {
   if (["about:", "data:"].includes(protocol)) return "This page is embedded in another, so its address opens nothing elsewhere.";
@@ -112,7 +112,7 @@ export function reachOf({ protocol, hostname }) {
 }
 
 /**
- * What of a text the model does not read, or not as it is written.
+ * A note about parts of a text that the model does not read, or reads in another form.
  * @param {string} text
  * @param {Run} run
  * @param {any} model
@@ -133,7 +133,7 @@ export function unreadOf(text, { tokens, offsets, cut }, model) {
 // ---- chips
 
 /**
- * The words of the text, one to be chosen; what the tokenizer put in stands around them.
+ * The chips of the text's words, one of which can be chosen; tokens that the tokenizer added are around them.
  * @param {Ui} ui
  * @param {Store} store
  */
@@ -170,7 +170,7 @@ function chipRow(ui, store) {
 }
 
 /**
- * What each chip shows: a word of the text, or a token that the tokenizer put in.
+ * The contents of the chips: words of the text, and tokens that the tokenizer added.
  * @param {Now} now
  * @returns {Chip[]}
  */
@@ -211,7 +211,7 @@ function hiddenTokens(edits) {
 }
 
 /**
- * The edits with these tokens hidden, or seen again where all were.
+ * The edits after these tokens are hidden or, if all of them were hidden, shown again.
  * @param {Edit[]} edits
  * @param {number[]} tokens
  */
@@ -222,7 +222,7 @@ export function hiding(edits, tokens) {
 }
 
 /**
- * The edits with this one in the place of the swap that the token had; without one where there is none.
+ * The edits after the swap of a token is replaced; with null, the swap is removed.
  * @param {Edit[]} edits
  * @param {number} token
  * @param {string | null} put
@@ -232,7 +232,7 @@ function swapping(edits, token, put) {
   return put === null ? others : [...others, { op: "swap", token, with: put }];
 }
 
-// ---- what can be done with the chosen word
+// ---- the controls for the chosen word
 
 /** @param {Store} store */
 function chosenWord(store) {
@@ -246,7 +246,7 @@ function chosenWord(store) {
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
   /** @type {Now} */
-  let now; // all three once a text was run
+  let now; // all three are set after a run
   /** @type {Chip} */
   let span;
   /** @type {Set<string>} */
@@ -261,7 +261,7 @@ function chosenWord(store) {
     swapFor(put);
   });
 
-  /** Masks a word of one token by an edit, of several by a new text; a swapped one is as it was. */
+  /** Masks a word: by an edit if it is one token, or else by a new text. A swapped word becomes the original word. */
   function maskIt() {
     const { edits } = store.state;
     if (span.kinds.includes("swapped")) store.set({ edits: swapping(edits, span.token, null) });
@@ -278,7 +278,7 @@ function chosenWord(store) {
   }
 
   /**
-   * The text with something else in the place of the chosen word.
+   * The text with other words in place of the chosen word.
    * @param {string} put
    */
   function writeInstead(put) {
@@ -309,11 +309,11 @@ function chosenWord(store) {
   return { node, update };
 }
 
-// ---- what to try
+// ---- suggestions
 
 /**
- * What the first button does: the change of this text's story, else to hide the chosen word, else the one that the
- * chosen head looks at most.
+ * The change that the first button makes: the change in this text's story; otherwise it hides the chosen word;
+ * otherwise the word that the chosen head looks at most.
  * @param {any} data
  * @param {Now} now
  * @returns {Offer | null}
@@ -355,7 +355,7 @@ function storyOf(data, text) {
 }
 
 /**
- * The chosen word; where its own guesses are shown, the word that the chosen head looks at most from there.
+ * The chosen word; if the page shows guesses for this word, the word that the chosen head looks at most from there.
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {
@@ -369,7 +369,7 @@ function mostSeen({ state, run, words }) {
 }
 
 /**
- * The stories of the model's card, each with what to try.
+ * The stories in the model's card, each with a button to try it.
  * @param {Store} store
  */
 function exampleMenu(store) {

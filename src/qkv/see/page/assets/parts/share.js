@@ -1,5 +1,5 @@
-// What a reader sends on: a picture of the sentence before and after, and the page as it is now, by its address where it is
-// on the web, else as a file with the changes in it.
+// Sharing: a picture of the sentence before and after the changes, and the page in its current state: as an address
+// if the page is on the web, or else as a file that contains the changes.
 
 import { el, fill } from "../base/elements.js";
 import { editsOf } from "../engine/edits.js";

@@ -1,4 +1,4 @@
-// What of one head is in sight, whichever page shows it and wherever its numbers come from; and its small picture.
+// The visible part of one head, for all pages and all sources of numbers; and the small picture of a head.
 
 import { raster } from "../base/colours.js";
 import { word } from "../base/elements.js";
@@ -28,8 +28,8 @@ import { SIGHT } from "../store/state.js";
 // ---- one head of one text
 
 /**
- * What is in sight of a text: subwords merged or not, special tokens left out or not, weights or
- * contributions. Nothing is renormalised: `gone` is what went out of sight.
+ * The visible part of a text: with subwords merged or not, with special tokens or not, as weights or contributions.
+ * Weights are not normalised again: `gone` is the weight out of sight.
  * @param {Source} source
  * @param {Sight} state
  */
@@ -54,9 +54,9 @@ function sight(source, state) {
   };
   const [rowAt, columnAt] = [inverse(rows, text.length), inverse(columns, text.key_length)];
   const long = state.mode === "length";
-  const live = Boolean(source.changed); // weights in per cent; recorded texts are told as in a terminal
+  const live = Boolean(source.changed); // weights are in per cent; recorded texts have the format of the terminal
   /**
-   * All rows of a head: column -> value of what the page holds, and what it does not show.
+   * All rows of a head: the values that the page has, by column, and the weight that it does not show.
    * @param {number} l
    * @param {number} h
    * @returns {Row[]}
@@ -110,7 +110,7 @@ function largest(made) {
 }
 
 /**
- * A head as it is to be seen; `seen` is what sight() gives.
+ * One head with the visible part of its text; `seen` is the result of sight().
  * @param {Seen} seen
  * @param {Place} head
  */
@@ -129,7 +129,7 @@ export function arrange(seen, { l, h }) {
   });
   return {
     ...seen,
-    where: source.changed ? `head ${text.layers[l]}.${h}` : `layer ${text.layers[l]}, head ${h}`, // as in a terminal
+    where: source.changed ? `head ${text.layers[l]}.${h}` : `layer ${text.layers[l]}, head ${h}`, // like in a terminal
     sparse: Boolean(text.summary),
     /** @param {number} r */
     known: (r) => made[r].known, // [[column, value], ...], largest first
@@ -138,9 +138,9 @@ export function arrange(seen, { l, h }) {
     /** @param {number} r */
     gone: (r) => made[r].gone,
     /** @param {number} r */
-    rest: (r) => made[r].rest, // of a summary: what the page does not hold
+    rest: (r) => made[r].rest, // for a summary: the weight that the page does not have
     /**
-     * A cell; NaN where hidden, undefined where the page does not hold it.
+     * A cell; NaN if masked, undefined if the page does not have it.
      * @param {number} r
      * @param {number} c
      * @returns {number | undefined}
@@ -151,7 +151,7 @@ export function arrange(seen, { l, h }) {
     /** @param {number} r @param {number} c */
     hidden: (r, c) => Boolean(text.hidden) && everywhere(r, c, source.hidden),
     /**
-     * Whether it is a reader's changes that hide it.
+     * Whether the reader's changes hide the cell.
      * @param {number} r
      * @param {number} c
      */
@@ -159,12 +159,12 @@ export function arrange(seen, { l, h }) {
   };
 }
 
-// ---- a run as what is read of a recorded text
+// ---- a run in the form of a recorded text
 
-const IN_SIGHT = new WeakMap(); // run -> {source, what is in sight of it by way}
+const IN_SIGHT = new WeakMap(); // from each run to {source, the visible parts by way of showing}
 
 /**
- * What `reader` makes of a text in a payload; of a run of the model the same is made here.
+ * The Source of a run: `reader` makes it from a text in a payload; this function makes it from a run of the model.
  * @param {Run} run
  * @param {Edit[]} edits  with which it was run
  * @returns {Source}
@@ -174,7 +174,7 @@ function sourceOf(run, edits) {
   const { tokens, special, pattern, blocks, causal } = run;
   const words = spansOf(run);
   const [T, heads] = [tokens.length, pattern[0]?.length ?? 0];
-  const masks = new Map(); // by head, where edits say
+  const masks = new Map(); // by head, if edits differ between heads
   /** @param {number} l @param {number} h */
   const maskOf = (l, h) => {
     const key = l * heads + h;
@@ -183,7 +183,7 @@ function sourceOf(run, edits) {
   };
   /** @type {Source["score"]} */
   const score = (l, h, i, j) => blocks?.[l]?.attn_scores?.[h]?.[i * T + j] ?? null;
-  // a row that is set by hand may have a weight where a mask is: this one is seen
+  // a row that the reader set may have a weight at a masked key: this key is visible
   /** @type {Source["hidden"]} */
   const changed = (l, h, i, j) => !pattern[l][h][i * T + j] && Boolean(maskOf(l, h)[i * T + j]);
   /** @param {number} i @param {number} j */
@@ -223,7 +223,7 @@ function sourceOf(run, edits) {
 }
 
 /**
- * What the products of a layer were multiplied by to be its scores; null where that is not known, or not all.
+ * The factor between the products of a layer and its scores; null if it is unknown, or if scores have further terms.
  * @param {any} block
  * @param {Edit[]} edits
  * @param {number} T
@@ -235,7 +235,7 @@ function scaleIn(block, edits, T, heads) {
 }
 
 /**
- * All tokens of a run as words, [first, last + 1, name]; null where each is one.
+ * All tokens of a run as words, [first, last + 1, name]; null if each token is a word.
  * @param {Run} run
  * @returns {[number, number, string][] | null}
  */
@@ -249,10 +249,10 @@ function spansOf({ tokens, words = [] }) {
 }
 
 /**
- * What is in sight of a run, kept as long as the run.
+ * The visible part of a run, which is kept as long as the run.
  * @param {Run} run
  * @param {Edit[]} edits  with which it was run
- * @param {Partial<Sight>} state  that of the page: what it has of SIGHT
+ * @param {Partial<Sight>} state  the state of the page; only the fields of SIGHT matter
  * @returns {Seen}
  */
 export function seenIn(run, edits, state = SIGHT) {
@@ -265,7 +265,7 @@ export function seenIn(run, edits, state = SIGHT) {
 }
 
 /**
- * Where the scale of a head ends: at 1, at the largest length of all heads, or at its own largest.
+ * The end of a head's scale: 1, the largest length of all heads, or the head's own largest number.
  * @param {Seen} seen  what is in sight
  * @param {Pick<PlayState, "stretch" | "mode" | "layer" | "head">} state  that of the page
  */
@@ -273,11 +273,11 @@ export function endOfScale(seen, { stretch, mode, layer, head }) {
   return (stretch ? largest(seen.made(layer, head)) : mode === "length" ? seen.highest() : 1) || 1;
 }
 
-const NUMBERS = new WeakMap(); // runs, and what is in sight of them, in their order
+const NUMBERS = new WeakMap(); // runs and their visible parts, in order
 let numbered = 0;
 
 /**
- * Which one it is, for what is drawn once for each.
+ * The number of an object, for drawings that are made once for each object.
  * @param {object} one
  */
 export function numberOf(one) {
@@ -286,14 +286,14 @@ export function numberOf(one) {
 }
 
 /**
- * A number of a row that holds all of its columns.
+ * A number of a row that has all its columns.
  * @param {Map<number, number>} values
  * @param {number} c
  */
 const valueIn = (values, c) => /** @type {number} */ (values.get(c));
 
 /**
- * The differences of two runs of as many tokens, as a thumbnail reads them: the first minus the second.
+ * The differences of two runs with the same number of tokens, the first minus the second, for a small picture.
  * @param {Seen} seen
  * @param {Seen} other
  * @returns {Drawable}
@@ -310,7 +310,7 @@ export function differenceOf(seen, other) {
 }
 
 /**
- * The weights of a head minus those in the original; NaN where both hide the key.
+ * The weights of a head minus the weights in the original; NaN if both hide the key.
  * @param {Head} original
  * @param {Head} head
  * @returns {(r: number, c: number) => number}
@@ -320,7 +320,7 @@ export function differenceFrom(original, head) {
 }
 
 /**
- * A cell's numbers where cells show the difference from the original: both weights, and the difference.
+ * The description of a cell that shows the difference from the original: both weights, and the difference.
  * @param {Told} said
  * @param {Head} head
  * @param {Head | null} original
@@ -340,7 +340,7 @@ export function withDifference(said, head, original, r, c) {
 // ---- a head in words and numbers
 
 /**
- * Which one it is, where a token occurs more than once.
+ * The number of a token among equal tokens, if it occurs more than once.
  * @param {Span[]} spans
  * @param {number} k
  */
@@ -349,7 +349,7 @@ function which(spans, k) {
 }
 
 /**
- * What a query does, in words and tokens: `where` names the head, `long` says that values are lengths.
+ * Describes the attention of a query: `where` names the head; `long` says that values are lengths.
  * @param {Head} head
  * @param {number} r
  * @param {string} where
@@ -372,7 +372,7 @@ function lookWords(head, r, where, long) {
 }
 
 /**
- * What the rows in view do, in words: of three, and how many more there are.
+ * Describes the rows in view: three rows, and the number of further rows.
  * @param {Head} head
  * @param {number[]} rows
  * @param {At} at
@@ -385,7 +385,7 @@ export function wordsOfRows(head, rows, at) {
 }
 
 /**
- * A cell's numbers, as a heat map describes it; `state` has the head and what is in sight of it.
+ * The description of a cell for a heat map; `state` has the head and what is in sight.
  * @param {Head} head
  * @param {At} state
  * @param {number} r
@@ -397,7 +397,7 @@ export function cellNumbers(head, state, r, c) {
   const { text, row, score, norm } = source;
   const long = state.mode === "length";
   /**
-   * A weight with as many digits as the page knows: of a long text it holds fewer.
+   * A weight with the digits that the page knows, which are fewer for a long text.
    * @param {number} x
    */
   const exact = (x) => {
@@ -447,10 +447,10 @@ export function cellNumbers(head, state, r, c) {
   return { title: `${visible(from.name)} → ${visible(to.name)}`, fields };
 }
 
-// ---- its small picture
+// ---- the small picture of a head
 
 /**
- * One head, as the map shows it, as a picture of at most so many pixels a side.
+ * The small picture of one head in the map, with at most `pixels` pixels on each side.
  * @param {Ui} ui
  * @param {{seen: Drawable, high: number}} drawn
  * @param {Place} head

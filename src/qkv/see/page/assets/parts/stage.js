@@ -1,5 +1,5 @@
-// The sentence in large type: its words, each of which can be tapped, the model's guess in the gap, and lines over the
-// words from the gap to what all heads together look at. A change moves what is there, so that the eye can follow.
+// The sentence in large type: its words, which can be tapped, the model's guess in the gap, and lines above the words
+// from the gap to the words that all heads together look at. Changes are animated.
 
 import { el, fill, svg } from "../base/elements.js";
 import { percent, visible } from "../base/text.js";
@@ -13,9 +13,9 @@ import "./stage.css";
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {{first: number, last: number, text: string, before: string, gap: boolean, plain: boolean}} StageWord  `plain`: no letters */
 
-const [THINNEST, PER_WEIGHT] = [1.5, 26]; // of a line, in pixels: for no weight, and more for all of it
-const [LEAST, FEWEST, MOST] = [0.02, 3, 12]; // the least weight of a line; so many lines at least, and at most
-const LONG = 70; // characters of a sentence that stands in smaller type
+const [THINNEST, PER_WEIGHT] = [1.5, 26]; // the width of a line in pixels: without weight, and in addition for a weight of 1
+const [LEAST, FEWEST, MOST] = [0.02, 3, 12]; // the least weight of a line; the least and the largest number of lines
+const LONG = 70; // longer sentences have smaller type
 
 /**
  * @param {Ui} ui
@@ -33,10 +33,10 @@ export function stage(ui, onword = null) {
   /** @type {Map<number, any>} */
   const paths = new Map(); // by the word's first token
   /** @type {any} */
-  let gap = null; // {node, word, share} of the guess
+  let gap = null; // {node, word, share}: the guess
   /** @type {Float64Array | null} */
   let weights = null; // of each word
-  let from = -1; // the word that the lines begin at
+  let from = -1; // the word at which the lines begin
 
   /** @param {Now} now */
   function build(now) {
@@ -76,14 +76,14 @@ export function stage(ui, onword = null) {
     else {
       old.className = "leaving";
       const leaves = old.getAnimations().map((/** @type {Animation} */ { finished }) => finished);
-      Promise.allSettled(leaves).then(() => old.remove()); // at once where nothing moves
+      Promise.allSettled(leaves).then(() => old.remove()); // at once if nothing is animated
       for (const other of gap.guess.querySelectorAll(".leaving")) if (other !== old) other.remove();
       gap.guess.append(next);
     }
     gap.word = name;
   }
 
-  /** The lines, where the words are now. */
+  /** Draws the lines at the current positions of the words. */
   function draw() {
     if (!weights || !text.clientWidth) return;
     const own = weights;
@@ -105,7 +105,7 @@ export function stage(ui, onword = null) {
       const [toX, toY] = top(i);
       const far = Math.abs(x - toX);
       const level = Math.abs(y - toY) < size;
-      const room = Math.min(y, toY) < size * 2.2 ? size * 1.9 : size * 1.1; // over the first line there is more
+      const room = Math.min(y, toY) < size * 2.2 ? size * 1.9 : size * 1.1; // the space above the first line of words is larger
       const high = Math.min(room, 12 + far * 0.28) / 0.75;
       const d = `M${x} ${y}C${x} ${y - high} ${toX} ${toY - (level ? high : Math.min(high, size))} ${toX} ${toY}`;
       const line = path ?? svg("path", { d });
@@ -163,7 +163,7 @@ export function stage(ui, onword = null) {
 }
 
 /**
- * The words of the sentence, and the gap: a missing word, or what comes next.
+ * The words of the sentence, and the gap: a missing word, or the next word.
  * @param {Now} now
  * @returns {StageWord[]}
  */
@@ -186,7 +186,7 @@ function stageWords({ sentence, run, words, state, model }) {
 }
 
 /**
- * What a token looks at, the mean of these heads, or of all heads of all layers: (T).
+ * The weights from a token, averaged over these heads, or over all heads of all layers: (T).
  * @param {Now} now
  * @param {number} place
  * @param {number} T

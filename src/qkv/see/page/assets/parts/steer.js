@@ -1,4 +1,4 @@
-// What comes from other texts: an activation that is patched, and a vector that steers.
+// Patching and steering: an activation from another text, and a vector from the difference of two texts.
 
 import { el, fill } from "../base/elements.js";
 import { count, number } from "../base/text.js";
@@ -17,8 +17,8 @@ import "./steer.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 
-const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2]; // of each number of a vector; of the strength
-const LONG = 30_000; // characters of an address that some programs cut
+const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2]; // the digits of each number of a vector, and of the strength
+const LONG = 30_000; // some programs cut longer addresses
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function steerPart(ui, store) {
@@ -57,7 +57,7 @@ export function steerPart(ui, store) {
 }
 
 /**
- * The mean of vectors (T, D) over a text's own tokens; null where it has none.
+ * The mean of vectors (T, D) over a text's tokens, without special tokens; null if it has no other tokens.
  * @param {Run} run
  * @param {number} layer
  */
@@ -100,10 +100,10 @@ function steeringPanel(ui, store) {
     said);
   const hand = oneAtATime(store);
   /** @type {{layer?: number, token?: number | "all"}} */
-  let picked = {}; // by the reader; what is not follows the page
+  let picked = {}; // the fields that the reader set; other fields follow the page
   /** @type {{towards: string, away: string, runs: Run[] | null, error: string}} */
   let texts = { towards: "", away: "", runs: null, error: "" };
-  let [slid, known] = [-Infinity, "null"]; // when the slider moved last; the `steer` of the state that the fields show
+  let [slid, known] = [-Infinity, "null"]; // the time of the slider's last move; the `steer` of the state that the fields show
   /** @type {Now} */
   let told; // once it is set
   const read = reading(store, (runs, error) => {
@@ -113,7 +113,7 @@ function steeringPanel(ui, store) {
   slider.addEventListener("input", () => {
     draw();
     if (!steeringOf(store.state)) return;
-    steer(performance.now() - slid > 1000); // what is drawn in one go is one change
+    steer(performance.now() - slid > 1000); // one movement of the slider is one change
     slid = performance.now();
   });
 
@@ -131,7 +131,7 @@ function steeringPanel(ui, store) {
     draw();
   }
 
-  /** Where the vector is added. */
+  /** The activation to which the vector is added. */
   function where() {
     const { state, run } = told;
     const at = picked.token ?? ALL;
@@ -139,7 +139,7 @@ function steeringPanel(ui, store) {
   }
 
   /**
-   * The vector, rounded so that an address holds it; null where there is none.
+   * The vector, rounded so that it fits into an address; null if there is none.
    * @returns {number[] | null}
    */
   function vectorOf() {
@@ -162,7 +162,7 @@ function steeringPanel(ui, store) {
     hand.send(patch, undo);
   }
 
-  /** Has the fields show what steers: by an address, or since something was taken back. */
+  /** Shows the current steering in the fields, after an address was opened or a change was undone. */
   function follow() {
     const { state } = told;
     const now = JSON.stringify(state.steer ?? null);
@@ -188,7 +188,7 @@ function steeringPanel(ui, store) {
   }
 
   /**
-   * How long the vector is, or why there is none.
+   * Describes the length of the vector, or the reason why there is none.
    * @param {number[] | null} vector
    * @param {number} own
    */

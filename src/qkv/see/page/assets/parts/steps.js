@@ -1,5 +1,6 @@
-// Steps and their numbers: the block, whose nodes are chosen, and beside it the step that is: title, formula, line of
-// NumPy, its matrix, and how any number of it is made. They are of a recorded walk or of a run in this page alike.
+// Steps and their numbers: the block, whose nodes can be chosen, and beside it the chosen step: its title, formula,
+// line of NumPy and matrix, and the sum of any of its numbers. The steps come from a recorded walk or from a run in
+// this page.
 
 import { stretcher, toggle } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -18,15 +19,15 @@ import "./steps.css";
 /** @typedef {[number, number]} Cell */
 
 /**
- * The steps of a flow.
+ * The part with the steps of a flow.
  * @param {Ui} ui
- * @param {{stretch?: boolean, onpick?: (step: FlowStep, row: number) => void}} options  hears of a cell that is chosen
+ * @param {{stretch?: boolean, onpick?: (step: FlowStep, row: number) => void}} options  is called when a cell is chosen
  */
 export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @type {Map<string, Cell>} */
-  const picks = new Map(); // name of a step -> the cell whose sum is shown
+  const picks = new Map(); // from the name of a step to the cell whose sum is shown
   /** @type {Flow} */
-  let flow; // both once a flow is set
+  let flow; // both are set with a flow
   /** @type {ReturnType<typeof sumsOf>} */
   let sums;
   /** @type {[number, number, string[], Record<string, number> | null]} */
@@ -60,7 +61,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
 
   const id = ui.id("walk");
   const block = blockPart(ui, { onshow: (k) => show(k), panel: id });
-  // where the block stands below, a node that is chosen there takes the reader to what it shows
+  // if the block is below the step, a click on a node scrolls up to the step
   block.node.addEventListener("click", () => way.getBoundingClientRect().bottom < 0 && way.scrollIntoView());
   /** @param {number} by */
   const go = (by) => () => by && block.go(at + by);
@@ -100,7 +101,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   const node = el("div", { class: "steps-view" }, block.node, el("div", { class: "steps-panel" }, way, panel));
 
   /**
-   * What a number of a step is made of, as bars; null where that is no sum.
+   * The terms of a step's number as bars; null if the number is no sum.
    * @param {FlowStep} one
    * @param {number} i
    * @param {number} j
@@ -124,7 +125,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   }
 
   /**
-   * What the heat map is to show of a step: its own result, or the model's.
+   * The contents of the heat map for a step: the step's own result, or the model's numbers.
    * @param {FlowStep} one
    * @param {string} name  of the array
    */
@@ -138,7 +139,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
     const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
     const size = Math.max(-least, most);
-    // a few numbers of trained vectors are far larger than the rest, and would leave it one grey
+    // a few numbers of trained vectors are far larger than the others, which would all look the same
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
     const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], /** @type {number} */ (sizes.at(-1 - trim)));
     const high = full || 1;
@@ -154,7 +155,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
       label: name === "own" ? `The model's own ${flow.own}` : `${one.name}, ${one.title}`,
       rows: rows.map((i) => names(one)[i]),
       columns,
-      low: least < 0 ? -high : 0, // 0 in the middle
+      low: least < 0 ? -high : 0, // 0 is in the middle
       high,
       value: (/** @type {number} */ k, /** @type {number} */ j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? NaN : get(rows[k], j)),
       text: written.input.checked ? (/** @type {number} */ k, /** @type {number} */ j) => (hidden(k, j) || get(rows[k], j) === -Infinity ? "" : text(get(rows[k], j))) : null,
@@ -179,7 +180,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     bars.set(behind(step(), ...(pointed || pickOf(step()))));
   }
 
-  /** What is drawn of the step, as jobs. */
+  /** The jobs that draw the step. */
   function drawings() {
     const both = isOwn() ? [() => own.set(matrix(step(), "own"))] : [];
     return [() => map.set(matrix(step(), step().name)), ...both, drawBars];
@@ -189,7 +190,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     drawn(drawings());
   }
 
-  /** What is said of the step. */
+  /** Writes the texts of the step. */
   function tell() {
     const one = step();
     block.set(flow, token, at, before);
@@ -240,7 +241,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   return {
     node,
     /**
-     * Shows a flow: the step of this name, else the one that was shown, and the vectors of a token.
+     * Shows a flow: the step with this name, or else the same step as before, and the vectors of a token.
      * @param {Flow} next
      * @param {{name?: string, of?: number, was?: Record<string, number> | null}} options  `was`: see block.js
      */

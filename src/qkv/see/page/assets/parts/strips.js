@@ -1,4 +1,4 @@
-// Vectors as strips, a stripe for each number: red and blue are its sign.
+// Vectors as strips with a stripe for each number, red or blue by its sign.
 
 import { canvas2d, css, shade } from "../base/colours.js";
 import { el, fill } from "../base/elements.js";
@@ -7,7 +7,7 @@ import "./strips.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
-const TALL = 22; // of a strip, in pixels
+const TALL = 22; // the height of a strip, in pixels
 const MOST = 14; // strips
 
 /** @param {Ui} ui */

@@ -1,15 +1,15 @@
-// How a number is made, spelled out: of any arrays whose making is known. What `op` may be is told in
-// steps/sums.py, which writes the same in Python.
+// Writes out how a number is computed, for any arrays whose operations are known. steps/sums.py describes `op`, and
+// writes the same texts in Python.
 
 import { number } from "../base/text.js";
 
-const TERMS = 6; // of a long sum, written out
+const TERMS = 6; // the number of written terms of a long sum
 
 /**
- * An array, by row and column; of one that is too large for the page only its shape is there.
+ * An array, by row and column; if it is too large for the page, only its shape is known.
  * @typedef {object} Numbers
  * @property {number[]} shape
- * @property {(i: number, j: number) => number} [get]  of a vector: its number j, whatever the row
+ * @property {(i: number, j: number) => number} [get]  for a vector, its number j in every row
  * @property {(i: number) => Float64Array} [row]
  * @property {(j: number) => Float64Array} [column]
  */
@@ -17,10 +17,10 @@ const TERMS = 6; // of a long sum, written out
 /** @typedef {Required<Numbers>} Held  an array whose numbers are there */
 
 /**
- * Numbers as they are packed, row by row.
- * @param {ArrayLike<number> | null} data  null where a page leaves them out
- * @param {number[]} shape  of one or two sizes
- * @param {{rows?: number[] | null, columns?: number[] | null}} held  which of all rows and columns these are
+ * Makes `Numbers` from a flat array, row by row.
+ * @param {ArrayLike<number> | null} data  null if the page leaves them out
+ * @param {number[]} shape  one or two sizes
+ * @param {{rows?: number[] | null, columns?: number[] | null}} held  the indices of these rows and columns among all
  * @returns {Numbers}
  */
 export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
@@ -48,7 +48,7 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
  */
 
 /**
- * A number as sums are written with.
+ * A number in the format of sums.
  * @param {number} x
  */
 export function inSum(x) {
@@ -61,7 +61,7 @@ export function total(row) {
 }
 
 /**
- * The largest number of a row, and what softmax sums: exp of each less that.
+ * The largest number of a row, and the exponentials that softmax sums: exp of each number minus the largest.
  * @param {Float64Array} row
  * @returns {[number, Float64Array]}
  */
@@ -71,7 +71,7 @@ export function powers(row) {
 }
 
 /**
- * The sum of the products of two rows of numbers: all of a short one are written out, of a long one the largest.
+ * The sum of the products of two rows of numbers; of a long sum, only the largest products are written out.
  * @param {ArrayLike<number>} left
  * @param {ArrayLike<number>} right
  * @param {number} bias
@@ -88,7 +88,7 @@ export function sumOf(left, right, bias = 0) {
 }
 
 /**
- * A sum written out: its terms, and the place of each among its products, if it is one.
+ * A sum in writing: its terms and, for each term that is a product, the index of the product.
  * @param {Sum} sum
  * @param {boolean} biased
  * @returns {[string, number | null][]}
@@ -103,7 +103,7 @@ export function termsOf({ left, right, written, count: all, bias, whole }, biase
 }
 
 /**
- * How the numbers of arrays are made.
+ * Functions that explain the numbers of arrays.
  * @param {(name: string) => Held} array  by its name
  */
 export function sumsOf(array) {
@@ -111,7 +111,7 @@ export function sumsOf(array) {
   const value = (name, i, j) => array(name).get(i, j);
 
   /**
-   * By the kind of an op: (op, row, column) -> words and numbers.
+   * The explanations, by the kind of an op: a function of (op, row, column).
    * @type {Record<string, (op: any, i: number, j: number) => string>}
    */
   const ways = {
@@ -170,7 +170,7 @@ export function sumsOf(array) {
   };
 
   /**
-   * The products that a number is the sum of; null where it is none, or the page leaves them out.
+   * The products whose sum is the number; null if the number is no such sum, or if the page leaves them out.
    * @param {any} op
    * @param {number} i
    * @param {number} j
@@ -188,7 +188,7 @@ export function sumsOf(array) {
   }
 
   /**
-   * How a number is made, in words and numbers; nothing where it was given.
+   * Writes out how a number is computed; an empty text for a number that was given.
    * @param {any} op
    * @param {number} i
    * @param {number} j

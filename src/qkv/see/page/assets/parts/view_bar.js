@@ -1,6 +1,6 @@
-// What of a text is in sight, to be chosen: pieces or words, special tokens, one of two sentences, weights or
-// contributions, the end of the scale. It stands in the state; there is a control for what the text has. Where the
-// texts were run before, there are menus for text, layer and head too.
+// Controls for the visible part of a text: subwords or words, special tokens, one of two sentences, weights or
+// contributions, the end of the scale. The state stores the choices; a control appears only if the text needs it. For
+// recorded texts there are menus for text, layer and head too.
 
 import { choice, STRETCH, toggle } from "../base/controls.js";
 import { el } from "../base/elements.js";
@@ -54,7 +54,7 @@ export function viewBarPart(ui, store) {
   let menus = "";
 
   /**
-   * Those that a text has a use for.
+   * The controls that a text needs.
    * @param {any} text
    * @returns {Record<string, any>}
    */

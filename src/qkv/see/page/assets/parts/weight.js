@@ -1,5 +1,5 @@
-// A row of weights in the reader's hands: each key of the chosen query has a handle at the end of its bar. Where one
-// weight goes, the others follow in proportion, and all that comes later is computed again.
+// A row of weights that the reader can set: each key of the chosen query has a handle at the end of its bar. When one
+// weight changes, the others change in proportion, and all later results are computed again.
 
 import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -24,7 +24,7 @@ import "./weight.css";
 const FINEST = 0.01; // the smallest step of a weight
 
 /**
- * The row of weights that somebody has set for a query of a head, as an edit; undefined where there is none.
+ * The edit that sets the row of weights of a query in a head; undefined if there is none.
  * @param {Edit[]} edits
  * @param {number} layer
  * @param {number} head
@@ -35,7 +35,7 @@ export function setRow(edits, layer, head, query) {
 }
 
 /**
- * Edits with such a row in the place of the one before; without it where `weights` is null.
+ * The edits after such a row is replaced; if `weights` is null, the row is removed.
  * @param {Edit[]} edits
  * @param {number} layer
  * @param {number} head
@@ -48,8 +48,8 @@ function withRow(edits, layer, head, query, weights) {
 }
 
 /**
- * A row of weights with another one for a key: the others share what is left as they did before, and equally where
- * they had nothing. It sums to 1, to seven digits.
+ * A row of weights after the weight of one key changes. The other keys share the rest in the same proportions as
+ * before, or equally if they had no weight. The sum is 1, to seven digits.
  * @param {ArrayLike<number>} row
  * @param {number} key
  * @param {number} weight  from 0 to 1
@@ -59,7 +59,7 @@ function rescaled(row, key, weight, open) {
   const all = Array.from(row);
   const rest = all.reduce((sum, one, j) => (j === key ? sum : sum + one), 0);
   const others = all.filter((_, j) => j !== key && open(j)).length;
-  if (!rest && !others) return all.map((_, j) => Number(j === key)); // nobody else to give it to
+  if (!rest && !others) return all.map((_, j) => Number(j === key)); // no other key can take the rest
   const left = 1 - weight;
   /** @param {number} one @param {number} j */
   const share = (one, j) => (rest ? (one / rest) * left : open(j) ? left / others : 0);
@@ -67,12 +67,12 @@ function rescaled(row, key, weight, open) {
   const digits = (x) => Number(x.toFixed(7));
   const found = all.map((one, j) => digits(j === key ? weight : share(one, j)));
   const most = found.reduce((best, one, j) => (j !== key && (best < 0 || one > found[best]) ? j : best), -1);
-  found[most] = digits(found[most] + 1 - found.reduce((sum, one) => sum + one, 0)); // what rounding left
+  found[most] = digits(found[most] + 1 - found.reduce((sum, one) => sum + one, 0)); // the rest after rounding
   return found;
 }
 
 /**
- * Handles over the bars of a list of keys, and a stepper for one weight.
+ * Handles on the bars of a list of keys, and a stepper for one weight.
  * @param {Ui} ui
  * @param {Store} store
  * @param {ReturnType<typeof import("./lines.js").lines>} list
@@ -91,15 +91,15 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   const hand = oneAtATime(store);
   /** @type {Chosen} */
   let told; // once it is set
-  let drawn = ""; // which keys have handles
+  let drawn = ""; // the keys with handles
   /** @type {{c: number, place: number, node: HTMLElement, grip: HTMLElement}[]} */
   let sliders = [];
   /** @type {{place: number, row: number[], grab: number, value: number, sent: boolean} | null} */
-  let drag = null; // row: before; grab: where the handle was taken
+  let drag = null; // row: the row before the drag; grab: the position at which the handle was grabbed
   /** @type {Draft | null} */
-  let draft = null; // what is set and not yet computed
+  let draft = null; // the row that is set but not computed yet
   /** @type {{place: number, when: number, row: number[]}} */
-  let series = { place: -1, when: -Infinity, row: [] }; // what keys do in one go is one change, from this row
+  let series = { place: -1, when: -Infinity, row: [] }; // consecutive key presses are one change, which starts from this row
   const move = roving(box, { count: () => sliders.length, onpick: (i) => pick(i), onmove: (i) => pick(i) });
   list.node.append(box);
   box.addEventListener("keydown", pressed, true);
@@ -110,13 +110,13 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   const queryPlace = () => told.head.rows[told.own].first;
   const chosen = () => told.head.columns[told.key].first;
   /** @param {Head} head */
-  const isWhole = ({ rows, columns }) => [...rows, ...columns].every(({ first, last }) => last === first + 1); // no pieces are merged
+  const isWhole = ({ rows, columns }) => [...rows, ...columns].every(({ first, last }) => last === first + 1); // subwords are not merged
   /** @param {Place} at @param {number} query */
   const isDraft = (at, query) => draft && draft.at.l === at.l && draft.at.h === at.h && draft.query === query;
   /** @param {number} place */
   const isOpen = (place) => !told.head.source.hidden(told.at.l, told.at.h, queryPlace(), place);
 
-  /** The row of weights as it is now, of all tokens. */
+  /** The current row of weights, for all tokens. */
   function rowNow() {
     const { at, run } = told;
     const [query, T] = [queryPlace(), run.tokens.length];
@@ -133,13 +133,13 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     redraw();
   }
 
-  /** What is computed need not be drafted. */
+  /** Drops a draft that has been computed. */
   function settle() {
     if (hand.idle() && !drag) draft = null;
   }
 
   /**
-   * Sets a weight by a key or a button; what follows at once belongs to the same change.
+   * Sets a weight by a key or a button; presses in quick succession are one change.
    * @param {number} place
    * @param {number} weight
    */
@@ -151,7 +151,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   }
 
   /**
-   * On to the next whole step.
+   * Moves to the next whole step.
    * @param {number} place
    * @param {number} by
    */
@@ -240,7 +240,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   return {
     controls,
     /**
-     * A head as it is once what is drafted is computed.
+     * A head as it will be when the draft is computed.
      * @param {Head} head
      * @param {Place} at
      * @returns {Head}
@@ -258,7 +258,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       };
     },
     /**
-     * `next.held`: whether the row in sight is the chosen query's.
+     * `next.held`: whether the visible row belongs to the chosen query.
      * @param {Chosen} next
      * @param {boolean} inside
      */
