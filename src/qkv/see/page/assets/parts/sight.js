@@ -166,7 +166,7 @@ const IN_SIGHT = new WeakMap(); // from each run to {source, the visible parts b
 /**
  * The Source of a run: `reader` makes it from a text in a payload; this function makes it from a run of the model.
  * @param {Run} run
- * @param {Edit[]} edits  with which it was run
+ * @param {Edit[]} edits  the edits of the run
  * @returns {Source}
  */
 function sourceOf(run, edits) {
@@ -251,7 +251,7 @@ function spansOf({ tokens, words = [] }) {
 /**
  * The visible part of a run, which is kept as long as the run.
  * @param {Run} run
- * @param {Edit[]} edits  with which it was run
+ * @param {Edit[]} edits  the edits of the run
  * @param {Partial<Sight>} state  the state of the page; only the fields of SIGHT matter
  * @returns {Seen}
  */

@@ -1,4 +1,4 @@
-// Words that several parts say.
+// Words and phrases that several parts use.
 
 import { word } from "../base/elements.js";
 import { cut, number, visible } from "../base/text.js";
@@ -13,7 +13,7 @@ import { range } from "../base/values.js";
  */
 
 /**
- * The word of a run that a token is, or is a part of.
+ * The word of a run to which a token belongs.
  * @param {Pick<Run, "words" | "tokens">} given
  * @param {number} token
  */
@@ -34,7 +34,7 @@ export function listOf(words) {
 }
 
 /**
- * A sentence as nodes, or as text.
+ * Converts a sentence to nodes or to text.
  * @param {Said[]} parts
  */
 export function spelled(parts) {
@@ -47,7 +47,7 @@ export function plainOf(parts) {
 }
 
 /**
- * What the model multiplies the scores of a layer by: where it says nothing, 1/√d, d the size of a head.
+ * The model's factor of a layer's scores; if the model names none, 1/√d, where d is the size of a head.
  * @param {any} model
  * @param {number} layer
  */
@@ -56,8 +56,8 @@ export function usualScale(model, layer) {
 }
 
 /**
- * What a scale of scores is in words: how hot the softmax of attention is, not that of the words. Where layers have scales of
- * their own, no one temperature is that of all.
+ * A factor of scores in words, as the temperature of the softmax of attention (not of the words). If layers have
+ * different factors, no single temperature describes all of them.
  * @param {any} model
  * @param {number} value
  */
@@ -66,7 +66,7 @@ export function heatWords(model, value) {
   return others.some((other) => other !== usual) ? `attention scores times ${number(value)}` : `attention temperature ${number(usual / value)}`;
 }
 
-const QUOTED = 40; // characters of a text that a sentence names
+const QUOTED = 40; // the number of characters that a sentence quotes of a text
 /** @type {Record<string, (layer: number) => string>} */
 const STREAMS = {
   resid_pre: (layer) => `the residual stream before layer ${layer}`,
@@ -78,7 +78,7 @@ const STREAMS = {
 const OF_HEADS = { z: "output", q: "queries", k: "keys", v: "values", pattern: "attention pattern" };
 
 /**
- * An activation by its plain name.
+ * The plain name of an activation.
  * @param {Edit} edit  that has an `at`
  * @param {any} model
  */
@@ -89,7 +89,7 @@ function activationOf({ at = "", layer = 0, head }, { heads, kv_heads = heads })
 }
 
 /**
- * The edit that `state.steer` tells of, if it is there.
+ * The edit that `state.steer` describes, if it exists.
  * @param {Pick<PlayState, "edits" | "steer">} state
  */
 export function steeringOf({ edits, steer }) {
@@ -97,7 +97,7 @@ export function steeringOf({ edits, steer }) {
 }
 
 /**
- * What an edit makes of an activation: which one, and what is done to it.
+ * Describes an edit of an activation: the name of the activation, and its change.
  * @param {Edit} edit  that has an `at`
  * @param {{state: Pick<PlayState, "edits" | "steer">, model: any}} now
  * @param {(token: number) => Said} named

@@ -1,5 +1,5 @@
-// The text that a decoder writes behind the reader's own: its tokens one by one, what each looked at while it was
-// chosen, and the words that were likeliest in its place, from which a reader can have it go on.
+// The text that a decoder generates after the reader's text: its tokens, the weights with which each was chosen, and
+// the likeliest words at its position, with which the reader can continue instead.
 
 import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
@@ -17,9 +17,9 @@ import "./writing.css";
 /** @typedef {Chosen & {piece: string}} New  a new token, and the text that came with it */
 
 const LENGTHS = [20, 40, 80];
-const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // temperatures, and how many of the likeliest may be drawn
-const SHOWN = 5; // of the tokens that may come next
-const [LINES, FAINTEST] = [8, 0.02]; // lines that are drawn, and the least weight of one
+const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // temperatures, and numbers of likely tokens from which one is drawn
+const SHOWN = 5; // the number of shown tokens that may come next
+const [LINES, FAINTEST] = [8, 0.02]; // the number of drawn lines, and the least weight of a line
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
 export function writingPart(ui, store) {
@@ -50,8 +50,8 @@ export function writingPart(ui, store) {
   /** @type {AbortController | null} */
   let going = null;
   /** @type {[number | null, number, string]} */
-  let [chosen, seed, key] = [null, 0, ""]; // the new token that is looked at; what the text was written for
-  let waiting = false; // for the run of a text that was just typed, to write on from it
+  let [chosen, seed, key] = [null, 0, ""]; // the chosen new token; the state for which the text was generated
+  let waiting = false; // waiting for the run of a text that was just typed, to continue it
   /** @type {Now} */
   let told;
 
@@ -60,7 +60,7 @@ export function writingPart(ui, store) {
     if (told) showDrawn();
   }
 
-  /** What may come next, and how often, at this temperature: of the tokens that can be drawn. */
+  /** The tokens that can be drawn at this temperature, with their probabilities. */
   function showDrawn() {
     const { run, state, model } = told;
     const known = run.logits.length > 0 && state.place === run.tokens.length - 1;
@@ -73,7 +73,7 @@ export function writingPart(ui, store) {
     fill(drawn, ids.slice(0, SHOWN).map((id) => el("li", { style: { "--share": String(all[id] / total) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, percent(all[id] / total)))));
   }
 
-  /** Whether the text and the edits that were told are those that the reader asked for. */
+  /** Whether the part has received the text and the edits that the reader requested. */
   function isCurrent() {
     return ["text", "edits"].every((name) => JSON.stringify(/** @type {any} */ (store.state)[name]) === JSON.stringify(/** @type {any} */ (told.state)[name]));
   }
@@ -84,7 +84,7 @@ export function writingPart(ui, store) {
   }
 
   /**
-   * Writes on behind new tokens that are kept.
+   * Continues after the new tokens that are kept.
    * @param {New[]} kept
    */
   async function go(kept) {
@@ -99,7 +99,7 @@ export function writingPart(ui, store) {
     /** @param {Chosen} part */
     const onpart = (part) => {
       const before = textOf(tokens);
-      const whole = part.text.replace(/\ufffd+$/, ""); // what is half a character comes with its other half
+      const whole = part.text.replace(/\ufffd+$/, ""); // a part of a character is shown with its other part
       const piece = whole.startsWith(before) ? whole.slice(before.length) : spelled(part.token);
       tokens.push({ ...part, piece });
       show("going");
@@ -140,7 +140,7 @@ export function writingPart(ui, store) {
     fresh.children[i]?.focus();
   }
 
-  /** What else the model might have written at the token that is looked at. */
+  /** The other words that the model might have written at the chosen token. */
   function instead() {
     const at = chosen === null ? null : tokens[chosen];
     if (!at) return fill(about, tokens.length ? el("p", { class: "note" }, "Click a new word to see what it looked at and which words could have come instead.") : null);
@@ -161,7 +161,7 @@ export function writingPart(ui, store) {
   }
 
   /**
-   * Goes on with another word at the place that is looked at.
+   * Continues with another word at the chosen position.
    * @param {number} id
    * @param {number} probability
    */
@@ -171,7 +171,7 @@ export function writingPart(ui, store) {
     go([...tokens.slice(0, at), { ...tokens[at], id, probability, token, piece: spelled(token) }]);
   }
 
-  /** Lines from the token that is looked at, or the newest, to what it looked at. */
+  /** Draws lines from the chosen or the newest token to the tokens that it looked at. */
   function draw() {
     fill(lines);
     const at = chosen ?? (node.dataset.writing === "going" ? tokens.length - 1 : -1);
@@ -220,7 +220,8 @@ export function writingPart(ui, store) {
 }
 
 /**
- * What stands for a token: its text, with a sign for a new line; of one without text its name, or that it is a part of a character.
+ * The label of a token: its text, with a sign for a new line; without text, its name, or a note that it is a part of
+ * a character.
  * @param {string} piece
  * @param {string} token
  */
@@ -234,7 +235,7 @@ function textOf(tokens) {
 }
 
 /**
- * A token as it stands behind others.
+ * The text of a token after other tokens.
  * @param {string} name
  */
 function spelled(name) {
@@ -242,7 +243,8 @@ function spelled(name) {
 }
 
 /**
- * What was looked at while a token was chosen: by the open head where the page is unfolded, else the mean of all heads.
+ * The weights with which a token was chosen: those of the chosen head if the page is unfolded, or else the mean of
+ * all heads.
  * @param {Chosen} token
  * @param {import("../store/state.js").PlayState} state
  */

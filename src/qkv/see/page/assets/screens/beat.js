@@ -1,5 +1,5 @@
-// Beat the model: ten gaps that reader and model fill, and one word that is then hidden from the model. The model's guesses are
-// runs of the page's own.
+// The game "Beat the model": the reader and the model fill ten gaps; then one word is hidden from the model. The page
+// runs the model for its guesses.
 
 import { el, fill, word } from "../base/elements.js";
 import { percent, visible } from "../base/text.js";
@@ -13,7 +13,7 @@ import { toTakeAway } from "../parts/save.js";
 /** @typedef {import("./lab.js").Screen} Screen */
 
 /**
- * Sentences with _ for the gap, and the words that fill it as most people would.
+ * Sentences with _ for the gap, and the words that most people would fill in.
  * @type {[string, string[]][]}
  */
 const GAPS = [
@@ -28,8 +28,8 @@ const GAPS = [
   ["They ate bread and _ for breakfast.", ["butter", "milk", "cheese", "jam", "honey", "eggs"]],
   ["The _ sang in the trees all morning.", ["birds", "bird"]],
 ];
-const HIDDEN = { text: "She drank a glass of _.", word: "glass" }; // of the last round
-const OFFERED = 4; // words to choose from in it
+const HIDDEN = { text: "She drank a glass of _.", word: "glass" }; // the state of the last round
+const OFFERED = 4; // the number of words to choose from
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Screen} */
 export function beatScreen(ui, store) {

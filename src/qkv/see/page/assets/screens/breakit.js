@@ -1,5 +1,5 @@
-// Break it: heads are turned off, as few as possible, until the guess changes. What the page can do itself is found by taking
-// out one head after the other, each time the one that hurts the guess most.
+// The game "Break it": the reader turns off as few heads as possible until the guess changes. The page searches for a
+// few heads itself: it removes one head after another, each time the head whose removal hurts the guess most.
 
 import { el, fill, word } from "../base/elements.js";
 import { plainName } from "../base/tokens.js";
@@ -16,7 +16,7 @@ import { stage } from "../parts/stage.js";
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("./lab.js").Screen} Screen */
 
-const MOST = 6; // heads that the page takes out before it gives up
+const MOST = 6; // the number of heads after which the page gives up
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Screen} */
 export function breakScreen(ui, store) {
@@ -30,8 +30,8 @@ export function breakScreen(ui, store) {
   /** @type {Now} */
   let last;
   /** @type {Edit[] | null} */
-  let best = null; // the fewest heads that the page knows of
-  let asked = ""; // what that is of
+  let best = null; // the fewest heads that the page has found
+  let asked = ""; // the text for which they were found
 
   /** @param {Edit} edit */
   const isHead = ({ op, head }) => op === "ablate" && head !== undefined;
@@ -47,7 +47,7 @@ export function breakScreen(ui, store) {
   /** @param {Float32Array} logits */
   const firstOf = (logits) => likeliestOf(chancesOf(logits), 1)[0];
 
-  /** Looks for few heads, each time for the one without which the guess has the least probability. */
+  /** Searches for a few heads; each step removes the head without which the guess has the least probability. */
   async function search() {
     const { state } = last;
     const [kept, at] = [others(), [/** @type {number} */ (state.place)]];
@@ -70,7 +70,7 @@ export function breakScreen(ui, store) {
       }, { at, signal: stop.signal }).catch((reason) => {
         if (!stop.signal.aborted) throw reason;
       });
-      if (!node.isConnected) asked = ""; // it is looked for when the reader comes back
+      if (!node.isConnected) asked = ""; // the search continues when the reader comes back
       if (asked !== key) return;
       const fresh = found.filter(({ edit }) => !out.some(({ layer, head }) => layer === edit.layer && head === edit.head));
       const next = fresh.sort((a, b) => Number(b.changes) - Number(a.changes) || a.share - b.share)[0];

@@ -1,5 +1,6 @@
-// Findings, alone or in an article: each claim with the picture that shows it, before and after. The model in this page measures
-// each again and says whether it holds. A reader changes a finding where it stands, or takes it to the lab.
+// Findings, alone or in an article: each claim with its picture, before and after the change. The page measures each
+// finding again with its model, and says whether the claim holds. A reader can change a finding on the page, or open
+// it in the lab.
 
 import { el, fill, word } from "../base/elements.js";
 import { fixed } from "../base/text.js";
@@ -27,7 +28,7 @@ import "./findings.css";
 /** @typedef {[string, number][]} Predictions  words with their probabilities, the most probable first */
 
 /**
- * A finding as its file has it, see src/qkv/findings/schema.json.
+ * A finding in the format of its file: see src/qkv/findings/schema.json.
  * @typedef {object} Finding
  * @property {{name: string, sha256: string}} model
  * @property {string} text
@@ -38,8 +39,8 @@ import "./findings.css";
  * @property {Predictions} after
  */
 
-const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // of a probability: as `qkv verify` has it, and where the page's parameters are rounded
-const SHORT = 26; // characters of a text that stands twice on a line
+const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // tolerances of a probability: the same as in `qkv verify`, and for a page with rounded parameters
+const SHORT = 26; // the number of characters up to which a text appears twice on a line
 const OF_HEADS = ["z", "q", "k", "v", "pattern"];
 
 /**
@@ -92,12 +93,12 @@ function cardOf(ui, store, finding, k) {
   const note = el("p", { class: "note" }, "Press a word to hide it, an edit to undo it. ", el("code", {}, "qkv verify"), ` checks the saved finding without this page: ${finding.model.name}, sha256 ${finding.model.sha256.slice(0, 12)}….`);
   const node = el("section", { class: "finding", "aria-labelledby": title.id }, title, verdict, sides, bars, el("div", { class: "acts" }, lab, back, save), note);
   /** @type {Edit[]} */
-  let edits = finding.edits; // as the reader has them
+  let edits = finding.edits; // the reader's edits
   /** @type {any} */
   let model;
   /** @type {{original: Run, run: Run} | null} */
   let runs = null;
-  let away = false; // whether the reader took it to the lab
+  let away = false; // whether the reader opened it in the lab
 
   /** @param {Edit[]} some */
   async function runsOf(some) {
@@ -181,7 +182,7 @@ function cardOf(ui, store, finding, k) {
 }
 
 /**
- * The heads that edits name, as layer and head; undefined where they name none.
+ * The heads that edits name, as layer and head; undefined if they name none.
  * @param {Edit[]} edits
  * @param {any} model
  * @returns {[number, number][] | undefined}
@@ -191,7 +192,7 @@ function headsOf(edits, { heads: count, kv_heads = count }) {
   const found = new Map();
   for (const { op, at = "", layer, head } of edits) {
     if (layer === undefined || !(op === "ablate" || head !== undefined || OF_HEADS.includes(at))) continue;
-    const shared = ["k", "v"].includes(at) ? count / kv_heads : 1; // query heads that read one key head
+    const shared = ["k", "v"].includes(at) ? count / kv_heads : 1; // the number of query heads for each key head
     const [first, last] = head === undefined ? [0, count] : [head * shared, (head + 1) * shared];
     for (const one of range(first, last)) found.set(`${layer}.${one}`, [layer, one]);
   }
@@ -199,7 +200,7 @@ function headsOf(edits, { heads: count, kv_heads = count }) {
 }
 
 /**
- * The one query that edits of single rows name; undefined where there is none, or several.
+ * The query that edits of single rows name; undefined if they name none or several.
  * @param {Edit[]} edits
  */
 function queryOf(edits) {
@@ -207,7 +208,7 @@ function queryOf(edits) {
   return found.size === 1 ? [...found][0] : undefined;
 }
 
-// ---- what is measured
+// ---- the measurement
 
 /**
  * Whether the tokenizer marks the blank before a word.
@@ -219,7 +220,7 @@ async function marksBlanks(side) {
 }
 
 /**
- * The most probable words at a position, named as Python names them.
+ * The most probable words at a position, with the same names as in Python.
  * @param {Run} run
  * @param {number} position
  * @param {number} count
@@ -237,7 +238,7 @@ function predictionsOf({ tokens, logits }, position, count, model, marks) {
 }
 
 /**
- * Where predictions differ from those of a finding, a line for each.
+ * The differences between predictions and a finding's predictions, one line for each.
  * @param {string} when
  * @param {Predictions} said
  * @param {Predictions} found

@@ -1,5 +1,5 @@
-// The first screen: one idea. A sentence in large type with the model's guess in its gap; a tap on a word hides it, and the
-// guess and the lines follow. Everything else waits behind one button each.
+// The first screen: a sentence in large type with the model's guess in its gap. A tap on a word hides the word, and
+// the guess and the lines change. Buttons lead to the other screens.
 
 import { el, fill } from "../base/elements.js";
 import { range } from "../base/values.js";
@@ -87,7 +87,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
     await Promise.all([outcome.update(now), next ? writing.update(now) : null]);
   }
 
-  /** Marks the word that is to be pressed first. */
+  /** Marks the word that the reader should press first. */
   function markFirst() {
     const before = picture.words.querySelector("[data-qkv-first]");
     const wanted = next ? undefined : offerOf(store.data, /** @type {Now} */ (last))?.tokens[0];

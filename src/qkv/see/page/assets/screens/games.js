@@ -1,4 +1,4 @@
-// Three things to play, and the way to each.
+// The three games, with a button for each.
 
 import { el } from "../base/elements.js";
 import "./games.css";
@@ -15,7 +15,7 @@ const GAMES = [
 ];
 
 /**
- * The games that a page has: guessing takes a model that guesses.
+ * The games of a page; the game of guessing needs a model that guesses words.
  * @param {any} data
  */
 export function gamesOf(data) {

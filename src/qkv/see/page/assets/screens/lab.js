@@ -1,5 +1,6 @@
-// The lab: everything at once. Where the parts stand, the badge, the headline's place, the tabs of a narrow page. Each part
-// is a function of its own file that gives {node, update(now)}; store.js says what `now` is.
+// The lab, which shows all parts at once: the positions of the parts, the badge, the position of the headline, the
+// tabs of a narrow page. Each part is a function in its own file that returns {node, update(now)}; store.js describes
+// `now`.
 
 import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
@@ -33,7 +34,7 @@ import "./lab.css";
 /** @typedef {ReturnType<typeof regionOf>} Region */
 /** @typedef {Record<string, Part> & {head: import("../parts/head.js").HeadPart}} Parts */
 
-const NARROW = 727; // a page is that wide at most, in pixels, as in lab.css
+const NARROW = 727; // the largest width of a page, in pixels, the same as in lab.css
 /** @type {Record<PlayState["tab"], string>} */
 const TABS = { sentence: "Sentence", heads: "Heads", steps: "Steps", result: "Result" };
 /** @type {Record<string, string[]>} */
@@ -44,9 +45,9 @@ const ON_TAB = {
   result: ["outcome"],
 };
 const ABOVE = ["sentence", "writing", "changes"]; // the headline
-const INSIDE = ["map", "motion", "steps", "block"]; // what is there unfolded alone
-const SAYING = ["headline", "outcome"]; // what comes with the headline
-const SAVED = ["map", "head", "steps", "outcome", "second"]; // what can be taken away
+const INSIDE = ["map", "motion", "steps", "block"]; // the regions that only an unfolded page shows
+const SAYING = ["headline", "outcome"]; // the regions beside the headline
+const SAVED = ["map", "head", "steps", "outcome", "second"]; // the regions that can be saved
 const REGIONS = {
   sentence: "The sentence",
   writing: "What the model writes",
@@ -83,7 +84,7 @@ export function labScreen(box, ui, store, shared) {
   const notes = (data.notes || []).map((/** @type {string} */ line) => el("p", { class: "note" }, line));
   const inside = el("button", { type: "button", class: "inside", onclick: () => store.set({ inside: !store.state.inside }) });
   /** @type {Told[]} */
-  let [last, told] = []; // what was heard, and the same as the parts are told it
+  let [last, told] = []; // the data from the store, and the data as the parts receive them
   const turn = inTurn();
 
   const title = el("h2", { class: "title" }, `Write a sentence, change something, and see what happens.${data.guesses === false ? "" : ` ${data.mask ?? "[MASK]"} or _ marks a word for the model to guess.`}`);
@@ -108,7 +109,7 @@ export function labScreen(box, ui, store, shared) {
   restrict(store.state.only);
 
   /**
-   * Leaves these regions on the page, or all.
+   * Shows only these regions, or all regions.
    * @param {string[] | null} only
    */
   function restrict(only) {
@@ -150,7 +151,7 @@ export function labScreen(box, ui, store, shared) {
 }
 
 /**
- * The parts, by name, what is looked at first before the others; `before` is the head once more, of the text without edits.
+ * The parts by name, in order of importance; `before` shows the head for the text without edits.
  * @param {Ui} ui
  * @param {LiveStore} store
  * @param {{cards: Part, outcome: Part, writing: Part}} shared
@@ -178,7 +179,7 @@ function partsOf(ui, store, { cards, outcome, writing }) {
 }
 
 /**
- * The chosen head in the text without edits: it is looked at, and changes nothing but what is looked at.
+ * The chosen head for the text without edits; the reader can choose what to look at, but cannot change the run.
  * @param {Ui} ui
  * @param {Store} store
  */
@@ -201,7 +202,7 @@ function originalHead(ui, store) {
 }
 
 /**
- * A place on the page, with the part of its name.
+ * A region of the page, with the part of the same name.
  * @param {Ui} ui
  * @param {string} name
  * @param {string} label
@@ -243,7 +244,7 @@ function tabsOf(store, regions) {
 }
 
 /**
- * Where the numbers come from, and of which model.
+ * A badge with the origin of the numbers and the name of the model.
  * @param {Store} store
  * @param {any} model
  */

@@ -1,5 +1,5 @@
-// How the model comes to its guess, in eight steps on the reader's own sentence: the text scrolls, one picture stays in view.
-// The pictures are parts of the lab; the questions of the lesson stand at the steps that they are about.
+// The story of the model's guess, in eight steps on the reader's own sentence. The text scrolls, and one picture
+// stays in view. The pictures are parts of the lab; each question of the lesson is at the step that it is about.
 
 import { el, fill, word } from "../base/elements.js";
 import { count, percent, visible } from "../base/text.js";
@@ -20,8 +20,8 @@ import "./story.css";
 /** @typedef {import("./lab.js").Screen} Screen */
 
 /**
- * A step: what it says (of a run, of the word whose vector is followed, of the guess), the moments of the motion that
- * it plays, and the names of its questions.
+ * A step: its text (about a run, the word whose vector the story follows, and the guess), the moments of the
+ * animation that it plays, and the names of its questions.
  * @typedef {object} Step
  * @property {string} title
  * @property {(now: Now, named: {here: any, best: any, share: string}) => any} say
@@ -30,7 +30,7 @@ import "./story.css";
  * @property {string[]} [asks]
  */
 
-const EACH = 1450; // milliseconds of a step while the story plays: 8 take 11.6 s
+const EACH = 1450; // the milliseconds of each step while the story plays; 8 steps take 11.6 s
 /** @type {Step[]} */
 const STEPS = [
   {
@@ -114,7 +114,7 @@ export function storyScreen(ui, store, { outcome }) {
   const node = el("div", { class: "story", "data-part": "story" },
     el("h2", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
   /** @type {[number, any]} */
-  let [at, playing] = [-1, null]; // the step that is shown; the clock of the next
+  let [at, playing] = [-1, null]; // the shown step; the timer of the next step
   /** @type {Now} */
   let last;
 

@@ -1,5 +1,6 @@
-// One word in two sentences, layer by layer: as a point that becomes two. To the right is the way in which the two vectors
-// differ at the end, upwards the way that both go together: a projection of the model's own vectors on these two.
+// One word in two sentences, layer by layer: one point becomes two points. The picture is a projection of the model's
+// vectors on two directions: to the right, the difference of the two vectors after the last layer; upwards, the
+// change that both vectors share.
 
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, visible } from "../base/text.js";
@@ -12,7 +13,7 @@ import { wordsOf } from "../store/places.js";
 
 const SENTENCES = ["The bank of the river was muddy.", "The bank gave us a loan for the house."];
 const [WIDEST, MARGIN] = [900, 46];
-const SOON = 300; // milliseconds from the last key until it is computed
+const SOON = 300; // the milliseconds from the last key press to the computation
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Screen} */
 export function watchScreen(ui, store) {
@@ -38,7 +39,7 @@ export function watchScreen(ui, store) {
   let paths = null;
   let playing = 0;
   let asked = 0;
-  let moves = false; // once it was drawn
+  let moves = false; // set when it is drawn
 
   async function compute() {
     const mine = (asked += 1);
@@ -111,7 +112,7 @@ export function watchScreen(ui, store) {
 }
 
 /**
- * The points of the first long word that two texts share, at each layer; null where they share none.
+ * The points of the first long word that two texts share, at each layer; null if they share no such word.
  * @param {import("../engine/door.js").Run[]} runs
  * @param {[number, number, string][][]} words
  * @returns {Paths | null}

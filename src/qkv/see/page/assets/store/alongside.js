@@ -1,15 +1,15 @@
-// Two texts on one axis of tokens: which tokens stand together is told by what the texts have in common.
+// Two texts on a shared axis of tokens: tokens that both texts have in common are at the same position.
 
 /**
- * A place on an axis for both texts: where it is in the first and in the second, null where it is not there.
+ * A position on the shared axis: the position in the first text and in the second, null if a text lacks it.
  * @typedef {[number | null, number | null]} Both
  */
 
-const MOST_PAIRS = 1_000_000; // of two long texts only the beginning and the end are aligned
+const MOST_PAIRS = 1_000_000; // for two long texts, only the beginning and the end are aligned
 
 /**
- * The tokens of two texts on one axis, by their longest common subsequence; what differs between two common tokens
- * stands pair by pair where it is as many tokens in both, else one after the other.
+ * Aligns the tokens of two texts by their longest common subsequence. Different tokens between two common tokens
+ * share positions if both texts have the same number of them; otherwise they follow one after the other.
  * @param {string[]} one
  * @param {string[]} other
  * @returns {Both[]}
@@ -34,14 +34,14 @@ export function alongside(one, other) {
 }
 
 /**
- * The places of a longest common subsequence; of several the one whose tokens are least far from each other.
+ * The positions of a longest common subsequence; of several, the one whose tokens are nearest to each other.
  * @param {string[]} one
  * @param {string[]} other
  */
 function commonPlaces(one, other) {
   const [n, wide] = [one.length, other.length + 1];
   if (n * wide > MOST_PAIRS) return [];
-  const best = new Float64Array((n + 1) * wide); // of what follows two places
+  const best = new Float64Array((n + 1) * wide); // the lengths for the rest of the texts after two positions
   /** @param {number} i @param {number} j */
   const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
   for (let i = n - 1; i >= 0; i--)

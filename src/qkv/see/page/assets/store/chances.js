@@ -1,7 +1,7 @@
-// What follows, in numbers: how alike vectors are, how far weights and probabilities moved.
+// Measures of a change: the similarity of vectors, and the share of weights and probabilities that moved.
 
 /**
- * How similar two vectors are: their cosine, of row t of two arrays (T, D).
+ * The cosine of two vectors, row t of two arrays (T, D).
  * @param {Float32Array} one
  * @param {Float32Array} other
  * @param {number} t
@@ -19,7 +19,7 @@ export function cosineAt(one, other, t, T) {
 }
 
 /**
- * The share of a head's weight that is no longer where it was: of each row, and the mean of all rows.
+ * The share of a head's weight that moved to other keys: for each row, and the mean of all rows.
  * @param {Float32Array} before  (T, T)
  * @param {Float32Array} after
  */
@@ -30,7 +30,7 @@ export function movedShare(before, after) {
 }
 
 /**
- * How much of the chance is with other words: half the sum of the differences.
+ * The probability that moved to other words: half the sum of the absolute differences.
  * @param {Float64Array} before
  * @param {Float64Array} after
  */

@@ -1,4 +1,4 @@
-// Places in a text: its words as tokens, what swaps make of it, and where a token is in another text.
+// Positions in a text: the tokens of its words, the text after swaps, and the position of a token in another text.
 
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
@@ -9,7 +9,7 @@ import { stateOf } from "./state.js";
 /** @typedef {import("../engine/door.js").Run} Run */
 
 /**
- * The words of a text as tokens: [first, last + 1, word]. What the tokenizer put in is left out.
+ * The words of a text as tokens: [first, last + 1, word]. Tokens that the tokenizer added are left out.
  * @param {string} text
  * @param {Run} run  of this text, without edits
  * @param {any} model
@@ -31,10 +31,10 @@ export function wordsOf(text, { tokens, offsets, special }, model) {
 }
 
 /**
- * The text that the model reads with edits; both runs get the words of theirs.
+ * The text that the model reads with edits; both runs get the words of their texts.
  * @param {string} text
  * @param {Run} original  of this text, without edits
- * @param {Run} run  with edits; the same where there are none
+ * @param {Run} run  the run with edits; the original run if there are no edits
  * @param {Edit[]} edits
  * @param {any} model
  */
@@ -51,7 +51,7 @@ export function isSwap({ op }) {
 }
 
 /**
- * A text with the words that are swapped for others, and where each token stands in it.
+ * A text after its words are swapped, and the position of each token in it.
  * @param {string} text
  * @param {Run} run  of this text, without edits
  * @param {Edit[]} edits
@@ -63,7 +63,7 @@ function withSwaps(text, { offsets }, edits) {
   let [found, last] = ["", 0];
   /** @type {[number, number][]} */
   const moved = offsets.map(([start, end], t) => {
-    if (start === end) return [start, end]; // the tokenizer put it in
+    if (start === end) return [start, end]; // the tokenizer added it
     const own = text.slice(start, end);
     found += text.slice(last, start);
     last = end;
@@ -78,7 +78,7 @@ function withSwaps(text, { offsets }, edits) {
 }
 
 /**
- * Whether a token goes on where another ended: WordPiece marks it, elsewhere it is told by the letters.
+ * Whether a token continues the token before it: WordPiece marks this; for other tokenizers the letters decide.
  * @param {string} token
  * @param {string} text
  * @param {number} at
@@ -89,10 +89,10 @@ function isPiece(token, text, at) {
 }
 
 /**
- * A state whose places are those of this run's tokens, and whose heads are the model's.
+ * A state whose positions fit the tokens of this run, and whose heads exist in the model.
  * @param {PlayState} state
  * @param {Run} run  of its text
- * @param {{text: string, run: Run} | null} before  the text whose places the state has, if it is another one
+ * @param {{text: string, run: Run} | null} before  the text to which the positions of the state belong, if it is another text
  * @param {any} model
  */
 export function placed(state, run, before, model) {
@@ -109,7 +109,7 @@ export function placed(state, run, before, model) {
 }
 
 /**
- * What stands in a text where a word is missing.
+ * The words in a text in place of a missing word.
  * @param {any} model
  */
 export function maskOf(model) {
@@ -117,7 +117,8 @@ export function maskOf(model) {
 }
 
 /**
- * The first mask, else the last word that has letters, else none; the end for a model that goes on from there.
+ * The position of the first mask, or else of the last word with letters, or else none; for a decoder, the end of the
+ * text.
  * @param {string} text
  * @param {Run} run
  * @param {any} model
@@ -130,7 +131,7 @@ export function usualPlace(text, run, model) {
 }
 
 /**
- * Where a token of one text is in another that begins or ends alike; null where it is not there.
+ * The position of a token in another text with the same beginning or end; null if the other text lacks the token.
  * @param {{text: string, run: Run}} before
  * @param {string} text
  * @param {Run} run
@@ -152,10 +153,10 @@ function carried(before, text, run) {
 }
 
 /**
- * An edit for the tokens of another text; null where one of them is gone.
+ * Converts an edit to the tokens of another text; null if one of its tokens is gone.
  * @param {any} edit
  * @param {(place: number) => number | null} at
- * @param {boolean} alike  whether the other text has as many tokens, as edits of all of them need
+ * @param {boolean} alike  whether the other text has the same number of tokens, which edits of all tokens need
  */
 export function moved(edit, at, alike) {
   const places = ["token", "query", "key"].filter((name) => edit[name] !== undefined);

@@ -1,11 +1,12 @@
-// The state of a page that shows what was run before.
+// The state of a page of recorded texts.
 
 import { openRecorded } from "../engine/recorded.js";
 import { SIGHT } from "./state.js";
 
 /**
- * The state of a page that shows what was run before, and what its parts are told: as in store.js, but all of it is
- * there at once. The state's text is the name of one, its layer and head count from 0 within what the text holds.
+ * The state of a page of recorded texts, and the data for its parts: the same as in store.js, but all data are
+ * available at once. The state's text is the name of a text; its layer and head are indices of the layers and heads
+ * in the page.
  * @param {any} data  PAYLOAD of payload.py
  * @param {(now: any) => void} heard  is called at every change
  */
@@ -28,7 +29,7 @@ export function recordedStore(data, heard) {
       return state;
     },
     /**
-     * What the parts are told.
+     * The data that the parts receive.
      * @returns {any}
      */
     get now() {
@@ -38,7 +39,7 @@ export function recordedStore(data, heard) {
       return { state, model, run, original: run, busy: false, error: null, words: [] };
     },
     /**
-     * Changes the state; where another text has fewer layers or heads, its last is shown.
+     * Changes the state; if another text has fewer layers or heads, its last layer or head is shown.
      * @param {object} patch
      */
     set(patch) {

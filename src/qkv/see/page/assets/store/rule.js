@@ -1,5 +1,6 @@
-// Which head a text opens on: the rule of analysis/selection.py and analysis/interventions.py, on the same numbers. At a gap it
-// is the head whose removal changes the guess most, else the one whose strongest link is furthest above what is usual.
+// The rule for the first head that a page shows of a text, the same as in analysis/selection.py and
+// analysis/interventions.py. For a text with a gap it is the head whose removal changes the guess most; otherwise it
+// is the head whose strongest link is furthest above the usual weight.
 
 import { percent } from "../base/text.js";
 import { plainName } from "../base/tokens.js";
@@ -9,9 +10,9 @@ import { maskOf } from "./places.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-const STANDS_OUT = 0.1; // of a weight, or of the probability at a gap: less is no finding
-const OF_PLACES = 0.4; // a head that gives as much to a distance, or to one word, looks at a place
-const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // that are removed in turn, of the last layers; of a text with a gap
+const STANDS_OUT = 0.1; // a smaller difference of a weight or a probability is no finding
+const OF_PLACES = 0.4; // from this average weight on a distance or a word, a head attends to a position
+const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // at most this many heads are tried, in the last layers; for texts of at most this many tokens
 
 /**
  * @typedef {{text: string, layer: number, head: number, query: number | null, said: string}} Ruled  the head of a text,
@@ -39,10 +40,10 @@ export async function headByRule(engine, text, run, model, data, signal) {
   return { text, ...removed, query: gap, said: saidOfGap(run, spans, gap, removed, none, data) };
 }
 
-// ---- at a gap
+// ---- texts with a gap
 
 /**
- * The head without which most of the probability at a place goes to other words; null where numbers are not finite.
+ * The head whose removal moves the most probability at a position to other words; null if numbers are not finite.
  * @param {Door} engine
  * @param {string} text
  * @param {number} place
@@ -92,10 +93,10 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
   return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${spans[query].name} looks most at ${spans[key].name}${place}: ${percent(at(query, key))}.`;
 }
 
-// ---- by links
+// ---- texts without a gap
 
 /**
- * The head whose strongest link between two different content words is furthest above what is usual.
+ * The head whose strongest link between two different content words is furthest above the usual weight.
  * @param {Run} run
  * @param {WordSpan[]} spans
  * @param {string} none
@@ -132,7 +133,8 @@ function linkByRule(run, spans, none, { untrained, little }) {
 }
 
 /**
- * What a head gives to words at that distance, this pair included, and to that key from other words that may see it.
+ * A head's average weights: on words at the same distance (including this pair), and on the same key from other words
+ * that see it.
  * @param {(query: number, key: number) => number} at
  * @param {WordSpan[]} spans
  * @param {number} query
@@ -149,7 +151,8 @@ function usualOf(at, spans, query, key) {
 }
 
 /**
- * The weights of a head (T, T) between words: what pieces receive is summed, what they look at is averaged.
+ * The weights of a head (T, T) between words: the weights on the subwords of a word are summed, the weights from them
+ * are averaged.
  * @param {Float32Array} pattern
  * @param {number} size
  * @param {WordSpan[]} spans
@@ -166,7 +169,7 @@ function mergedWeights(pattern, size, spans) {
 // ---- words
 
 /**
- * All tokens of a run as words, special ones and marks of punctuation on their own.
+ * All tokens of a run as words; special tokens and punctuation marks are separate words.
  * @param {Run} given
  * @returns {WordSpan[]}
  */
@@ -183,7 +186,7 @@ function wordSpansOf({ tokens, special, words = [] }) {
 }
 
 /**
- * A token without the marks that tokenizers put on it.
+ * A token without tokenizer marks.
  * @param {string} token
  */
 function bareName(token) {
@@ -191,9 +194,10 @@ function bareName(token) {
 }
 
 /**
- * Which words are content words, and a number for each word, equal for the same; with fewer than two, all words are.
+ * Whether each word is a content word, and a number for each word, the same for equal words. If a text has fewer than
+ * two content words, all words count as content words.
  * @param {WordSpan[]} spans
- * @param {{words: string[], pieces: string[]}} little  words that mean little by themselves, what is left of them at an apostrophe
+ * @param {{words: string[], pieces: string[]}} little  function words, and their parts around an apostrophe
  */
 function contentOf(spans, little = { words: [], pieces: [] }) {
   const names = spans.map(({ name }) => bareName(name).toLowerCase());

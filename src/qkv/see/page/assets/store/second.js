@@ -9,19 +9,19 @@ import { isSwap, moved, usualPlace, wordsOf } from "./places.js";
 /** @typedef {import("../engine/door.js").Run} Run */
 
 /**
- * The second text as the parts are told of it: `axis` says which of its tokens stand with those of the first.
+ * The data about the second text; `axis` aligns its tokens with the tokens of the first text.
  * @typedef {object} Second
  * @property {string} text
- * @property {Run} run  with the edits that fit it
+ * @property {Run} run  the run with the edits that apply to it
  * @property {Edit[]} edits
- * @property {number | null} place  where its word is looked at
+ * @property {number | null} place  the position of its chosen word
  * @property {Both[]} axis
  */
 
 /**
- * The run of the second text of a state; null where it has none.
+ * The run of the second text of a state; null if the state has no second text.
  * @param {Door} engine
- * @param {PlayState} state  whose places are those of `first`
+ * @param {PlayState} state  its positions belong to the text of `first`
  * @param {Run} first  the run of its first text, without edits
  * @param {any} model
  * @param {AbortSignal} signal
@@ -45,7 +45,7 @@ export async function secondOf(engine, state, first, model, signal) {
 }
 
 /**
- * Where a token of the first text stands in the second, or null.
+ * The position in the second text of a token of the first text, or null.
  * @param {Both[]} axis
  * @param {number | null} token
  */

@@ -1,4 +1,4 @@
-// What a page shows, as an object that does not change, and as an address holds it.
+// The state of a page, as an immutable object and as a part of an address.
 
 import { pick } from "../base/values.js";
 
@@ -32,14 +32,14 @@ import { pick } from "../base/values.js";
  */
 
 /**
- * What a vector that steers was made of: the last that is added to a residual stream before a layer.
+ * The origin of a steering vector: the last vector that is added to the residual stream before a layer.
  * @typedef {{towards: string, away: string, strength: number}} Steer  `away` may be empty
  */
 
 /** @typedef {Readonly<Required<Pick<PlayState, "merge" | "skip" | "mode" | "part">>>} Sight  what is in sight of a text */
 
 /**
- * What is in sight at first, as it stands in the state of a page: pieces as they are, all tokens, their weights.
+ * The visible part of a text when a page opens: subwords shown separately, all tokens, weights.
  * @type {Sight}
  */
 export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
@@ -48,15 +48,15 @@ export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", 
 export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
 /** @type {Record<string, any>} */
 export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
-export const LONGEST = 100_000; // characters of a text: an address with two of them is within what a browser takes
+export const LONGEST = 100_000; // the largest number of characters in a text; a browser accepts an address with two such texts
 const MOST_MASKS = 4_000_000; // in an address
 /** @type {Record<string, string>} */
-export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // what may be there without the rest of its region
+export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // parts that can be shown without the rest of their region
 const PLACES = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
 export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
-const OF_LAB = ["second", "inside", "colouring", "beside", "tab", "merge", "card", "steer"]; // what only the lab shows: an address with one opens it
+const OF_LAB = ["second", "inside", "colouring", "beside", "tab", "merge", "card", "steer"]; // fields that only the lab shows; an address with one of them opens the lab
 
 /** @param {any} fields @returns {PlayState} */
 export function stateOf(fields) {
@@ -66,7 +66,7 @@ export function stateOf(fields) {
 // ---- the address
 
 /**
- * What an address holds behind its #: only what is not as the page starts.
+ * The part of an address after the #: only the fields that differ from the start of the page.
  * @param {any} state
  * @param {any} start
  */
@@ -74,7 +74,7 @@ export function toHash(state, start) {
   /** @param {any} of @param {string} name */
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
-  const moves = fields.some((name) => name === "text" || name === "edits"); // places say nothing without them
+  const moves = fields.some((name) => name === "text" || name === "edits"); // positions mean nothing without them
   if (start.view !== "lab" && fields.some((name) => OF_LAB.includes(name))) fields.push("view");
   const all = [...new Set(moves ? [...Object.keys(PLAIN), ...fields] : fields)];
   const put = new URLSearchParams();
@@ -85,7 +85,7 @@ export function toHash(state, start) {
 }
 
 /**
- * The address that a page opens on: its own, or the one that it was saved or made with.
+ * The address with which a page opens: its own address, or the address with which it was saved or made.
  * @param {any} data  the payload
  * @returns {string}
  */
@@ -95,7 +95,7 @@ export function openingOf(data) {
 }
 
 /**
- * Which model of two an address is of.
+ * The model, of two, to which an address belongs.
  * @param {string} [hash]
  */
 export function sideOf(hash = "") {
@@ -103,7 +103,7 @@ export function sideOf(hash = "") {
 }
 
 /**
- * Whether an address has a text and says nothing of a head.
+ * Whether an address has a text but no head.
  * @param {string} hash
  */
 export function namesNoHead(hash) {
@@ -112,7 +112,7 @@ export function namesNoHead(hash) {
 }
 
 /**
- * The state of an address; null where it holds none, or anything that is not one.
+ * The state in an address; null if it holds no state, or an invalid one.
  * @param {string} hash
  * @param {any} start
  */
@@ -148,10 +148,10 @@ function isState(found, start) {
   });
 }
 
-const JOINED = new WeakMap(); // edits -> the same as an address has them
+const JOINED = new WeakMap(); // from edits to their form in an address
 
 /**
- * Edits with masks that follow each other as one: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}.
+ * Joins consecutive masks to one edit: {op: "masks", layer, head, rows: [[query, first key, last key], ...]}.
  * @param {readonly Edit[]} edits
  */
 export function joinedMasks(edits) {
@@ -175,12 +175,12 @@ export function joinedMasks(edits) {
 }
 
 /**
- * The same the other way, each mask once; an address with more than a page can take is none.
+ * The reverse: each mask once. Throws if the address has more masks than a page allows.
  * @param {any[]} edits
  */
 function splitMasks(edits) {
   /** @type {[any[], Map<string, Set<number>>]} */
-  const [found, known] = [[], new Map()]; // by layer and head: the masks that are there
+  const [found, known] = [[], new Map()]; // the masks by layer and head
   let read = 0;
   for (const edit of edits) {
     if (edit?.op !== "masks") {

@@ -1,5 +1,5 @@
-// The state of the live page: what it begins with, what can be taken back, and the runs of the model that belong
-// to it. A newer state supersedes the run that is going; what the parts are told always belongs together.
+// The state of the live page: its beginning, the history for undo, and the runs of the model for the state. A newer
+// state cancels the current run. The data that the parts receive always belong to one state.
 
 import { plainTokens } from "../base/tokens.js";
 import { pick } from "../base/values.js";
@@ -16,43 +16,44 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
 /** @typedef {import("./second.js").Second} Second */
 
 /**
- * What the parts are told: `run` is of `state.text` with `state.edits`, `original` of the text alone (the same where
- * there are no edits). Both have logits at `state.place` alone, (1, V), and `blocks[state.layer]`.
+ * The data that the parts receive. `run` is the run of `state.text` with `state.edits`; `original` is the run of the
+ * text without edits (the same run if there are no edits). Both have logits only at `state.place`, (1, V), and
+ * `blocks[state.layer]`.
  * @typedef {object} Now
  * @property {PlayState} state
- * @property {any} model  sizes, name and vocabulary; null until they are known
+ * @property {any} model  the sizes, name and vocabulary; null until they are known
  * @property {Run} run
  * @property {Run} original
- * @property {Second | null} second  of the second text, see second.js
+ * @property {Second | null} second  the second text: see second.js
  * @property {boolean} busy  a newer state is being computed
  * @property {string | null} error
- * @property {string} sentence  the text that the model reads: with the words that are swapped for others
- * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens that are one word of the text
- * @property {Ruled | null} ruled  the head of this text by the rule, see rule.js; null where the rule was not asked
+ * @property {string} sentence  the text that the model reads, after words are swapped
+ * @property {[number, number, string][]} words  [first, last + 1, word]: the tokens of each word of the text
+ * @property {Ruled | null} ruled  the head that the rule chose for this text (see rule.js); null if the rule was not applied
  */
 
 /** @typedef {Now | (Omit<Now, "run" | "original" | "second"> & {run: null, original: null, second: null})} Told  `Now`, or that no text was run yet */
 
 /**
- * What parts read a page's state in and change it through: that of a live page, or of texts that were run before.
+ * The interface through which parts read and change the state of a page, live or with recorded texts.
  * @typedef {object} Store
  * @property {any} data  the payload
  * @property {Partial<Door> & {name?: string}} engine
  * @property {PlayState} state
  * @property {(patch: Partial<PlayState>, options?: {undo?: boolean}) => void} set
- * @property {boolean} [recorded]  whether the texts were run before; the live page has the others:
+ * @property {boolean} [recorded]  whether the texts are recorded; only the live page has the next fields
  * @property {() => void} [undo]
  * @property {boolean} [canUndo]
  * @property {(patch?: Partial<PlayState>) => string} [address]
  * @property {boolean} [picked]  whether the reader chose the head
  * @property {() => void} [byRule]
- * @property {number} [painted]  how often it was drawn
+ * @property {number} [painted]  the number of times the page was drawn
  */
 
 /** @typedef {Store & Required<Pick<Store, "undo" | "canUndo" | "address" | "picked" | "byRule">>} LiveStore  of the live page */
 
 /**
- * What was computed of a state, and how a text is cut into tokens.
+ * `Shown` has the results for a state; `Read` has the tokens of a text.
  * @typedef {{state: PlayState, run: Run, original: Run, second: Second | null, sentence: string}} Shown
  * @typedef {{text: string, run: Run}} Read
  */
@@ -62,8 +63,8 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  * @typedef {{node: HTMLElement, update: (now: Told) => void | Promise<void>, headline?: HTMLElement}} Part
  */
 
-const MOST = 256; // tokens of a text that a page reads: it shows all heads
-const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run depends on
+const MOST = 256; // the largest number of tokens in a page's text, since the page shows all heads
+const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // the fields of the state on which a run depends
 
 /**
  * @param {any} data  the payload
@@ -72,24 +73,24 @@ const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // what a run dep
 export function playStore(data, heard) {
   let start = stateOf({ ...PLAIN, ...FOLDED, ...pick(data.start, [...Object.keys(PLAIN), ...Object.keys(FOLDED)]) });
   /** @type {PlayState[]} */
-  const past = []; // what undo gives back, the newest last
+  const past = []; // the earlier states for undo, the newest last
   const address = openingOf(data);
   let state = fromHash(address, start) ?? start;
   /** @type {Shown | null} */
-  let shown = null; // the last that was computed
+  let shown = null; // the last results
   /** @type {Read | null} */
-  let tokens = null; // how a text is cut into tokens
+  let tokens = null; // the tokens of a text
   /** @type {Read | null} */
-  let carry = null; // the text before, whose tokens the places in the state still are
+  let carry = null; // the earlier text to whose tokens the positions in the state still belong
   /** @type {{key: string, run: Run | Promise<Run> | null}} */
   let unchanged = { key: "", run: null }; // the last run without edits
   /** @type {[any, AbortController | null, string | null, string, any]} */
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
-  let asked = 0; // how many states were asked for
-  let given = state !== start; // by an address, and not yet known to be possible
-  let unruled = given ? namesNoHead(address) : data.start.layer === undefined; // the head is still to be chosen, by the rule
-  let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // whether a reader chose the head, and the query: they stay when another text is written
-  const ruled = new Map(); // by text: the head that the rule chose
+  let asked = 0; // the number of requested states
+  let given = state !== start; // requested by an address, and not yet checked
+  let unruled = given ? namesNoHead(address) : data.start.layer === undefined; // the rule still has to choose the head
+  let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // whether the reader chose the head, and the query; the choice stays when the text changes
+  const ruled = new Map(); // the head that the rule chose, by text
   if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
   const closed = new AbortController();
   /** @param {PlayState} of */
@@ -97,7 +98,7 @@ export function playStore(data, heard) {
     const hash = toHash(of, start);
     return data.side === "decoder" ? `#model=decoder${hash && `&${hash.slice(1)}`}` : hash;
   };
-  let drawn = Promise.resolve(); // kept when all that was told is drawn
+  let drawn = Promise.resolve(); // resolved when all data are drawn
 
   const self = {
     data,
@@ -109,20 +110,20 @@ export function playStore(data, heard) {
     get canUndo() {
       return past.length > 0;
     },
-    /** The address that shows this state, or one that is otherwise in something. */
+    /** The address of this state, or of the state with some changes. */
     address: (patch = {}) => location.href.replace(/#.*$/s, "") + hashOf({ ...state, ...patch }),
     get picked() {
       return picked;
     },
     set,
     undo,
-    /** Leaves the address and the window to another page. */
+    /** Stops using the address and the window, for another page. */
     close() {
       closed.abort();
       going?.abort(new Error("closed"));
       [going, writing] = [null, clearTimeout(writing)];
     },
-    /** Leaves the choice of the head to the rule again. */
+    /** Lets the rule choose the head again. */
     byRule() {
       [picked, asking, unruled] = [false, false, true];
       follow(RUN_FOR);
@@ -130,14 +131,15 @@ export function playStore(data, heard) {
   };
 
   /**
-   * Changes the state. A new text alone keeps what can be kept of the edits; with them it takes all places anew.
+   * Changes the state. With a new text, edits are kept as far as possible; if edits are given too, all positions are
+   * new.
    * @param {Partial<PlayState>} patch
-   * @param {{undo?: boolean}} options  whether it can be taken back, where it changes the text or the edits
+   * @param {{undo?: boolean}} options  whether a change of the text or the edits can be undone
    */
   function set(patch, { undo: keep = true } = {}) {
     const alone = "text" in patch && !["edits", "place", "query"].some((name) => name in patch);
     /** @type {Edit[]} */
-    const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // what a new text has as its own words
+    const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // fields that belong to the words of a new text
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
     /** @type {Record<string, any>[]} */
     const [before, after] = [state, next];
@@ -156,7 +158,7 @@ export function playStore(data, heard) {
     follow(changed);
   }
 
-  /** Takes back the last change of the text or of the edits. */
+  /** Undoes the last change of the text or the edits. */
   function undo() {
     const last = past.pop();
     if (!last) return;
@@ -180,12 +182,12 @@ export function playStore(data, heard) {
     going?.abort(new Error("superseded"));
     const mine = new AbortController();
     going = mine;
-    const late = setTimeout(tell, 150); // a short wait need not be seen
+    const late = setTimeout(tell, 150); // a short wait is not shown
     try {
       let found = await runsOf(mine.signal);
       if (going !== mine) return;
       if (unruled) {
-        shown = { ...found, state }; // it can be read while the head is chosen
+        shown = { ...found, state }; // the reader can read it while the head is chosen
         tell();
         drawn.then(() => requestAnimationFrame(() => (document.documentElement.dataset.told = state.text)));
         const own = ruled.get(state.text) ?? (await headByRule(self.engine, state.text, found.original, model, data, mine.signal));
@@ -205,7 +207,7 @@ export function playStore(data, heard) {
   }
 
   /**
-   * The runs at the head that the rule has chosen.
+   * The runs with the head that the rule has chosen.
    * @param {Ruled | null} own
    * @param {AbortSignal} signal
    */
@@ -244,7 +246,7 @@ export function playStore(data, heard) {
   }
 
   /**
-   * What the state asks for cannot be: the last that could be stands again.
+   * The state is impossible: returns to the last possible state.
    * @param {any} reason
    */
   function failed(reason) {
@@ -269,7 +271,7 @@ export function playStore(data, heard) {
     whenDrawn();
   }
 
-  /** Marks the document when what was told last is painted; it is ready unless another state was asked for meanwhile. */
+  /** Marks the document as ready when the last data are painted, unless another state was requested meanwhile. */
   function whenDrawn() {
     const mine = asked;
     drawn.then(() =>
@@ -292,7 +294,7 @@ export function playStore(data, heard) {
     drawn = heard(/** @type {Told} */ (told));
   }
 
-  /** Writes the address, when the reader pauses and all is drawn: who reads it finds on the page what it says. */
+  /** Writes the address when the reader pauses and everything is drawn, so that the address always matches the page. */
   function write() {
     clearTimeout(writing);
     const mine = setTimeout(async () => {
@@ -302,13 +304,13 @@ export function playStore(data, heard) {
       try {
         history.replaceState(history.state, "", written || location.href.replace(/#.*$/s, ""));
       } catch {
-        written = location.hash; // a page inside another has no address of its own
+        written = location.hash; // a page inside another page has no own address
       }
     }, 250);
     writing = mine;
   }
 
-  // the event may come when the address has been written over, so what counts is the address it tells
+  // the event may come after the address was overwritten, so the address in the event counts
   window.addEventListener("hashchange", ({ newURL }) => {
     const { hash } = new URL(newURL);
     if (hash === written || (data.side && sideOf(hash) !== data.side)) return;
@@ -327,7 +329,7 @@ export function playStore(data, heard) {
 }
 
 /**
- * The door to a page's model, as the parts ask it: tokens are named as a reader knows them.
+ * The door to a page's model for the parts: tokens have readable names.
  * @param {any} qkv
  * @param {any} data
  */
@@ -352,7 +354,7 @@ function engineOf({ where = "in this page", run, sweep, models, model, parameter
 }
 
 /**
- * Calls `open` with the door to a model (door.js), once it is there; `missing` if the page ends without one.
+ * Calls `open` with the door to a model (door.js) when it exists, or `missing` if the page ends without a model.
  * @param {(qkv: any) => void} open
  * @param {(reason: Error) => void} missing
  */
