@@ -1,4 +1,4 @@
-// The activations of a linear layer, on several vectors at a time so that none waits for another.
+// The activations of a linear layer, computed on several vectors at once to hide latency.
 #pragma once
 
 #include "simd.h"
@@ -6,22 +6,22 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// The smaller of two; NaN where `b` is NaN.
+// The smaller of two numbers; NaN if `b` is NaN.
 QKV_INLINE Floats smaller(Floats a, Floats b) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);  // which GCC 12 does not find
+  return (Floats)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);  // GCC 12 does not choose this instruction
 #else
   return a < b ? a : b;
 #endif
 }
 
-// Phi(x), the normal distribution's (1 + erf(x / sqrt(2))) / 2, within 1.1e-7 of it (1.6e-7 without
-// fused multiply-adds).
+// Phi(x) = (1 + erf(x / sqrt(2))) / 2 of the normal distribution, with an error below 1.1e-7
+// (1.6e-7 without fused multiply-adds).
 //
-// Phi(x) = 1/2 + x * R(x * x), R a polynomial around the middle of 0 ... LAST**2, fitted so that x *
-// R is nearest (least squares, reweighted; each coefficient rounded before the next was fitted).
-// Beyond LAST Phi is 0 or 1 within half a unit, and exactly so: there x * R rounds to 1/2, which is
-// how LAST was chosen.
+// Phi(x) = 1/2 + x * R(x * x). R is a polynomial around the middle of 0 ... LAST**2. It was fitted
+// so that x * R is nearest (least squares, reweighted; each coefficient was rounded before the next
+// was fitted). Beyond LAST, Phi is within half a unit of 0 or 1, and the result is exactly 0 or 1,
+// because LAST was chosen so that x * R rounds to 1/2.
 template <int N>
 QKV_INLINE void normal(const Floats (&x)[N], Floats (&phi)[N]) {
   constexpr float LAST = 0x1.580002p+2f, MIDDLE = 0x1.ce4p+3f;
@@ -90,9 +90,10 @@ QKV_INLINE void activate(Floats (&x)[N]) {
   if constexpr (A == Activation::quick_gelu) quick_gelu(x);
 }
 
-// ---- derivatives: what is in x becomes the derivative there -------------------------------------
+// ---- derivatives: the function replaces x by the derivative at x
+// ---------------------------------
 //
-// x is bounded to where the derivative has become that at infinity, so that no infinity meets a 0.
+// x is limited to the range outside which the derivative is constant, to avoid infinity times 0.
 
 QKV_INLINE Floats bounded(Floats x, float by) { return smaller(splat(by), larger(splat(-by), x)); }
 
@@ -108,7 +109,7 @@ QKV_INLINE void gelu_slope(Floats (&x)[N]) {
   }
 }
 
-// The derivative of v * sigmoid(u) is s + v * s * (1 - s) * u', where 1 - s = e * s, e = exp(-u).
+// The derivative of v * sigmoid(u) is s + v * s * (1 - s) * u', with 1 - s = e * s, e = exp(-u).
 QKV_INLINE Floats times_sigmoid_slope(Floats x, Floats exponent, Floats slope) {
   Floats e = exp2(smaller(splat(126), exponent));
   Floats s = 1.0f / (e + 1);
@@ -142,7 +143,7 @@ QKV_INLINE void quick_gelu_slope(Floats (&x)[N]) {
   }
 }
 
-// 1 for NaN, as torch has it: the forward pass has made NaN of it already.
+// The derivative at NaN is 1, as in torch: the forward pass has already returned NaN.
 template <int N>
 QKV_INLINE void relu_slope(Floats (&x)[N]) {
   QKV_UNROLL for (int n = 0; n < N; ++n)

@@ -1,7 +1,8 @@
-// What a method of qkv._kernel reads from Python: arrays through the buffer protocol, and numbers.
+// How a method of qkv._kernel reads its arguments from Python: arrays (buffer protocol) and
+// numbers.
 //
-// Python has checked every argument and written the errors that a user reads. What is checked again
-// here, cheaply, is that no shape leads outside of a buffer.
+// The Python code has already checked every argument and raised errors for users. This file only
+// checks that no shape leads outside of a buffer.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -17,7 +18,7 @@
 
 namespace qkv {
 
-struct Raised : std::exception {};  // a Python error is set already
+struct Raised : std::exception {};  // a Python error is already set
 
 [[noreturn]] inline void refuse(const char* reason) { throw std::invalid_argument(reason); }
 inline void need(bool fits, const char* reason) {
@@ -30,7 +31,7 @@ inline Type type_of(const char* format, Py_ssize_t size) {
     switch (format[0]) {
       case '?': return Type::boolean;
       case 'e': return Type::float16;
-      case 'H': return Type::bfloat16;  // by its bits
+      case 'H': return Type::bfloat16;  // stored as bits
       case 'f': return Type::float32;
       case 'd': return Type::float64;
       case 'l':
@@ -42,8 +43,8 @@ inline Type type_of(const char* format, Py_ssize_t size) {
   throw Raised();
 }
 
-// An array as Python passes it, held for as long as this lives; None gives an empty one. Axes are
-// counted from the end, and those that are not there have length 1: -1 is the last axis.
+// An array from Python, which is held as long as this object lives; None gives an empty array. Axes
+// are counted from the end (-1 is the last axis), and missing axes have length 1.
 class Array {
  public:
   Array(PyObject* object, bool writable = false) {
@@ -88,7 +89,7 @@ class Array {
     for (int axis = -axes(); axis < 0; ++axis) all *= length(axis);
     return all;
   }
-  // Whether it holds that many elements of this type, contiguous.
+  // Whether the array has this many contiguous elements of this type.
   bool is(Type type, int64_t elements) const {
     return held_ && type_ == type && is_contiguous() && count() == elements;
   }
@@ -137,7 +138,7 @@ inline void need_contiguous_rows(std::initializer_list<const Array*> arrays) {
     need(array->length(-1) < 2 || array->step(-1) == 1, "the last axis is not contiguous");
 }
 
-// A matrix of float32 with contiguous rows, (rows, columns) of any size where -1 is asked for.
+// A float32 matrix (rows, columns) with contiguous rows; -1 stands for any size.
 inline void need_matrix(const Array& array, int64_t rows, int64_t columns) {
   need(array && array.type() == Type::float32 && array.axes() == 2 &&
            (rows < 0 || array.length(-2) == rows) && (columns < 0 || array.length(-1) == columns),
@@ -145,7 +146,7 @@ inline void need_matrix(const Array& array, int64_t rows, int64_t columns) {
   need_contiguous_rows({&array});
 }
 
-// `count` contiguous float32; nullptr where none are given.
+// `count` contiguous float32 numbers, or nullptr if the argument is missing.
 inline float* floats_or_none(const Array& array, int64_t count) {
   if (!array) return nullptr;
   need(array.is(Type::float32, count), "an array is not so many contiguous float32");

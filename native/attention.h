@@ -1,4 +1,4 @@
-// Attention over many queries: blocks of keys pass by chunks of queries (Dao et al. 2022).
+// Attention over many queries: each chunk of queries runs over blocks of keys (Dao et al. 2022).
 #pragma once
 
 #include "schedule.h"
@@ -8,17 +8,17 @@ namespace qkv {
 namespace QKV_BODY {
 
 constexpr int TILES = 112 / TILE;      // of a chunk
-constexpr int QUERIES = TILES * TILE;  // of a chunk: a block of keys meets them in the cache
+constexpr int QUERIES = TILES * TILE;  // queries of a chunk, which stay in the cache
 
-// What a worker needs beside the packed head, for one task after the other.
+// The buffers that a worker needs for its tasks, in addition to the packed head.
 struct Scratch {
   Buffer<float> queries, scores, context;
   Running rows[TILES];
-  bool exact[QUERIES];  // which queries are computed again
+  bool exact[QUERIES];  // queries to compute again in double precision
   RowScratch row;
   ExactRow exact_row;
 
-  // Memory for all that a task may need, so that no task fails half done.
+  // Allocates all memory that a task may need, so that no task fails halfway.
   void need(int64_t keys, int64_t size, int64_t value_size) {
     queries.need(QUERIES * STEP);
     scores.need(TILE * STEP);
@@ -27,11 +27,11 @@ struct Scratch {
   }
 };
 
-// What one tile has to do with one block of keys.
+// One tile of queries and one block of keys.
 struct TileOfBlock {
-  int64_t index, begin;     // the tile, and its first row, in its chunk
+  int64_t index, begin;     // the tile, and its first row, within its chunk
   int64_t block;
-  Range seen;               // columns of the block that some row of the tile may see
+  Range seen;               // columns of the block that any row of the tile may see
   bool plain;
 };
 
@@ -43,12 +43,12 @@ inline Range columns_of(const Attention& a, int64_t row, int64_t i, int64_t bloc
   return {at_most(begin, end), end};
 }
 
-// What the scores of a tile are multiplied by where nothing else happens to them.
+// The factor of a tile's scores, if the scores need no other change.
 inline float factor_of(const Attention& a, bool plain) {
   return plain ? float(a.scale * double(LOG2_E)) : 1.0f;
 }
 
-// The products of a tile's rows with panels of keys, in some columns, as they come out.
+// The unchanged products of a tile's rows with panels of keys, in some columns.
 template <class Product, int ROWS>
 inline void multiply_panels(const float* keys, int64_t depth, Range columns, const float* queries,
                             float* scores) {
@@ -66,7 +66,7 @@ inline void multiply_panels(const float* keys, int64_t depth, Range columns, con
         });
 }
 
-// The same with the keys of a block.
+// The products of a tile's rows with the keys of a block.
 template <class Product, int ROWS>
 inline void multiply_keys(const Attention& a, const Packed& head, int64_t block, Range columns,
                           const float* queries, float* scores) {
@@ -94,7 +94,7 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
       finish_row(a, p, tile.block * BLOCK, columns.begin, columns.end, seen, row, s.row);
     else if (seen.begin > columns.begin || seen.end < columns.end)
       hide_outside(row, columns.begin, columns.end, seen);
-    if (a.weights) {  // scores for now: the sum is not known yet
+    if (a.weights) {  // scores for now, because the sum is not known yet
       float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, tile.block * BLOCK);
       for (int64_t c = seen.begin; c < seen.end; ++c) weights[c] = row[c];
     }
@@ -129,7 +129,7 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
   }
 }
 
-// A row of floats into the type of `out`.
+// Converts a row of floats to the type of `out`.
 inline void store_row(const Cells& out, int64_t at, const float* row, int64_t count) {
   int64_t c = 0;
   if (out.type == Type::float32)
@@ -138,7 +138,7 @@ inline void store_row(const Cells& out, int64_t at, const float* row, int64_t co
   for (; c < count; ++c) put(out, at + c, row[c]);
 }
 
-// Scores, as `tile_of_block` left them in a row of weights, become weights.
+// Converts the scores that `tile_of_block` left in a row of weights to weights.
 inline void weigh_row(const Attention& a, const Place& p, double lse, float factor) {
   Range keys = keys_of(a, p.row, p.i);
   float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, 0);
@@ -166,7 +166,7 @@ inline void load_queries(const Attention& a, const Place& first, int64_t count, 
 }
 
 // Call `compute(rows, tile)` for each tile of a chunk's first `real` queries and each block of keys
-// that some query of the tile may see, block by block.
+// that any query of the tile may see, block by block.
 template <class Compute>
 QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t real,
                               Compute compute) {
@@ -187,7 +187,7 @@ QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t re
   }
 }
 
-// A query that is padding: nothing but its sinks.
+// Finishes a query that is padding, which sees only its sinks.
 inline void finish_padding(const Attention& a, const Place& p) {
   int64_t out = cell(a.out, p, 0);
   for (int64_t c = 0; c < a.value_size; ++c) put(a.out, out + c, 0);
@@ -200,17 +200,17 @@ inline void finish_padding(const Attention& a, const Place& p) {
   static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = base + std::log(sum);
 }
 
-// Beyond this, in powers of 2, float32 scores are too coarse to be told from their maximum, and weights
-// too far from a log-sum-exp of 53 bits.
+// Beyond this limit (in powers of 2), float32 scores are too coarse to be distinguished from their
+// maximum, and weights are too far from a log-sum-exp of 53 bits.
 constexpr double COARSE = 1e7;
 
-// Whether the sum of a query's row can be relied on.
+// Whether the sum of a query's row is reliable.
 inline bool is_sound(const Running& rows, int64_t i) {
   return rows.total[i] > 0 && rows.total[i] < HUGE_VAL && std::fabs(double(rows.top[i])) <= COARSE;
 }
 
-// Once all keys have passed: divide the context of a tile's `count` queries by their sums. What met
-// infinity or NaN, or no number at all, is computed again.
+// After all keys: divide the context of a tile's `count` queries by their sums. Queries that saw
+// infinity, NaN or no key are computed again.
 inline void finish_rows(const Attention& a, Place p, int64_t count, const Running& rows,
                         const bool* exact, float* context, int64_t wide,
                         ExactRow& exact_row) {
@@ -227,7 +227,7 @@ inline void finish_rows(const Attention& a, Place p, int64_t count, const Runnin
     bool sound = is_sound(rows, i);
     if (exact[i] || !sound || !all_zero(trace)) {
       attend_exactly(a, p, exact_row);
-      // a summary computes the scores again, in float32: the sum has to be that of these
+      // a summary computes the scores again in float32, so the sum must be the sum of these scores
       if (a.top_k && sound)
         static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = rows.log_sum_exp(i);
       continue;

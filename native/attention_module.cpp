@@ -6,8 +6,8 @@
 namespace qkv {
 namespace {
 
-// Where each row of `array` begins. A row is one place among the axes in front of the last `inner`,
-// whose lengths are those of `like`; an axis of length 1 is repeated.
+// The offset of each row of `array`. A row is one index into the axes before the last `inner` axes;
+// these axes have the lengths of `like`, or length 1 for a repeated axis.
 std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
   int outer = std::max(0, like.axes() - inner);
   need(array.axes() <= std::max(like.axes(), inner), "an array has too many axes");
@@ -25,7 +25,7 @@ std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
   return found;
 }
 
-// Where the arguments of a batch and of packed rows are; QUERY to LSE are in the same place.
+// The indices of the arguments for a batch and for packed rows; QUERY to LSE have the same index.
 namespace batch {
 enum {
   BODY, QUERY, KEY, VALUE, OUT, LSE, MASK, BIAS, SLOPES, SINKS, OFFSET, QUERY_LENGTHS, KEY_LENGTHS,
@@ -39,12 +39,13 @@ enum {
 };
 }
 
-// What batches and packed rows are both asked. What the pointers in `a` point to is kept here.
+// The arguments that batches and packed rows share. This object owns the memory behind the pointers
+// in `a`.
 struct Call {
   const Array query, key, value, out, lse, slopes, sinks;
   Attention a;
 
-  // `args` begins with what QUERY and SLOPES name; `computed`: out and lse are results, not given.
+  // `args` begins with the arguments named QUERY to SLOPES; `computed`: out and lse are results.
   Call(PyObject* const* args, PyObject* const* per_head, bool computed)
       : query(args[0]), key(args[1]), value(args[2]), out(args[3], computed),
         lse(args[4], computed), slopes(per_head[0]), sinks(per_head[1]) {
@@ -98,7 +99,7 @@ struct Call {
     return keep(std::move(numbers));
   }
 
-  // `args` begins with what LEFT names.
+  // `args` begins with the argument LEFT.
   void window_and_scale(PyObject* const* args) {
     a.left = args[0] == Py_None ? FAR : std::min(FAR, whole(args[0]));
     a.right = args[1] == Py_None ? FAR : std::min(FAR, whole(args[1]));
@@ -151,7 +152,7 @@ struct Batch : Call {
     window_and_scale(args + batch::LEFT);
   }
 
-  // (..., Hq, i, j) with any axis of length 1 repeated; leading axes are those of query.
+  // (..., Hq, i, j) with the leading axes of query; any axis of length 1 is repeated.
   Cells query_cells(const Array& array, int64_t rows, int64_t columns) {
     return cells(array, a.group, rows, columns);
   }
@@ -163,7 +164,7 @@ struct Batch : Call {
       if (array.length(axis) != query.length(axis)) return false;
     return true;
   }
-  // Whether an array is (..., Hq, i, j), none of its axes repeated.
+  // Whether an array is (..., Hq, i, j) without repeated axes.
   bool is_result(const Array& array, int64_t i, int64_t j) const {
     return array.axes() == query.axes() && has_leading_axes_of_query(array) &&
            array.length(-3) == query.length(-3) && array.length(-2) == i && array.length(-1) == j;
@@ -219,7 +220,7 @@ struct Packed : Call {
     window_and_scale(args + packed::LEFT);
   }
 
-  // Whether an array is (total, heads, size) with the total and the heads of `other`.
+  // Whether an array is (total, heads, size) with the same total and heads as `other`.
   static bool is_like(const Array& array, const Array& other, int64_t size) {
     return array.axes() == 3 && array.length(-3) == other.length(-3) &&
            array.length(-2) == other.length(-2) && array.length(-1) == size;
@@ -228,7 +229,7 @@ struct Packed : Call {
   Cells key_cells(const Array& array) { return cells(array, key_starts, 1); }
 
  private:
-  // How long the sequences are.
+  // Reads the lengths of the sequences.
   const int64_t* lengths(const Array& given, int64_t total) {
     need(given.is(Type::integer, a.rows + 1), "starts are not int64");
     auto* first = static_cast<const int64_t*>(given.data());
@@ -256,7 +257,7 @@ struct Packed : Call {
   }
 };
 
-// What the gradients of batches and of packed rows are both asked beside the forward call.
+// The arguments of gradients, for batches and packed rows, in addition to the forward call.
 struct GradientArrays {
   const double most;
   const Array upstream, query, key, value;
@@ -274,7 +275,7 @@ struct GradientArrays {
       need(array->type() == Type::float32, "gradients are not float32");
   }
 
-  // All but the gradients of arrays.
+  // All arguments except the gradients of arrays.
   Gradient begin(const Attention& a) const {
     int64_t heads = a.kv_heads * a.group;
     auto numbers = [&](const Array& array, Type type, int64_t each) {

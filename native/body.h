@@ -1,4 +1,4 @@
-// The bodies: one source, compiled once for each instruction set; see isa.cpp for the choice.
+// The bodies: one source, compiled once for each instruction set. isa.cpp chooses a body.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@ namespace qkv {
 
 struct Body {
   const char* name;  // "avx512", "avx2" or "portable"
-  bool bfloat16;     // whether it multiplies bfloat16 in BF16 instructions
+  bool bfloat16;     // whether it multiplies bfloat16 with BF16 instructions
 
   void (*attend)(const Attention&, int threads);
-  void (*summarize)(const Attention&, int threads);  // what attend does, and the summary
+  void (*summarize)(const Attention&, int threads);  // attend, and the summary
 
   void (*differentiate)(const Attention&, const Gradient&, int threads);
 
-  // Weights are packed once for many products. `type` is that of W, and of the packed numbers:
-  // float32 products take float32 weights, half precision takes weights of its own type.
+  // Weights are packed once for many products. `type` is the type of W and of the packed numbers:
+  // float32 products take float32 weights, and half precision takes weights of the same type.
   size_t (*packed_bytes)(int64_t in, int64_t out, Type type);
   void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
                Type type, void* packed, int threads);
@@ -27,7 +27,7 @@ struct Body {
   void (*narrow)(const float* x, int64_t count, void* y, int threads);  // to bfloat16
 
   void (*outer)(const Outer&, int threads);
-  // y = activation(x), or grad * activation'(x) where grad is given
+  // y = activation(x), or grad * activation'(x) if grad is given
   void (*map)(Activation, const float* x, const float* grad, float* y, int64_t count, int threads);
   void (*norm_grad)(const NormGrad&, int threads);
   void (*cross_entropy)(const CrossEntropy&, int threads);
@@ -38,6 +38,6 @@ struct Body {
   double (*read_rate)(int threads);                 // bytes a second, measured
 };
 
-const std::vector<const Body*>& bodies();  // those that this machine can run, the best first
+const std::vector<const Body*>& bodies();  // the bodies that this machine can run, the best first
 
 }  // namespace qkv

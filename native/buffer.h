@@ -1,4 +1,4 @@
-// Scratch buffers: aligned to a cache line, not initialised, given back at the end of its scope.
+// Scratch buffers: aligned to a cache line, not initialised, freed at the end of their scope.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // Memory for `count`; what was in it is lost where it has to grow.
+  // Makes room for `count` elements; the contents are lost if the buffer has to grow.
   void need(size_t count) {
     if (count <= count_) return;
     drop();
@@ -36,7 +36,7 @@ class Buffer {
   size_t count_ = 0;
 };
 
-// Objects that begin as their type's zero: counters, slots.
+// An array of zero-initialised objects, such as counters and slots.
 template <class T>
 class Objects {
  public:

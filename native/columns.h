@@ -1,4 +1,4 @@
-// Some neighbouring columns of an array, copied so that they are contiguous.
+// Copies neighbouring columns of an array to contiguous memory.
 #pragma once
 
 #include "simd.h"
@@ -6,7 +6,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// Reads the first `count` of a vector's numbers, zeros in place of the rest; fast for any count.
+// Loads the first `count` numbers of a vector, and zeros for the rest; fast for any count.
 class First {
  public:
   explicit First(int64_t count) : count_(count < 0 ? 0 : count < WIDTH ? count : WIDTH) {}
@@ -28,9 +28,9 @@ class First {
   int64_t count_;
 };
 
-// `count` columns of `rows` rows, taken apart into tiles of STEP columns: [tile][row][STEP], tiles
-// `tile_step` apart, each long enough for whole vectors behind its last row; zeros take the place
-// of columns that are not there. What columns come to is added to `sums`, where they are wanted.
+// Copies `count` columns of `rows` rows into tiles of STEP columns: [tile][row][STEP], `tile_step`
+// apart. Each tile has space for whole vectors after its last row, and zeros replace missing
+// columns. The sums of the columns are added to `sums`, if given.
 template <int STEP>
 inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t count, float* to,
                          int64_t tile_step, float* sums) {
@@ -54,7 +54,7 @@ inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t 
   }
 }
 
-// The same of columns that are contiguous each, `step` apart: PANEL of them, without sums.
+// Copies PANEL columns, each of which is contiguous, `step` apart, without sums.
 inline void copy_transposed(const float* from, int64_t step, int64_t rows, int64_t count, float* to) {
   for (int64_t c = 0; c < PANEL; c += WIDTH) {
     for (int64_t k = 0; k < rows; k += WIDTH) {

@@ -1,8 +1,8 @@
-// Attention of few queries over many keys, as in decoding with a cache: bound by reading.
+// Attention of few queries over many keys, as in decoding with a cache: reading limits the speed.
 //
-// Keys and values are read once, in place, by all the queries that share them (the heads of
-// a group, and their queries). A task is a run of SPLIT keys of one head; the last one to finish
-// joins the parts in their order.
+// Keys and values are read once, in place, for all queries that share them (all queries of all
+// heads of a group). A task is a run of SPLIT keys of one head. The task that finishes last joins
+// the parts in order.
 #pragma once
 
 #include "attention.h"
@@ -10,9 +10,9 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t SHORT = 16;   // queries that this is for, at most
+constexpr int64_t SHORT = 16;   // the largest number of queries for this path
 constexpr int64_t SPLIT = 1024; // keys of a part, a multiple of BLOCK
-constexpr int FOUR = 4;         // queries that meet a key together
+constexpr int FOUR = 4;         // queries that are multiplied by a key together
 
 inline bool is_short(const Attention& a) {
   for (int64_t row = 0; row < a.rows; ++row)
@@ -20,9 +20,9 @@ inline bool is_short(const Attention& a) {
   return true;
 }
 
-// Products of ROWS queries with WIDTH / ROWS keys, at key_at[0], key_at[1] ...; the result holds
-// them key after key. Queries are STEP apart, filled up with zeros. Each key is read from end to
-// end before the next, since memory is quickest to give what is contiguous.
+// Products of ROWS queries with WIDTH / ROWS keys at key_at[0], key_at[1] ...; the result is sorted
+// by key. Queries are STEP apart and padded with zeros. Each key is read completely before the next
+// key, because contiguous memory is read fastest.
 template <class T, int ROWS>
 QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const int64_t* key_at,
                                 int64_t size) {
@@ -50,8 +50,8 @@ QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const in
   return fold(sums, Sum{});
 }
 
-// The products of ROWS queries with the keys of some columns of a block; columns that round these
-// up to WIDTH hold anything.
+// The products of ROWS queries with the keys of some columns of a block. Further columns, up to a
+// multiple of WIDTH, are undefined.
 template <class T, int ROWS>
 void multiply_short(const float* queries, const Cells& key, int64_t block_at, int64_t size,
                     Range columns, float* scores) {
@@ -111,9 +111,9 @@ void weigh_short(const float* weights, const Cells& value, int64_t block_at, int
   }
 }
 
-// What a part of the keys came to, for the queries of one head: (group, length) rows of each.
+// The partial results of a run of keys, for the (group, length) rows of one head.
 struct Part {
-  Running* rows;   // one for every FOUR
+  Running* rows;   // one for each FOUR rows
   float* context;  // `wide` apart
   uint8_t* exact;
 };
@@ -124,7 +124,8 @@ struct ShortScratch {
   ExactRow exact_row;
 };
 
-// Values of a block as floats, infinities and NaN as 0; whoever sees one is noted in `exact`.
+// Converts the values of a block to floats, with 0 for infinity and NaN; `exact` marks the rows
+// that see such a value.
 inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int64_t block,
                          Range columns, uint8_t* exact, Buffer<float>& clean) {
   clean.need(size_t(BLOCK * a.value_size));
@@ -151,7 +152,7 @@ inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int6
   return cells;
 }
 
-// Some rows (ROWS at most) of one head meet one block of keys.
+// Computes at most ROWS rows of one head with one block of keys.
 template <class T, int ROWS>
 void short_block(const Attention& a, const Place& head, int64_t first, int64_t count,
                  int64_t block, Range columns, const Part& part, ShortScratch& s) {
@@ -196,7 +197,7 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
   }
 }
 
-// One run of keys, seen by all rows that share them.
+// Computes one run of keys for all rows that share these keys.
 template <class T>
 void short_part(const Attention& a, const Place& head, Range keys, const Part& part,
                 ShortScratch& s) {
@@ -272,7 +273,7 @@ void attend_parts(const Attention& a, int threads) {
     int64_t row = h / a.kv_heads, here = a.group * a.length[row];
     Range keys = keys_of_row(a, row);
     int64_t parts = (keys.end + SPLIT - 1) / SPLIT - keys.begin / SPLIT;
-    if (keys.end <= keys.begin) parts = 1;  // nothing to see, but rows to finish
+    if (keys.end <= keys.begin) parts = 1;  // no keys to see, but rows to finish
     first_task[size_t(h)] = tasks;
     first_row[size_t(h)] = rows;
     tasks += here ? parts : 0;

@@ -1,10 +1,10 @@
-// Linear layers and norms: methods of qkv._kernel, and the weights that are packed for them.
+// Methods of qkv._kernel for linear layers and norms, and for packing weights.
 #include "module.h"
 
 namespace qkv {
 namespace {
 
-// Packed weights are a float32 array, whatever is in them.
+// Packed weights are always a float32 array, whatever type they hold.
 void need_packed(const Body& body, const Array& packed, int64_t in, int64_t out, Type type) {
   need(packed.is(Type::float32, packed.count()) &&
            size_t(packed.count()) * sizeof(float) == body.packed_bytes(in, out, type),

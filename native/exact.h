@@ -1,8 +1,8 @@
-// One query at a time, in double precision: for queries of which float32 made infinity or NaN.
+// One query at a time in double precision, for queries whose float32 result is infinity or NaN.
 //
-// The fast loops need not ask which numbers are finite: a query whose result is not, or that saw no
-// finite score, is computed again here. So what is hidden never shows, a visible NaN always does, and
-// sums of values that leave float32's range come out right.
+// The fast loops do not test whether numbers are finite. If the result of a query is not finite, or
+// if it saw no finite score, the query is computed again here. So masked numbers never affect a
+// result, a visible NaN always does, and sums beyond the range of float32 are right.
 #pragma once
 
 #include "buffer.h"
@@ -17,7 +17,7 @@ typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
 // Weights of one query in double precision, and its log-sum-exp.
 class ExactRow {
  public:
-  // Memory for `keys` keys; it is taken here so that nothing is left to fail later.
+  // Allocates memory for `keys` keys in advance, so that no later step can fail.
   void need(int64_t keys, int64_t size, int64_t value_size) {
     weights_.need(size_t(keys) + 1);
     visible_.need(size_t(keys) + 1);
@@ -40,7 +40,7 @@ class ExactRow {
       if (!visible_[k]) continue;
       any_ = true;
       double s = weights_[k] = score(a, p, range_.begin + k);
-      if (s > top || s != s) top = s;  // NaN stays: nothing is greater
+      if (s > top || s != s) top = s;  // NaN stays, because no number is greater
     }
     if (top == -HUGE_VAL) top = 0;
     double total = 0;
@@ -58,7 +58,7 @@ class ExactRow {
   double weight(int64_t j) const { return weights_[j - range_.begin]; }
   bool visible(int64_t j) const { return visible_[j - range_.begin]; }
 
-  // The weighted mean of the values, all columns of it.
+  // All columns of the weighted mean of the values.
   const double* context(const Attention& a, const Place& p) {
     for (int64_t c = 0; c < a.value_size; ++c) context_[c] = 0;
     for (int64_t j = range_.begin; any_ && j < range_.end; ++j) {

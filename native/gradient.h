@@ -1,9 +1,10 @@
-// The gradient of attention: blocks of keys, met by chunks of queries (Dao et al. 2022, appendix B).
+// The gradient of attention, for blocks of keys and chunks of queries (Dao et al. 2022, appendix
+// B).
 //
-// A unit of work is one block of keys of a key head, with all queries that may see it: only it adds
-// to the gradients of its keys and values. To that of a query all blocks add, one after the other,
-// the last block first: a unit waits until the one behind it is through with a chunk. So every sum
-// has one order, whoever computes it.
+// A unit of work is one block of keys of a key head, with all queries that may see the block. Only
+// this unit adds to the gradients of these keys and values. All blocks add to the gradient of a
+// query, one after another from the last block to the first: a unit waits until the unit of the
+// next block has finished a chunk. So every sum has a fixed order, whatever thread computes it.
 #pragma once
 
 #include "gradient_chunk.h"
@@ -11,7 +12,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t THROUGH = INT64_MAX;  // of a unit that has no chunk left
+constexpr int64_t THROUGH = INT64_MAX;  // the state of a unit without further chunks
 
 inline int64_t real_queries(const Attention& a, int64_t row) {
   return at_most(a.length[row], a.query_length[row]);
@@ -23,7 +24,7 @@ inline Range chunk_of(int64_t queries, int64_t chunk) {
   return {chunk * queries / chunks, (chunk + 1) * queries / chunks};
 }
 
-// The keys that some query of a chunk may see.
+// The keys that any query of a chunk may see.
 inline Range keys_of_chunk(const Attention& a, int64_t row, Range queries) {
   Range keys{keys_of(a, row, queries.begin).begin, keys_of(a, row, queries.end - 1).end};
   return {at_most(keys.begin, keys.end), keys.end};
@@ -34,7 +35,7 @@ inline void clear_rows(const Cells& to, Place p, Range rows, int64_t size) {
     std::memset(static_cast<float*>(to.data) + cell(to, p, 0), 0, size_t(size) * sizeof(float));
 }
 
-// What no block of keys adds to.
+// Sets the gradients to which no block of keys adds.
 inline void clear_unseen(const Differentiation& d, const Place& p) {
   const Attention& a = d.a;
   int64_t real = real_queries(a, p.row);
@@ -52,7 +53,7 @@ inline void clear_unseen(const Differentiation& d, const Place& p) {
   }
 }
 
-// What the queries of one head need beside keys and values, and the gradient of its sinks.
+// Prepares the queries of one head, and computes the gradient of the head's sinks.
 inline void prepare_head(Differentiation& d, Place p) {
   const Attention& a = d.a;
   clear_unseen(d, p);
@@ -128,7 +129,7 @@ inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head
   if (!sound) d.unsound[head] = true;
 }
 
-// Ask for what a small head reads.
+// Prefetches the memory that a small head reads.
 inline void ask_for_small(const Differentiation& d, int64_t head) {
   const Attention& a = d.a;
   Place p{head / a.kv_heads, head % a.kv_heads, 0, 0};
@@ -138,7 +139,7 @@ inline void ask_for_small(const Differentiation& d, int64_t head) {
   ask_for(d.g.upstream, cell(d.g.upstream, p, 0), count, a.value_size);
 }
 
-// The same of all heads of a row: see `fetch`.
+// Prefetches the memory of all heads of a row: see `fetch`.
 inline void fetch_row(const Differentiation& d, int64_t row) {
   const Attention& a = d.a;
   int64_t queries = real_queries(a, row), keys = a.key_length[row];
@@ -150,7 +151,7 @@ inline void fetch_row(const Differentiation& d, int64_t row) {
   for (const Cells* cells : {&a.value, &d.g.value}) fetch(a, *cells, row, keys, 1, a.value_size);
 }
 
-// Whether heads or rows add to the same numbers of the bias.
+// Whether several heads or rows add to the same numbers of the bias.
 inline bool shares_bias(const Attention& a, const Cells& bias) {
   if (!bias) return false;
   if (bias.head == 0 && a.kv_heads > 1) return true;
@@ -178,7 +179,7 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
       prepare_head(d, {head / a.kv_heads, head % a.kv_heads, group, 0});
   };
   bool shared = g.bias && (g.bias.j == 0 || shares_bias(a, g.bias));
-  // a small head is one unit, prepared where it is computed
+  // a small head is one unit and is prepared by the worker that computes it
   auto is_small = [&](int64_t head) { return !shared && d.blocks(head / a.kv_heads) <= 1; };
   bool all_small = true;
   for (int64_t row = 0; row < a.rows; ++row) all_small &= is_small(row * a.kv_heads);
@@ -191,7 +192,8 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
 
   next = 0;
   if (shared) {
-    // whoever has a block of keys has it for all heads: the bias of a block is its alone
+    // one worker computes a block of keys for all heads, so no other worker adds to the bias of the
+    // block
     on_threads(g.bias.j == 0 ? 1 : threads, [&](int) {
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);
@@ -227,7 +229,7 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
           help_with(head);
         }
       }
-      for (int64_t head = 0; !all_small && head < heads; ++head)  // of others
+      for (int64_t head = 0; !all_small && head < heads; ++head)  // help with heads of other workers
         if (!is_small(head)) help_with(head);
     });
   }

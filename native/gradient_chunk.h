@@ -1,5 +1,5 @@
-// A chunk of queries and a block of keys: weights from the log-sum-exp that the forward pass left,
-// and what the two add to each other's gradients.
+// A chunk of queries and a block of keys: weights from the log-sum-exp of the forward pass, and the
+// gradients that the chunk and the block add to each other.
 #pragma once
 
 #include "attention.h"
@@ -9,14 +9,14 @@ namespace QKV_BODY {
 
 constexpr int TRANSPOSED_STEP = QUERIES + 16;  // between rows of transposed queries
 
-// What the forward pass left of each query: see `prepare_head`.
+// The results of the forward pass for each query: see `prepare_head`.
 struct Saved {
   explicit Saved(size_t count) : base(count), rest(count), delta(count) {}
-  Buffer<float> base, rest;  // their sum: the log-sum-exp in powers of 2; infinity where it is blind
+  Buffer<float> base, rest;  // sum: log-sum-exp in powers of 2; infinity if no key is seen
   Buffer<float> delta;       // sum(grad_out * out)
 };
 
-// What a worker needs, for one unit after the other.
+// The buffers that a worker needs for its units.
 struct GradientScratch {
   Buffer<float> keys, values;            // of the block: panels of keys
   Buffer<float> key_rows;                // of the block: panels of columns
@@ -25,7 +25,7 @@ struct GradientScratch {
   // (d, TRANSPOSED_STEP), (dv, TRANSPOSED_STEP)
   Buffer<float> transposed_queries, transposed_upstream;
   Buffer<float> weights, changes;        // P and dS of chunk and block, rows
-  Buffer<float> query_sums;              // what the block adds
+  Buffer<float> query_sums;              // the sums that the block adds
   Range columns[TILES];                  // of each tile, in whole panels
   RowScratch row;
   alignas(64) float slope[STEP];
@@ -48,10 +48,10 @@ struct GradientScratch {
 struct Differentiation {
   const Attention& a;
   const Gradient& g;
-  // (rows + 1): queries, and blocks of keys, of one head of all rows in front
+  // (rows + 1): the number of queries, and of blocks of keys, of one head in all earlier rows
   Buffer<int64_t> queries_before, blocks_before;
   Saved saved;
-  Objects<std::atomic<int64_t>> through;  // (unit): chunks that it is through with
+  Objects<std::atomic<int64_t>> through;  // (unit): the number of finished chunks
   Objects<std::atomic<bool>> unsound;     // (row, key head)
   Objects<double> slopes;                 // (unit, group)
 
@@ -69,7 +69,7 @@ struct Differentiation {
     return blocks_before[size_t(row + 1)] - blocks_before[size_t(row)];
   }
   int64_t units() const { return blocks_before[size_t(a.rows)] * a.kv_heads; }
-  // The first block that a key head's queries see; those behind it follow.
+  // The first block that the queries of a key head see; later blocks follow.
   size_t unit(int64_t row, int64_t kv_head) const {
     return size_t(blocks_before[size_t(row)] * a.kv_heads + kv_head * blocks(row));
   }
@@ -86,7 +86,7 @@ struct Differentiation {
   }
 };
 
-// Add a row's change of the biased scores to the gradient of the bias.
+// Adds the gradient of a row's biased scores to the gradient of the bias.
 inline void add_to_bias(const Cells& bias, const Place& p, int64_t first, Range seen,
                         const float* changes) {
   float* to = static_cast<float*>(bias.data) + cell(bias, p, first);
@@ -99,7 +99,8 @@ inline void add_to_bias(const Cells& bias, const Place& p, int64_t first, Range 
   }
 }
 
-// Scores of one query become weights, and gradients of weights those of scores, but for `scale`.
+// Converts the scores of one query to weights, and the gradients of weights to gradients of scores,
+// without the factor `scale`.
 inline void change_row(const Differentiation& d, const Place& p, const TileOfBlock& tile,
                        Range columns, float* scores, float* changes, GradientScratch& s,
                        double& slope_sum) {
@@ -141,7 +142,8 @@ inline void change_row(const Differentiation& d, const Place& p, const TileOfBlo
       store(changes + c, load(changes + c) * load(s.slope + c));
 }
 
-// Weights and changes of a tile of queries and a block of keys, and what it adds to the queries.
+// Computes weights and their gradients for a tile of queries and a block of keys, and the sums that
+// the block adds to the queries.
 template <int ROWS>
 void differentiate_tile(const Differentiation& d, const Place& chunk, const TileOfBlock& tile,
                         int64_t count, GradientScratch& s, double& slope_sum) {
@@ -203,7 +205,7 @@ QKV_INLINE AddTransposed add_function(int64_t rows, std::integer_sequence<int, R
 }
 
 // sums (size, keys) += rows.T (size, queries) @ weights (queries, keys) of chunk and block, panel
-// by panel of keys; queries `from` ... `to` see something of the panel.
+// by panel of keys; only queries `from` ... `to` see keys of the panel.
 inline void add_panel(const float* transposed, int64_t size, const float* weights, int64_t from,
                       int64_t to, int64_t panel, float* sums) {
   constexpr auto heights = std::make_integer_sequence<int, TILE>{};
@@ -216,7 +218,7 @@ inline void add_panel(const float* transposed, int64_t size, const float* weight
   }
 }
 
-// Rows (count, STEP) of `size` numbers as columns: (size, TRANSPOSED_STEP).
+// Transposes rows (count, STEP) of `size` numbers to columns (size, TRANSPOSED_STEP).
 inline void transpose_rows(const float* rows, int64_t count, int64_t size, float* transposed) {
   for (int64_t r = 0; r < count; r += WIDTH)
     for (int64_t c = 0; c < size; c += WIDTH) {
@@ -229,7 +231,8 @@ inline void transpose_rows(const float* rows, int64_t count, int64_t size, float
     }
 }
 
-// Sums (size, STEP), times a factor, into rows of a gradient; false if one is no finite number.
+// Writes sums (size, STEP) times a factor to rows of a gradient; returns false if a sum is not
+// finite.
 inline bool store_transposed(const float* sums, int64_t size, int64_t count, float factor,
                          const Cells& to, int64_t at) {
   Floats trace{};
@@ -251,7 +254,7 @@ inline bool store_transposed(const float* sums, int64_t size, int64_t count, flo
   return all_zero(trace);
 }
 
-// The queries of a chunk and their upstream gradients, both also transposed.
+// Loads the queries of a chunk and their upstream gradients, and transposes both.
 inline void load_chunk(const Differentiation& d, const Place& first, int64_t count,
                        GradientScratch& s) {
   const Attention& a = d.a;
@@ -268,8 +271,8 @@ inline void load_chunk(const Differentiation& d, const Place& first, int64_t cou
   transpose_rows(s.upstream.data(), count, a.value_size, s.transposed_upstream.data());
 }
 
-// Add what the block gave to the chunk's queries, or put it there if it is the first to do so;
-// false if something is no finite number.
+// Adds the block's sums to the gradients of the chunk's queries, or writes them if the block is the
+// first; returns false if a number is not finite.
 inline bool add_queries(const Differentiation& d, const Place& first, int64_t count, bool put,
                         const GradientScratch& s) {
   const Attention& a = d.a;
@@ -288,7 +291,7 @@ inline bool add_queries(const Differentiation& d, const Place& first, int64_t co
   return all_zero(trace);
 }
 
-// A chunk of queries and a block of `count` keys, all but the sums of the queries.
+// Computes a chunk of queries and a block of `count` keys, except the sums of the queries.
 inline void differentiate_chunk(const Differentiation& d, const Place& first, int64_t queries,
                                 int64_t block, int64_t count, GradientScratch& s, double& slope_sum) {
   const Attention& a = d.a;
@@ -313,7 +316,7 @@ inline void differentiate_chunk(const Differentiation& d, const Place& first, in
   }
   for (int64_t panel = 0; panel < count; panel += PANEL) {
     auto sees = [&](int64_t t) { return s.columns[t].begin <= panel && panel < s.columns[t].end; };
-    int64_t t = 0;  // the tiles that see some key are neighbours, as ranges only move up
+    int64_t t = 0;  // the tiles that see any key are neighbours, because ranges only move up
     while (t < tiles && !sees(t)) ++t;
     int64_t from = t * queries / tiles;
     while (t < tiles && sees(t)) ++t;

@@ -10,7 +10,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// By their bits, told apart.
+// Types for their bits.
 struct Float16 {
   uint16_t bits;
 };
@@ -19,7 +19,7 @@ struct Bfloat16 {
 };
 typedef uint16_t HalfBits __attribute__((vector_size(2 * WIDTH)));
 
-// From bits.
+// Converts from bits.
 QKV_INLINE float from_bfloat16(uint16_t bits) {
   uint32_t wide = uint32_t(bits) << 16;
   float x;
@@ -38,7 +38,7 @@ QKV_INLINE Floats from_float16(HalfBits bits) {
   Words wide = __builtin_convertvector(bits, Words);
   Words sign = (wide & 0x8000) << 16;
   Words rest = (wide & 0x7fff) << 13;
-  // the exponent's bias goes from 15 to 127 by a multiplication, which also makes subnormals right
+  // a multiplication changes the exponent's bias from 15 to 127, and also converts subnormals
   Floats value = (Floats)rest * 0x1p112f;
   Words special = (Words)(rest >= (0x7c00u << 13));  // infinity and NaN
   value = (Floats)(((Words)value & ~special) | ((rest | 0x7f800000u) & special));
@@ -51,7 +51,7 @@ QKV_INLINE float from_float16(uint16_t bits) {
   return from_float16(v)[0];
 }
 
-// To bits: the nearest, ties to even; NaN stays NaN.
+// Converts to bits: rounds to nearest, ties to even; NaN stays NaN.
 QKV_INLINE uint16_t to_bfloat16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -77,7 +77,7 @@ inline uint16_t to_float16(float x) {
   return uint16_t(sign | ((bits - 0x38000000) >> 13));
 }
 
-// One number of any of the float types.
+// Loads one number of any float type.
 inline double number_at(const void* data, Type type, int64_t at) {
   switch (type) {
     case Type::float16: return from_float16(static_cast<const uint16_t*>(data)[at]);
@@ -89,7 +89,7 @@ inline double number_at(const void* data, Type type, int64_t at) {
   }
 }
 
-// A vector of any working type, as floats.
+// Loads a vector of any working type as floats.
 QKV_INLINE Floats take(const float* from) { return load(from); }
 QKV_INLINE Floats take(const Float16* from) { return from_float16(load_as<HalfBits>(from)); }
 QKV_INLINE Floats take(const Bfloat16* from) { return from_bfloat16(load_as<HalfBits>(from)); }
@@ -119,7 +119,7 @@ QKV_INLINE void put(Bfloat16* to, Floats v) {
   std::memcpy(to, &rounded, sizeof rounded);
 }
 
-// The first `count` of a vector's numbers, zeros in place of the rest.
+// Loads the first `count` numbers of a vector, and zeros for the rest.
 template <class T>
 QKV_INLINE Floats take_some(const T* from, int64_t count) {
   if (count >= WIDTH) return take(from);
@@ -135,9 +135,9 @@ QKV_INLINE void put_some(T* to, Floats v, int64_t count) {
   if (count > 0) std::memcpy(static_cast<void*>(to), all, size_t(count) * sizeof(T));
 }
 
-// An array of float32 as bfloat16.
+// Converts an array of float32 to bfloat16.
 inline void narrow(const float* x, int64_t count, void* y, int threads) {
-  constexpr int64_t PIECE = 1 << 15;  // numbers that are worth a thread's while
+  constexpr int64_t PIECE = 1 << 15;  // least number of elements for a thread
   Bfloat16* to = static_cast<Bfloat16*>(y);
   std::atomic<int64_t> next{0};
   on_threads(count < 4 * PIECE ? 1 : threads, [&](int) {

@@ -1,4 +1,5 @@
-// Which bodies this machine can run: what the processor has and the operating system saves.
+// Finds the bodies that this machine can run, from the processor's features and the registers that
+// the operating system saves.
 #include <cstdint>
 
 #include "body.h"

@@ -1,9 +1,9 @@
-// x @ W + bias with an activation, a gate and a residual, on weights that were packed before.
+// x @ W + bias with an activation, a gate and a residual, for packed weights.
 //
-// Packed weights are in panels of PANEL columns: [panel][k][PANEL], zeros behind the last column.
-// A register tile is TILE rows of x by one panel: its sums stay in registers over all of k, so each
-// number of y is one chain of multiply-adds, the same however rows and panels are shared out.
-// The rows of x are copied to a buffer with a fixed step, from where they are broadcast.
+// Packed weights are in panels of PANEL columns: [panel][k][PANEL], with zeros after the last
+// column. A register tile is TILE rows of x by one panel. Its sums stay in registers over all of k,
+// so each number of y is one chain of multiply-adds, which does not depend on how threads divide
+// rows and panels. The rows of x are copied to a buffer with a fixed step and broadcast from there.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// One row of a packed panel. Of bfloat16, columns c and c + WIDTH share a word, which takes
-// less to pull apart than neighbours.
+// One row of a packed panel. In bfloat16, columns c and c + WIDTH share a word, because they are
+// faster to separate than neighbours.
 QKV_INLINE void take_row(const float* from, Floats& w0, Floats& w1) {
   w0 = load(from);
   w1 = load(from + WIDTH);
@@ -36,8 +36,8 @@ QKV_INLINE void take_row(const Bfloat16* from, Floats& w0, Floats& w1) {
   w1 = (Floats)(both & 0xffff0000u);
 }
 
-// Ask for a row of a panel that is needed soon. Where a row is worked on for long, the processor
-// does not see the next ones coming early enough.
+// Prefetches a row of a panel. If the work on a row takes long, the processor does not predict the
+// next rows early enough.
 constexpr int AHEAD = 16;
 template <class Weight>
 QKV_INLINE void fetch_row(const Weight* row) {
@@ -46,8 +46,8 @@ QKV_INLINE void fetch_row(const Weight* row) {
   }
 }
 
-// How a type of numbers is multiplied, and what a packed weight is: half precision stays as it is
-// until it is used.
+// How a type of numbers is multiplied, and the type of a packed weight: half precision is converted
+// only when it is used.
 template <class T>
 struct Product {
   typedef Single Step;
@@ -62,8 +62,8 @@ struct Product<Bfloat16> {
 #endif
 
 constexpr int64_t X_BLOCK = 384;             // contiguous units of a row in the copy of x
-constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows out of each other's way in the cache
-constexpr int64_t X_ROWS = 112 / TILE * TILE;  // rows of x that are copied, for each reading of W
+constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows from evicting each other from the cache
+constexpr int64_t X_ROWS = 112 / TILE * TILE;  // rows of x that are copied for each pass over W
 
 inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 template <class T>
@@ -72,7 +72,8 @@ inline int64_t units_of(int64_t in) {
   return (in + depth - 1) / depth;
 }
 
-// The sums of ROWS rows and one panel. `x` is in blocks of X_BLOCK units, `block_step` apart.
+// Computes the sums of ROWS rows and one panel. `x` is in blocks of X_BLOCK units, `block_step`
+// apart.
 template <class Step, class Weight, int ROWS>
 void multiply(const float* x, int64_t block_step, const void* panel, int64_t units, float* sums) {
   const Weight* w = static_cast<const Weight*>(panel);
@@ -106,7 +107,7 @@ inline Multiply multiply_for(int64_t rows) {
   return multiply<Step, Weight, ROWS>;
 }
 
-// From sums to y, ROWS rows of one panel: bias, activation, gate, residual.
+// Computes y from the sums for ROWS rows of one panel: bias, activation, gate, residual.
 template <class T, Activation A, int ROWS>
 QKV_INLINE void finish_rows(const Linear& p, const float* sums, Floats b0, Floats b1, int64_t row,
                             int64_t column, int64_t columns) {
@@ -165,7 +166,7 @@ inline Finish finish_for(Activation activation) {
   }
 }
 
-// `count` numbers of one row as units; zeros fill the last unit.
+// Copies `count` numbers of one row as units; zeros fill the last unit.
 inline void copy_units(const float* from, int64_t count, float* to) {
   std::memcpy(to, from, size_t(count) * sizeof(float));
 }
@@ -187,8 +188,8 @@ void multiply_all(const Linear& p, int threads) {
   const int64_t units = units_of<T>(p.in), panels = panels_of(p.out);
   const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
-  // Rows in chunks, panels in groups: enough pieces to share. For a few rows all the time goes into
-  // reading weights, which come fastest in long runs.
+  // Divides rows into chunks and panels into groups, so that all threads have work. With few rows,
+  // reading weights takes all the time, and long runs are read fastest.
   const int64_t chunks = (p.rows + X_ROWS - 1) / X_ROWS;
   const int64_t pieces = (p.rows <= TILE / 2 ? 2 : 16) * threads;
   int64_t groups = 1;
@@ -201,7 +202,7 @@ void multiply_all(const Linear& p, int threads) {
   on_threads(threads, [&](int) {
     Buffer<float> copy, wide;
     alignas(64) float sums[TILE * PANEL];
-    int64_t held = -1;  // the chunk that is in the copy
+    int64_t held = -1;  // the chunk in the copy
     for (int64_t task; (task = next++) < chunks * groups;) {
       const int64_t chunk = task / groups, group = task % groups;
       const int64_t first = p.rows * chunk / chunks, rows = p.rows * (chunk + 1) / chunks - first;
@@ -221,7 +222,7 @@ void multiply_all(const Linear& p, int threads) {
       const int64_t tiles = (rows + TILE - 1) / TILE;
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         const Weight* w = static_cast<const Weight*>(p.packed) + panel * units * PANEL;
-        const bool widen = sizeof(Weight) < sizeof(float) && tiles > 1;  // once for all of them
+        const bool widen = sizeof(Weight) < sizeof(float) && tiles > 1;  // once for all tiles
         if (widen) {
           wide.need(size_t(units * PANEL));
           for (int64_t k = 0; k < units * PANEL; k += PANEL) {
@@ -246,7 +247,7 @@ void multiply_all(const Linear& p, int threads) {
   });
 }
 
-// Where in a packed row the `d`th number of a unit of column `c` is.
+// The index in a packed row of the `d`th number of a unit of column `c`.
 template <class T>
 inline int64_t slot(int64_t c, int d) {
   constexpr int depth = Product<T>::Step::DEPTH;
@@ -307,7 +308,7 @@ inline void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t 
 }
 
 inline void linear(const Linear& p, int threads) {
-  // what takes less than some ten microseconds is not worth a thread's while
+  // work of less than about ten microseconds does not need another thread
   const double pieces = 1 + double(p.rows) * double(p.in) * double(p.out) / (1 << 18);
   if (pieces < threads) threads = int(pieces);
   if (p.type == Type::float16) return multiply_all<Float16>(p, threads);

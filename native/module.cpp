@@ -16,7 +16,7 @@ bool is_main_thread() {
 #if defined(__linux__)
   return syscall(SYS_gettid) == getpid();
 #else
-  return true;  // to ask on another thread does nothing
+  return true;  // asking on another thread does nothing
 #endif
 }
 
@@ -34,8 +34,8 @@ void Unlocked::lock() {
   try {
     PyEval_RestoreThread(state_);
   } catch (...) {
-    // The interpreter is ending and wants this thread gone, by unwinding its stack (until Python
-    // 3.13). What would be given back there belongs to the interpreter: stay here instead.
+    // The interpreter is ending and unwinds the stack of this thread (until Python 3.13). Unwinding
+    // would free objects of the interpreter, so wait here instead.
     for (;;) pause();
   }
 }
@@ -44,7 +44,7 @@ void raise_in_python() {
   try {
     throw;
   } catch (const Raised&) {
-  } catch (const Stopped&) {  // by a signal's handler, whose error is set
+  } catch (const Stopped&) {  // stopped by a signal's handler, which has set an error
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::invalid_argument& error) {

@@ -1,4 +1,4 @@
-// The methods of qkv._kernel, and what each of them does around its work.
+// The methods of qkv._kernel, and the steps around the work of each method.
 #pragma once
 
 #include "arguments.h"
@@ -6,8 +6,8 @@
 
 namespace qkv {
 
-// Computing without the interpreter's lock, which is taken again however it ends. A signal that
-// comes meanwhile is handled; where its handler raises an error, the work ends.
+// Computes without the interpreter's lock, and always takes the lock again. Signals are handled
+// during the work; if a handler raises an error, the work ends.
 class Unlocked : StopRequest {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
@@ -20,10 +20,10 @@ class Unlocked : StopRequest {
   PyThreadState* state_;
 };
 
-// The Python error for the C++ exception that is being handled.
+// Sets the Python error for the current C++ exception.
 void raise_in_python();
 
-// A method's result, or its error: `work` reads `expected` arguments.
+// Returns a method's result, or sets its error; `work` reads `expected` arguments.
 template <class Work>
 PyObject* guarded(Py_ssize_t count, Py_ssize_t expected, const Work& work) {
   try {

@@ -1,8 +1,8 @@
-// left.T @ right of two arrays with many rows: the gradient of a weight, and on the way the sums of
-// the columns, which are the gradient of a bias.
+// left.T @ right of two arrays with many rows (the gradient of a weight), and the sums of the
+// columns (the gradient of a bias).
 //
-// Depth is cut into blocks by the shapes alone, each summed in registers and then added to the
-// result, so that bits do not depend on who computes what.
+// The depth is divided into blocks by the shapes alone. Each block is summed in registers and then
+// added to the result, so that no bit depends on the number of threads.
 #pragma once
 
 #include <atomic>
@@ -17,13 +17,13 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// What is copied at a time fits the L2 cache: columns of left, and of right, of a block.
+// Each copy fits into the L2 cache: the columns of left and of right for one block.
 constexpr int64_t OUTER_DEPTH = 384;
 constexpr int64_t OUTER_ROWS = 196 / TILE * TILE;
 constexpr int64_t OUTER_COLUMNS = 128;
 
-// One block of TILE rows and one panel, left [depth][TILE] and right [depth][PANEL]; `rows` of them
-// are put into the result, or added to it.
+// Computes one block of TILE rows and one panel from left [depth][TILE] and right [depth][PANEL];
+// writes or adds `rows` rows to the result.
 inline void outer_tile(const Outer& p, const float* left, const float* right, int64_t depth,
                        int64_t row, int64_t rows, int64_t column, bool add) {
   const int64_t columns = p.columns - column;
@@ -81,7 +81,7 @@ inline void outer(const Outer& p, int threads) {
 
   std::atomic<int64_t> next{0};
   on_threads(threads, [&](int) {
-    // tiles lie a little further apart than they are long, for the cache's sake
+    // tiles are slightly further apart than their length, so that they do not share cache sets
     Buffer<float> lefts(size_t((OUTER_DEPTH * TILE + PANEL) * (OUTER_ROWS / TILE)));
     Buffer<float> rights(size_t((OUTER_DEPTH + 1) * OUTER_COLUMNS));
     for (int64_t task; (task = next++) < chunks * groups;) {

@@ -1,8 +1,9 @@
-// Keys and values of one head, laid out as the register tile reads them.
+// Keys and values of one head, in the order in which the register tile reads them.
 //
-// Keys: panels of PANEL keys, transposed: [panel][d][PANEL]. Values: blocks of BLOCK keys, each cut
-// into panels of PANEL columns: [block][column panel][key][PANEL]. With `Pair`, two bfloat16 that
-// lie beside each other in depth (d for keys, the keys themselves for values) share one number.
+// Keys are in transposed panels of PANEL keys: [panel][d][PANEL]. Values are in blocks of BLOCK
+// keys, and each block is divided into panels of PANEL columns: [block][column panel][key][PANEL].
+// With `Pair`, two bfloat16 that are neighbours in depth (d for keys, the key for values) share one
+// number.
 #pragma once
 
 #include "exact.h"
@@ -11,12 +12,12 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int BLOCK = 256;       // keys of a block: what one pass of the running softmax takes in
-constexpr int STEP = BLOCK + 16; // between rows of a tile: not a power of two, for the cache's sake
+constexpr int BLOCK = 256;       // keys of a block, for one step of the running softmax
+constexpr int STEP = BLOCK + 16; // between rows of a tile: no power of two, which would slow down the cache
 static_assert(MAX_SIZE <= STEP, "rows of queries are as long as rows of scores");
 
-// Up to WIDTH numbers in the 32 bits that `Product` multiplies, where depth runs along the row; `at`
-// and `count` (which may be more) are in numbers of the array.
+// Loads up to WIDTH units of 32 bits that `Product` multiplies, if depth runs along the row. `at`
+// and `count` (which may be larger) count numbers of the array.
 template <class Product>
 QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
   if constexpr (Product::DEPTH == 1) {
@@ -36,7 +37,7 @@ constexpr int64_t depth_of(int64_t size) {
   return (size + Product::DEPTH - 1) / Product::DEPTH;
 }
 
-// `count` numbers (at most MAX_SIZE) of an array in their order, in what `Product` multiplies.
+// Converts `count` numbers (at most MAX_SIZE) of an array to the units that `Product` multiplies.
 template <class Product>
 inline void copy_depth(const Cells& from, int64_t at, int64_t count, float* to) {
   constexpr int NUMBERS = WIDTH * Product::DEPTH;
@@ -46,12 +47,12 @@ inline void copy_depth(const Cells& from, int64_t at, int64_t count, float* to) 
 
 struct Packed {
   Buffer<float> keys, values;
-  Buffer<uint8_t> unsound;         // per key: its value holds infinity or NaN, packed as 0
-  Buffer<uint8_t> unsound_blocks;  // per block: some value of it does
-  int64_t first = 0;               // the block that the buffers begin with
-  int64_t end = 0;                 // the key behind the last one
+  Buffer<uint8_t> unsound;         // per key: its value has infinity or NaN, packed as 0
+  Buffer<uint8_t> unsound_blocks;  // per block: any value has infinity or NaN
+  int64_t first = 0;               // the first block in the buffers
+  int64_t end = 0;                 // the key after the last key
   bool with_values = true;
-  Buffer<double> received;  // by a summary: what keys received, (group, part of queries, key)
+  Buffer<double> received;  // for a summary: weights that keys received, (group, part of queries, key)
 };
 
 template <class Product>
@@ -62,7 +63,7 @@ inline void reserve(Packed& head, int64_t blocks, int64_t size, int64_t value_si
   head.unsound_blocks.need(size_t(blocks));
 }
 
-// Where a block's keys and values begin.
+// The addresses of a block's keys and values.
 template <class Product>
 QKV_INLINE float* keys_at(const Packed& head, int64_t size, int64_t block) {
   return head.keys.data() + (block - head.first) * BLOCK * depth_of<Product>(size);
@@ -73,7 +74,7 @@ QKV_INLINE float* values_at(const Packed& head, int64_t value_size, int64_t bloc
          (block - head.first) * (BLOCK / Product::DEPTH) * rounded_up(value_size, PANEL);
 }
 
-// Keys first ... first + count - 1 into panels.
+// Packs keys first ... first + count - 1 into panels.
 template <class Product>
 inline void pack_keys(const Cells& key, int64_t at, int64_t size, int64_t count, float* to) {
   constexpr int NUMBERS = WIDTH * Product::DEPTH;
@@ -99,10 +100,11 @@ inline void pack_keys(const Cells& key, int64_t at, int64_t size, int64_t count,
   }
 }
 
-// Values of `count` keys into panels of columns; false if some number is infinite or NaN.
+// Packs the values of `count` keys into panels of columns; returns false if a number is infinite or
+// NaN.
 template <class Product>
 inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to) {
-  Floats trace{};  // NaN where a number was infinite or NaN
+  Floats trace{};  // NaN if a number was infinite or NaN
   int64_t steps = (count + Product::DEPTH - 1) / Product::DEPTH;
   for (int64_t k = 0; k < steps; ++k) {
     for (int64_t c = 0; c < size; c += WIDTH) {
@@ -125,7 +127,8 @@ inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t co
   return all_zero(trace);
 }
 
-// After `pack_values` said false: note the keys concerned and put 0 in place of such numbers.
+// After `pack_values` returned false: marks the keys with infinite or NaN values, and replaces
+// these numbers by 0.
 template <class Product>
 inline void clean_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to,
                          uint8_t* unsound) {
@@ -141,7 +144,7 @@ inline void clean_values(const Cells& value, int64_t at, int64_t size, int64_t c
   }
 }
 
-// One block of a head's keys and values.
+// Packs one block of a head's keys and values.
 template <class Product>
 inline void pack_block(const Attention& a, int64_t row, int64_t kv_head, int64_t block,
                        int64_t end, Packed& head) {

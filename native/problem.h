@@ -1,4 +1,4 @@
-// What the kernel is asked: plain structs, checked and laid out by Python, read by every body.
+// The arguments of the kernel: plain structs, checked and filled by Python, and read by every body.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@ namespace qkv {
 
 enum class Type : int { boolean, float16, bfloat16, float32, float64, integer };
 
-constexpr int64_t FURTHEST = int64_t(1) << 60;  // that an offset may be from 0
+constexpr int64_t FURTHEST = int64_t(1) << 60;  // the largest offset, positive or negative
 constexpr int64_t FAR = int64_t(1) << 62;       // a window side without bound
-constexpr int64_t MAX_SIZE = 256;          // the largest d that there are buffers for
+constexpr int64_t MAX_SIZE = 256;          // the largest d that the buffers can hold
 
 // An array over (row, key head, group, i, j), read in place. A row is one text of the batch
 // (all leading axes as one). Steps count elements; 0 where an axis is broadcast.
@@ -27,8 +27,8 @@ struct Attention {
   int64_t rows = 0, kv_heads = 0, group = 0;
   int64_t size = 0;        // d, of query and key
   int64_t value_size = 0;  // dv
-  // Per row: queries and keys that the arrays hold, those of them that are real, and the place of
-  // query 0 among the keys.
+  // Per row: the queries and keys in the arrays, the number of real ones (not padding), and the
+  // position of query 0 among the keys.
   const int64_t *length = nullptr, *keys = nullptr;
   const int64_t *query_length = nullptr, *key_length = nullptr;
   const int64_t* offset = nullptr;
@@ -44,27 +44,27 @@ struct Attention {
   double scale = 1;
 
   Cells out;      // the type of query; j is 1
-  Cells lse;      // float64, where wanted; j is not used
-  Cells weights;  // float32, j is 1; where wanted: holds zeros, gets exp(score - lse)
+  Cells lse;      // float64, optional; j is not used
+  Cells weights;  // float32, j is 1, optional: holds zeros, gets exp(score - lse)
 
-  // A summary, where wanted (top_k > 0).
+  // The summary, computed if top_k > 0.
   int64_t top_k = 0;
   Cells top_indices;  // integer (int64); i counts queries, j ranks
   Cells top_weights;  // float32
   Cells received;     // float64; j counts keys, i is not used
 };
 
-// What attention_grad is asked beside the forward call, whose `out` and `lse` hold its results. What
-// is computed has an own place for each row.
+// The arguments of attention_grad in addition to the forward call, whose `out` and `lse` hold its
+// results. Each row has its own part of the results.
 struct Gradient {
   Cells upstream;           // the gradient of out, of any working type; j is 1
-  double most = 0;          // log-sum-exps up to here make weights that are exact enough
+  double most = 0;          // up to this log-sum-exp, weights are exact enough
   Cells query, key, value;  // float32, j is 1
   // These are added to:
-  Cells bias;                // float32, where bias is given; steps are 0 where it is repeated
+  Cells bias;                // float32, if bias is given; steps are 0 along repeated axes
   double* slopes = nullptr;  // (rows, heads)
   double* sinks = nullptr;   // (rows, heads, num_sinks)
-  bool* unsound = nullptr;   // (rows, kv_heads): to be computed otherwise, what is here is wrong
+  bool* unsound = nullptr;   // (rows, kv_heads): the result is wrong and must be computed by NumPy
 };
 
 enum class Activation : int { none, gelu, gelu_tanh, silu, relu, quick_gelu };
@@ -76,10 +76,10 @@ struct Linear {
   Type y_type = Type::float32;     // of y, gate and residual: float32, or that of x
   const void* x = nullptr;    // (rows, in): steps between rows in elements, rows contiguous
   int64_t x_step = 0;
-  const void* packed = nullptr;  // what `pack` made of W (in, out)
+  const void* packed = nullptr;  // the result of `pack` for W (in, out)
   const float* bias = nullptr;   // (out)
   Activation activation = Activation::none;
-  const void* gate = nullptr;  // (rows, out): multiplies what the activation gave
+  const void* gate = nullptr;  // (rows, out): multiplies the activation's result
   int64_t gate_step = 0;
   const void* residual = nullptr;  // (rows, out): added last
   int64_t residual_step = 0;
@@ -93,10 +93,10 @@ struct Norm {
   Type type = Type::float32;  // of x and y, or bfloat16; all else is float32
   const void* x = nullptr;    // (rows, size): steps between rows, rows contiguous
   int64_t x_step = 0;
-  bool centred = true;  // else the mean is taken as 0
+  bool centred = true;  // if false, the mean is taken as 0
   float eps = 0;
   const float* weight = nullptr;  // (size)
-  const float* bias = nullptr;    // (size), where there is one
+  const float* bias = nullptr;    // (size), optional
   float* scale = nullptr;         // (rows)
   void* y = nullptr;              // (rows, size)
   int64_t y_step = 0;
@@ -111,7 +111,7 @@ struct Outer {
   int64_t right_step = 0;
   float* y = nullptr;  // (rows, columns)
   int64_t y_step = 0;
-  float* left_sums = nullptr;   // (rows): of the columns of left, where wanted
+  float* left_sums = nullptr;   // (rows): the sums of the columns of left, optional
   float* right_sums = nullptr;  // (columns)
 };
 
@@ -123,11 +123,11 @@ struct NormGrad {
   const float* upstream = nullptr;  // (rows, size): the gradient of the result
   int64_t upstream_step = 0;
   const float* weight = nullptr;  // (size)
-  const float* scale = nullptr;   // (rows): what was divided by
+  const float* scale = nullptr;   // (rows): the divisor of the forward pass
   bool centred = true;
   float* y = nullptr;            // (rows, size), contiguous: the gradient of x
-  float* weight_sums = nullptr;  // (size): that of the weight
-  float* bias_sums = nullptr;    // (size), where wanted
+  float* weight_sums = nullptr;  // (size): the gradient of the weight
+  float* bias_sums = nullptr;    // (size), optional
 };
 
 // The loss of each row and its gradient.
@@ -135,7 +135,7 @@ struct CrossEntropy {
   int64_t rows = 0, size = 0;
   const float* logits = nullptr;  // (rows, size)
   int64_t step = 0;
-  const int64_t* targets = nullptr;  // (rows): a loss is NaN where one is no column
+  const int64_t* targets = nullptr;  // (rows): the loss is NaN if the target is not a column
   const float* weights = nullptr;    // (rows), or nullptr: 1
   float* losses = nullptr;           // (rows)
   float* grad = nullptr;             // (rows, size), contiguous

@@ -1,4 +1,4 @@
-// What the machine gives at most: the two limits that the benchmarks measure a kernel by.
+// The peak rates of the machine: the two limits with which benchmarks compare a kernel.
 #pragma once
 
 #include <algorithm>
@@ -18,16 +18,16 @@ namespace qkv {
 namespace QKV_BODY {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int CHAINS = 16;  // sums that do not wait for each other: latency times units, at least
+constexpr int CHAINS = 16;  // independent sums: at least latency times units
 #else
-constexpr int CHAINS = 12;  // with the factors they have to fit 16 registers
+constexpr int CHAINS = 12;  // sums and factors must fit into 16 registers
 #endif
 
 inline double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// `rounds` multiply-adds in each chain. Returns a number that needs them all.
+// Computes `rounds` multiply-adds in each chain, and returns a number that depends on all of them.
 inline float chain_floats(int64_t rounds, float start) {
   Floats sums[CHAINS], factor = splat(1 - start), addend = splat(start);
   QKV_UNROLL for (int k = 0; k < CHAINS; ++k) sums[k] = splat(start * k);
@@ -54,11 +54,12 @@ inline float chain_bfloat16(int64_t rounds, float start) {
 }
 #endif
 
-// Floating-point operations a second in multiply-adds that touch registers only (a multiplication
-// and an addition where there are none). For bfloat16 those of the BF16 dot products, where this
-// body has them; half precision is computed in float32 otherwise. The best of five runs, about 20 ms in all.
+// Floating-point operations per second of multiply-adds in registers (or of multiplications and
+// additions, if the processor has no multiply-adds). For bfloat16 the rate of BF16 dot products, if
+// this body has them; otherwise half precision is computed in float32. The best of five runs, about
+// 20 ms in all.
 inline double multiply_adds(Type type, int threads) {
-  constexpr int64_t rounds = 20000;  // of a piece of work, about 0.1 ms
+  constexpr int64_t rounds = 20000;  // rounds of one piece of work, about 0.1 ms
   double operations = 2.0 * CHAINS * WIDTH * rounds;
   float (*chain)(int64_t, float) = chain_floats;
 #if defined(__AVX512BF16__)
@@ -86,7 +87,8 @@ inline double multiply_adds(Type type, int threads) {
   return operations * pieces / least;
 }
 
-// Bytes a second, read from a large array. The best of three runs; 0.1 s, mostly to make the array.
+// Bytes per second read from a large array. The best of three runs, in 0.1 s, mostly for making the
+// array.
 inline double read_rate(int threads) {
   constexpr int64_t bytes = int64_t(1) << 28;  // more than most caches hold
   constexpr int64_t piece = int64_t(1) << 20;

@@ -1,9 +1,9 @@
-// Who computes what: chunks of queries as tasks, and heads that are packed for them.
+// The schedule: tasks (chunks of queries), and the heads that are packed for the tasks.
 //
-// A worker takes a head, packs its keys and values and computes it, chunk by chunk of its queries;
-// once no head is left it helps the others with theirs, packing included. So packed numbers stay in
-// the cache of one core as long as there are heads enough. What is computed for a query depends on
-// shapes alone, never on who computes it.
+// A worker takes a head, packs the head's keys and values, and computes the head, chunk by chunk of
+// queries. When no head is left, the worker helps other workers to pack and compute their heads. So
+// packed numbers stay in the cache of one core while there are enough heads. The result for a query
+// depends on shapes alone, and not on the worker.
 #pragma once
 
 #include <atomic>
@@ -14,9 +14,9 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t SMALL_WORK = 1 << 20;  // multiplications that are not worth waking a thread for
+constexpr int64_t SMALL_WORK = 1 << 20;  // below this number of multiplications, no thread is woken
 
-// Some queries of one head; `part` counts the chunks of a key head.
+// A chunk of queries of one head; `part` counts the chunks of a key head.
 struct Chunk {
   Place first;
   int64_t count, part;
@@ -32,32 +32,32 @@ QKV_INLINE void wait_until(Ready ready) {
   }
 }
 
-// How a pass goes over the heads.
+// The options of a pass over the heads.
 struct Plan {
   int64_t most;      // queries of a chunk
   bool values;       // whether values are packed
-  int64_t received;  // numbers that a packed head holds beside keys and values; 0 at first
+  int64_t received;  // further numbers of a packed head, for received weights; 0 at first
 };
 
-// The packing of one head, shared by all who compute its chunks.
+// The packing of one head, shared by all workers that compute its chunks.
 struct Shared {
   std::atomic<Packed*> packed{nullptr};
   std::atomic<bool> claimed{false};
   std::atomic<int64_t> next{0}, done{0};     // blocks to pack, blocks packed
-  std::atomic<int64_t> next_chunk{0};        // to compute
-  std::atomic<int64_t> left{0};              // chunks that still need it
+  std::atomic<int64_t> next_chunk{0};        // the next chunk to compute
+  std::atomic<int64_t> left{0};              // chunks that still need the packed head
   int64_t chunks = 0;
 };
 
-// Buffers for packed heads: as many as there are workers are enough, since a head keeps its own
-// only while some worker computes a part of it.
+// Buffers for packed heads, one for each worker: this is enough, because a head keeps its buffer
+// only while a worker computes a part of the head.
 class HeadBuffers {
  public:
   explicit HeadBuffers(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
     for (size_t k = 0; k < size_t(count); ++k) free_[k] = &heads_[k];
   }
   Packed& operator[](int k) const { return heads_[size_t(k)]; }
-  int size() const { return count_; }  // of what is free
+  int size() const { return count_; }  // number of free buffers
 
   Packed* take() {
     lock();
@@ -81,7 +81,7 @@ class HeadBuffers {
   std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
 };
 
-// The keys that some query of a row may see.
+// The keys that any query of a row may see.
 inline Range keys_of_row(const Attention& a, int64_t row) {
   int64_t queries = at_most(a.length[row], a.query_length[row]);
   if (!queries) return {0, 0};
@@ -92,7 +92,8 @@ inline int64_t blocks_of(Range keys) {
   return keys.end > keys.begin ? (keys.end + BLOCK - 1) / BLOCK - keys.begin / BLOCK : 0;
 }
 
-// Pack a head's blocks, together with whoever else needs it; returns when all are packed.
+// Packs a head's blocks, together with other workers that need the head; returns when all blocks
+// are packed.
 template <class Product>
 Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan& plan,
                     Shared& shared, HeadBuffers& buffers) {
@@ -117,7 +118,7 @@ Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan
   return head;
 }
 
-// Ask for the lines of some rows, to be read soon.
+// Prefetches the cache lines of some rows.
 inline void ask_for(const Cells& cells, int64_t at, int64_t rows, int64_t columns) {
   int64_t bytes = cells.type == Type::float32 ? 4 : 2;
   const char* from = static_cast<const char*>(cells.data) + at * bytes;
@@ -125,7 +126,7 @@ inline void ask_for(const Cells& cells, int64_t at, int64_t rows, int64_t column
     for (int64_t c = 0; c < columns * bytes; c += 64) __builtin_prefetch(from + c, 0, 2);
 }
 
-// The same for a head, if it is a small one.
+// Prefetches a head, if it is small.
 inline void ask_for_head(const Attention& a, int64_t head) {
   Place p{head / a.kv_heads, head % a.kv_heads, 0, 0};
   Range keys = keys_of_row(a, p.row);
@@ -135,19 +136,21 @@ inline void ask_for_head(const Attention& a, int64_t head) {
   ask_for(a.query, cell(a.query, p, 0), at_most(a.length[p.row], BLOCK), a.size);
 }
 
-// Whether a worker takes all heads of a row: they are neighbours in memory, and rows are many.
+// Whether a worker takes all heads of a row: the heads are neighbours in memory, and there are many
+// rows.
 inline bool goes_by_row(const Attention& a, int threads) {
   return a.query.i >= a.size * a.kv_heads * a.group && a.rows >= 4 * threads;
 }
 
-// Whether a core's cache holds what all heads of a row read and write.
+// Whether a core's cache can hold all memory that the heads of a row read and write.
 inline bool is_near(const Attention& a, int64_t queries, int64_t keys) {
   constexpr int64_t NEAR = 1 << 17;
   return (queries * a.group + keys) * a.kv_heads * (a.size + a.value_size) <= NEAR;
 }
 
-// Bring the first `count` of i of all heads of a row near, in the order of memory: the few numbers
-// of one head are no run that a processor foresees. Key heads come in groups of `group`.
+// Prefetches positions i < `count` of all heads of a row, in the order of memory: the few numbers
+// of one head are too short a run for the processor's own prefetching. Key heads come in groups of
+// `group`.
 inline void fetch(const Attention& a, const Cells& cells, int64_t row, int64_t count, int64_t group,
                   int64_t size) {
   int64_t bytes = cells.type == Type::float32 ? 4 : 2;
@@ -199,7 +202,7 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
       int64_t row = head / a.kv_heads, kv_head = head % a.kv_heads, each = of.chunks / a.group;
       for (int64_t task; (task = of.next_chunk++) < of.chunks;) {
         int64_t group = task / each;
-        int64_t which = each - 1 - task % each;  // where causality leaves the most to do first
+        int64_t which = each - 1 - task % each;  // first the chunks that see the most keys under a causal mask
         int64_t begin = which * a.length[row] / each, end = (which + 1) * a.length[row] / each;
         Packed* packed = packed_head<Product>(a, row, kv_head, plan, of, buffers);
         Chunk chunk{{row, kv_head, group, begin}, end - begin, group * each + which};
@@ -217,7 +220,7 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
         fetch(a, a.query, row, at_most(a.length[row], a.query_length[row]), a.group, a.size);
         fetch(a, a.key, row, keys, 1, a.size);
         fetch(a, a.value, row, keys, 1, a.value_size);
-        // whoever helps with the row may write its results already: they are not read
+        // helpers may already write results of the row, but nobody reads these results here
         ask_for(a.out, cell(a.out, {row, 0, 0, 0}, 0), a.length[row],
                 a.kv_heads * a.group * a.value_size);
       } else if (!by_row && most_blocks == 1 && first + threads < heads) {

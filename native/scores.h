@@ -1,5 +1,5 @@
-// What happens to a row of scores between the products and the softmax: scale, softcap, bias,
-// ALiBi, masks. Afterwards scores count in powers of 2, and what is hidden is -infinity.
+// The steps between a row of products and the softmax: scale, softcap, bias, ALiBi, masks.
+// Afterwards scores are in powers of 2, and masked scores are -infinity.
 #pragma once
 
 #include "pack.h"
@@ -13,14 +13,14 @@ struct RowScratch {
   alignas(64) uint8_t bytes[STEP];
 };
 
-// Whether scores are products times one positive factor and nothing else, but for what lengths,
-// causality and window hide.
+// Whether scores are only products times one positive factor, except for keys masked by lengths,
+// causality and window.
 inline bool is_plain(const Attention& a) {
   double factor = a.scale * double(LOG2_E);
   return !(a.softcap > 0) && !a.bias && !a.mask && !a.slopes && factor > 1e-30 && factor < 1e30;
 }
 
-// `count` numbers of a row of cells as floats, `valid` of which there are.
+// `count` numbers of a row of cells as floats, of which only `valid` exist.
 inline const float* numbers_of(const Cells& cells, int64_t at, int64_t count, int64_t valid,
                                float* scratch) {
   if (cells.type == Type::float32 && cells.j == 1 && valid >= count)
@@ -40,7 +40,7 @@ inline const float* numbers_of(const Cells& cells, int64_t at, int64_t count, in
   return scratch;
 }
 
-// The same for booleans.
+// `count` booleans of a row of cells, of which only `valid` exist.
 inline const uint8_t* bytes_of(const Cells& cells, int64_t at, int64_t count, int64_t valid,
                                uint8_t* scratch) {
   const uint8_t* bytes = static_cast<const uint8_t*>(cells.data) + at;
@@ -49,7 +49,7 @@ inline const uint8_t* bytes_of(const Cells& cells, int64_t at, int64_t count, in
   return scratch;
 }
 
-// Columns begin ... end (multiples of WIDTH) that are not in `seen` become -infinity.
+// Sets columns begin ... end (multiples of WIDTH) to -infinity, except columns in `seen`.
 inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) {
   for (int64_t c = begin; c < end; c += WIDTH) {
     if (c >= seen.begin && c + WIDTH <= seen.end) continue;
@@ -59,9 +59,9 @@ inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) 
   }
 }
 
-// scores * by + numbers, hidden where a number is -infinity, or (AGAIN) where they were before. What
-// is finite stays so: the lowest float, a usual way to hide, weighs nothing beside others but is not
-// hidden.
+// Computes scores * by + numbers. A score is masked if the number is -infinity or (AGAIN) if it was
+// masked before. Finite sums stay finite: the lowest float, which is often used as a mask, gets
+// almost no weight but is not masked.
 template <bool AGAIN>
 inline void add_numbers(float* scores, Floats by, const float* numbers, int64_t count) {
   const Floats lowest = splat(std::numeric_limits<float>::lowest()), hidden = splat(-INF);
@@ -87,13 +87,13 @@ inline void add_alibi(float* scores, Floats by, float slope, int64_t away, int64
     store(scores + c, load(scores + c) * by - slope * distances(away - c));
 }
 
-// Finish the products of one query with columns begin ... end of a block of keys; `p.i` is the
-// query, `first` the key of column 0, `seen` the columns that its range of keys leaves.
+// Finishes the products of one query with columns begin ... end of a block of keys. `p.i` is the
+// query, `first` is the key of column 0, and `seen` are the columns in the query's range of keys.
 inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_t begin,
                        int64_t end, Range seen, float* row, RowScratch& scratch) {
   float* scores = row + begin;
   int64_t count = end - begin, valid = a.keys[p.row] - first - begin;
-  Floats by = splat(float(a.scale * double(LOG2_E)));  // until some step has multiplied by it
+  Floats by = splat(float(a.scale * double(LOG2_E)));  // until a step has multiplied by it
   if (a.softcap > 0) {
     Floats scale = splat(float(a.scale)), inner = splat(float(1 / a.softcap));
     Floats outer = splat(float(a.softcap * double(LOG2_E)));
@@ -125,7 +125,7 @@ inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_
     }
     by = splat(1);
   }
-  if (!(a.softcap > 0) && !a.slopes && !a.bias && !a.mask)  // a scale that is 0, below it or extreme
+  if (!(a.softcap > 0) && !a.slopes && !a.bias && !a.mask)  // a scale that is 0, negative or extreme
     for (int64_t c = 0; c < count; c += WIDTH) store(scores + c, load(scores + c) * by);
   if (seen.begin > begin || seen.end < end) hide_outside(row, begin, end, seen);
 }

@@ -1,4 +1,4 @@
-// Vectors of floats on compiler extensions, as wide as the instruction set that is compiled for.
+// Vectors of floats with compiler extensions, as wide as the compiled instruction set.
 #pragma once
 
 #include <cmath>
@@ -45,7 +45,7 @@ QKV_INLINE Floats splat(float x) { return x - Floats{}; }
 QKV_INLINE Ints splat_int(int32_t x) { return x - Ints{}; }
 
 template <class T>
-QKV_INLINE T load_as(const void* from) {  // no alignment is asked for
+QKV_INLINE T load_as(const void* from) {  // no alignment is required
   T v;
   std::memcpy(&v, from, sizeof v);
   return v;
@@ -53,7 +53,7 @@ QKV_INLINE T load_as(const void* from) {  // no alignment is asked for
 QKV_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
 QKV_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 
-// The first `count` of a vector's numbers; nothing behind them is touched.
+// Stores the first `count` numbers of a vector, and touches no memory after them.
 QKV_INLINE Floats load_some(const float* from, int64_t count) {
   float all[WIDTH];
   for (int k = 0; k < WIDTH; ++k) all[k] = k < count ? from[k] : 0;
@@ -76,7 +76,7 @@ QKV_INLINE Ints as_ints(Floats v) { return (Ints)v; }
 
 QKV_INLINE Floats select(Ints where, Floats yes, Floats no) { return where ? yes : no; }
 
-// The larger of two; b where either is NaN.
+// The larger of two numbers; b if either is NaN.
 QKV_INLINE Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
@@ -114,7 +114,7 @@ QKV_INLINE float sum(Floats v) {
   return v[0];
 }
 
-// WIDTH vectors as a matrix: rows become columns.
+// Transposes WIDTH vectors.
 template <int DISTANCE, int... LANE>
 QKV_INLINE void exchange(Floats& a, Floats& b, std::integer_sequence<int, LANE...>) {
   Floats low = __builtin_shufflevector(a, b, (LANE & DISTANCE ? WIDTH + LANE - DISTANCE : LANE)...);
@@ -129,17 +129,17 @@ QKV_INLINE void transpose(Floats (&v)[WIDTH]) {
   if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(v);
 }
 
-// 2**x for x <= 127, within 1.7e-7 of it; 0 (or a subnormal number) below -126, NaN for NaN.
+// 2**x for x <= 127, with a relative error below 1.7e-7; 0 (or subnormal) below -126, NaN for NaN.
 //
 // 2**x = 2**n * 2**f with n whole and |f| <= 1/2; the polynomial is a minimax fit of 2**f (least squares, reweighted).
 QKV_INLINE Floats exp2(Floats x) {
 #if defined(__AVX512F__)
-  x = larger(splat(-200.0f), x);  // from -infinity, which would turn into NaN
-  Floats n = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 8);  // nearest, no exception
+  x = larger(splat(-200.0f), x);  // because -infinity would become NaN
+  Floats n = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 8);  // round to nearest, without exceptions
   Floats f = x - n;
 #else
   x = larger(splat(-127.0f), x);
-  const float magic = 12582912.0f + 127.0f;  // 1.5 * 2**23: rounds, and leaves n + 127 in the bits
+  const float magic = 12582912.0f + 127.0f;  // 1.5 * 2**23: the addition rounds and leaves n + 127 in the bits
   Floats shifted = x + magic;
   Floats f = x - (shifted - magic);
 #endif
@@ -157,9 +157,9 @@ QKV_INLINE Floats exp2(Floats x) {
 #endif
 }
 
-// tanh(x), within 4e-7 of it relatively, and never beyond 1; NaN for NaN.
+// tanh(x), with a relative error below 4e-7 and never beyond 1; NaN for NaN.
 //
-// x * P(x**2) / Q(x**2), fitted on [0, 9.02] (least squares, reweighted); float32 is 1 from there.
+// x * P(x**2) / Q(x**2), fitted on [0, 9.02] (least squares, reweighted); beyond, float32 gives 1.
 QKV_INLINE Floats tanh(Floats x) {
   Floats bounded = larger(splat(-9.02f), x);
   bounded = -larger(splat(-9.02f), -bounded);

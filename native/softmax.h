@@ -8,17 +8,17 @@ namespace QKV_BODY {
 
 constexpr int ROUND = (TILE + WIDTH - 1) / WIDTH * WIDTH;  // a tile's rows in whole vectors
 
-// What a tile's rows have come to so far. A row's sum counts in units of 2**top.
+// The state of a tile's rows. The sum of a row is in units of 2**top.
 struct Running {
   alignas(64) float top[ROUND];    // the largest score
-  alignas(64) float faded[ROUND];  // 2**(the top before - top): the sum so far, seen from the new top
+  alignas(64) float faded[ROUND];  // 2**(previous top - top): the factor of the previous sum
   alignas(64) double total[ROUND]; // the sum of 2**(score - top)
-  alignas(64) double given[ROUND]; // the same as values are weighed with: rounded by `Pair`
+  alignas(64) double given[ROUND]; // the sum of the weights used for values, rounded by `Pair`
 
   void start() {
     for (int i = 0; i < ROUND; ++i) top[i] = -INF, faded[i] = 1, total[i] = given[i] = 0;
   }
-  // Sinks take weight from the beginning.
+  // Begins with the weight of the sinks.
   void start(const Attention& a, int64_t query_head) {
     start();
     const float* sinks = a.sinks + query_head * a.num_sinks;
@@ -33,7 +33,7 @@ struct Running {
   double log_sum_exp(int64_t i) const { return double(top[i]) * LN_2 + std::log(total[i]); }
 };
 
-// One vector that holds, lane by lane, what `join` makes of all lanes of each of WIDTH vectors.
+// One vector whose lane l is the reduction, by `join`, of all lanes of vector l of WIDTH vectors.
 template <int DISTANCE, class Join, int... LANE>
 QKV_INLINE Floats fold_two(Floats a, Floats b, Join join, std::integer_sequence<int, LANE...>) {
   return join(
@@ -62,9 +62,9 @@ QKV_INLINE void add_sums(double* totals, const float* faded, Floats* each) {
   std::memcpy(totals, &sums, sizeof sums);
 }
 
-// ROWS rows of scores, STEP apart, in columns begin ... end (multiples of WIDTH; of PANEL where
-// `Product` is `Pair`): times `factor` > 0
-// they become 2**(score - top), in what `Product` multiplies; top, total and `faded` follow.
+// Converts ROWS rows of scores, STEP apart, in columns begin ... end (multiples of WIDTH; of PANEL
+// if `Product` is `Pair`). The scores are multiplied by `factor` > 0 and become 2**(score - top),
+// in the units of `Product`. Updates top, total and `faded`.
 template <class Product, int ROWS>
 QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float factor,
                              Running& rows) {

@@ -1,7 +1,8 @@
-// Attention seen without its weights: the largest of each query, the sum for each key.
+// A summary of attention without all weights: the largest weights of each query, and the sum for
+// each key.
 //
-// A second pass over the keys, once each query's log-sum-exp is known: the scores are computed again
-// (in the same order, so to the same bits), and no more than a tile of weights is ever kept.
+// When each query's log-sum-exp is known, a second pass over the keys computes the scores again (in
+// the same order, so with the same bits). Only one tile of weights is in memory at any time.
 #pragma once
 
 #include "attention.h"
@@ -9,9 +10,9 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t SHARES = 8;  // of a head's queries; what keys receive from each is joined in order
+constexpr int64_t SHARES = 8;  // parts of a head's queries; received weights are joined in order
 
-// Keep the `count` largest, the first among equals: put (weight, j) in where it belongs.
+// Keeps the `count` largest weights, and the first of equal weights: inserts (weight, j) in order.
 inline void keep_largest(float weight, int64_t j, int64_t count, float* weights, int64_t* indices) {
   int64_t k = count - 1;
   if (indices[k] >= 0 && !(weight > weights[k])) return;
@@ -23,7 +24,7 @@ inline void keep_largest(float weight, int64_t j, int64_t count, float* weights,
   indices[k] = j;
 }
 
-// One query's place in the results.
+// The part of the results for one query.
 struct Kept {
   float* weights;
   int64_t* indices;
@@ -33,11 +34,11 @@ struct Kept {
       : weights(static_cast<float*>(a.top_weights.data) + cell(a.top_weights, p, 0)),
         indices(static_cast<int64_t*>(a.top_indices.data) + cell(a.top_indices, p, 0)),
         count(a.top_k) {}
-  // What a weight must exceed to be kept.
+  // The limit that a weight must exceed to be kept.
   float least() const { return indices[count - 1] < 0 ? -1.0f : weights[count - 1]; }
 };
 
-// A query whose weights have to be computed in double precision, all keys at once.
+// Computes all weights of a query in double precision.
 inline void summarize_exactly(const Attention& a, const Place& p, ExactRow& row,
                                 double* received) {
   row.compute(a, p);
@@ -50,7 +51,7 @@ inline void summarize_exactly(const Attention& a, const Place& p, ExactRow& row,
   }
 }
 
-// Scores of one query in columns begin ... end of a block become weights, -1 where hidden.
+// Converts the scores of one query in columns begin ... end of a block to weights, -1 if masked.
 inline void weigh_columns(const Attention& a, const Place& p, int64_t block, Range columns,
                           float factor, float* scores, ExactRow& exact) {
   double lse = static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)];
@@ -135,7 +136,7 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
     for (int64_t k = 0; k < kept.count; ++k) kept.indices[k] = -1, kept.weights[k] = 0;
     if (r >= real) continue;
     double lse = static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)];
-    s.exact[r] = !(std::fabs(lse) < 0.9 * COARSE * LN_2);  // all rows that are not sound among them
+    s.exact[r] = !(std::fabs(lse) < 0.9 * COARSE * LN_2);  // includes all unreliable rows
     if (s.exact[r])
       summarize_exactly(a, p, s.exact_row,
                           head.received.data() + chunk.part * a.keys[first.row]);
@@ -147,7 +148,7 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
   });
 }
 
-// What each part of a head's queries gave to the keys, joined in order.
+// Joins, in order, the weights that keys received from the parts of a head's queries.
 inline void join_received(const Attention& a, int64_t row, int64_t kv_head, const Packed& head,
                           int64_t parts) {
   int64_t keys = a.keys[row];

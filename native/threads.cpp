@@ -20,24 +20,24 @@ namespace qkv {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto PATIENCE = std::chrono::microseconds(60);  // waiting awake, before going to sleep
-#if defined(QKV_IMPATIENT)  // tests: asks whenever it may
+constexpr auto PATIENCE = std::chrono::microseconds(60);  // time of busy waiting before sleeping
+#if defined(QKV_IMPATIENT)  // tests: ask as often as possible
 constexpr auto ASKING = std::chrono::milliseconds(0);
 constexpr int64_t SLICE = 0;
 #else
-constexpr auto ASKING = std::chrono::milliseconds(50);  // between two questions whether to end
+constexpr auto ASKING = std::chrono::milliseconds(50);  // time between two checks whether to end
 constexpr int64_t SLICE = 1 << 22;                      // multiply-adds between two looks
 #endif
 
-// The cores that a thread may run on: workers take over those of whoever called.
+// The cores that a thread may run on: workers take over the cores of the caller.
 struct Cores {
 #if defined(__linux__)
   cpu_set_t set;
   Cores() {
     if (sched_getaffinity(0, sizeof set, &set) != 0) CPU_ZERO(&set);
   }
-  // All of the caller's but the one that it runs on: a sleeper is woken beside its waker otherwise,
-  // and the two share a core for as long as a short call takes.
+  // All cores of the caller except the core that it runs on. Otherwise a woken thread could start
+  // on the caller's core, and both would share this core during a short call.
   void adopt(const Cores& caller) {
     cpu_set_t wanted = caller.set;
     if (caller.core >= 0 && CPU_COUNT(&wanted) > 1) CPU_CLR(size_t(caller.core), &wanted);
@@ -50,8 +50,8 @@ struct Cores {
 #endif
 };
 
-// The usual arithmetic for as long as it lives: a caller may have made its own thread take subnormal
-// numbers for 0, and results must not depend on who computes them.
+// As long as this object lives, the thread uses the usual arithmetic. The caller's thread may treat
+// subnormal numbers as 0, but results must not depend on the thread.
 class UsualArithmetic {
 #if defined(__SSE__)
  public:
@@ -65,8 +65,8 @@ class UsualArithmetic {
 
 thread_local StopRequest* stop_request = nullptr;
 
-// What a thread works for, for as long as it does: nothing is asked, and no clock looked at, in what
-// is done within a slice.
+// The call for which a thread works. Within a slice of work, the thread checks neither the clock
+// nor whether to stop.
 class Turn {
  public:
   Turn(std::atomic<bool>& stopped, StopRequest* request);
@@ -108,7 +108,7 @@ Turn::~Turn() { turn = before_; }
 
 struct Job {
   const std::function<void(int)>& work;
-  int wanted;  // how many more may join
+  int wanted;  // number of workers that may still join
   const Cores cores{};
   int joined = 1;  // the caller is worker 0
   std::atomic<int> active{0};
@@ -117,7 +117,7 @@ struct Job {
   Job* next = nullptr;
 };
 
-// True as soon as `ready` is; false if it is not for as long as it pays to stay awake.
+// Returns true as soon as `ready` is true, or false after the time of busy waiting.
 template <class Ready>
 bool soon(const Ready& ready) {
   auto end = Clock::now() + PATIENCE;
@@ -167,8 +167,8 @@ class Pool {
  private:
   std::mutex mutex_;
   std::condition_variable wake_, done_;
-  Job* jobs_ = nullptr;       // those that workers may join, the newest first
-  std::atomic<int> open_{0};  // how many those are
+  Job* jobs_ = nullptr;       // jobs that workers may join, the newest first
+  std::atomic<int> open_{0};  // number of these jobs
   int size_ = 0, asleep_ = 0;
 
   bool start_worker() {
@@ -179,7 +179,7 @@ class Pool {
     try {
       std::thread([this] { serve(); }).detach();
     } catch (const std::exception&) {
-      started = false;  // no thread, or no memory for one: the work is done by fewer
+      started = false;  // no thread or memory available: fewer threads do the work
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return started;
@@ -197,7 +197,7 @@ class Pool {
         own.adopt(job->cores);
         attempt(*job, worker);
         lock.lock();
-        // the caller looks at `active` under the lock before it leaves, and the job with it
+        // the caller checks `active` under the lock before it leaves and destroys the job
         if (job->active.fetch_sub(1) == 1) done_.notify_all();
       }
       lock.unlock();
@@ -210,7 +210,7 @@ class Pool {
     }
   }
 
-  void close(Job& job) {  // nobody joins any more
+  void close(Job& job) {  // no worker can join from now on
     for (Job** at = &jobs_; *at; at = &(*at)->next) {
       if (*at != &job) continue;
       *at = job.next;
@@ -242,7 +242,7 @@ std::atomic<Pool*> the_pool{nullptr};
 Pool& pool() {
   Pool* found = the_pool.load(std::memory_order_acquire);
   if (found) return *found;
-  // A child process has none of its parent's threads and perhaps a locked lock: it starts anew.
+  // A child process lacks its parent's threads, and the lock may be locked: make a new pool.
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_relaxed); });
   (void)registered;

@@ -1,5 +1,5 @@
-// The pool: threads made on first use, shared by all callers, made anew in a child process; and how a
-// call that takes long is ended.
+// The thread pool: threads are made on first use, shared by all callers, and made again in a child
+// process. This file also says how a long call is interrupted.
 #pragma once
 
 #include <cstdint>
@@ -8,27 +8,28 @@
 
 namespace qkv {
 
-// Call `work(worker)` on the calling thread (worker 0) and, as far as they are free, on up to
-// `threads - 1` threads of the pool (workers 1, 2, ...). `work` must take what there is to do from
-// a shared counter: any number of workers, down to the caller alone, must finish it. Returns when
-// every worker that began is done; after an exception the others stop too, and the first one is
-// thrown again here.
+// Calls `work(worker)` on the calling thread (worker 0) and on up to `threads - 1` free threads of
+// the pool (workers 1, 2, ...). `work` must take its tasks from a shared counter, so that any
+// number of workers can finish the work, even the caller alone. Returns when every worker has
+// finished. After an exception the other workers stop too, and the first exception is thrown again
+// here.
 void on_threads(int threads, const std::function<void(int worker)>& work);
 
-// Thrown by `worked` in every worker once the work is to end.
+// `worked` throws this in every worker to end the work.
 struct Stopped : std::exception {};
 
-// To be called by workers between pieces of work, with the multiply-adds (roughly) since the last
-// call: no piece may take longer than some 10 ms. Every few million it looks whether to go on.
+// Workers call this between pieces of work, with the rough number of multiply-adds since the last
+// call. A piece may take at most about 10 ms. After every few million multiply-adds, the function
+// checks whether to continue.
 void worked(int64_t operations);
 
-constexpr int64_t EXPONENTIAL = 16;  // multiply-adds that one takes, roughly
+constexpr int64_t EXPONENTIAL = 16;  // rough number of multiply-adds of one exponential
 
-// The same by whoever waits for another worker.
+// Called by a worker that waits for another worker.
 void go_on_waiting();
 
-// Whether what this thread calls is to be stopped, for as long as this lives: asked about every 50 ms,
-// on the calling thread.
+// As long as this object lives, the calling thread asks about every 50 ms whether its calls should
+// stop.
 class StopRequest {
  public:
   StopRequest();

@@ -1,8 +1,8 @@
 // The register tile: a few rows times one panel of columns, summed over a depth.
 //
-// Rows come as numbers to broadcast, at a distance known at compile time; a panel comes as PANEL
-// numbers for each step of the depth. A tile of 14 x 32 keeps 28 vectors of sums in AVX-512's 32
-// registers, so that one load of the panel serves 14 rows.
+// Rows are numbers to broadcast, at a distance known at compile time; a panel has PANEL numbers for
+// each step of the depth. A tile of 14 x 32 keeps 28 vectors of sums in the 32 registers of
+// AVX-512, so that each load of the panel is used for 14 rows.
 #pragma once
 
 #include "simd.h"
@@ -10,21 +10,22 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// What is multiplied: 32 bits hold one float, or two bfloat16 that lie beside each other in depth.
+// The units of multiplication: 32 bits hold one float, or two bfloat16 that are neighbours in
+// depth.
 struct Single {
   static constexpr int DEPTH = 1;  // numbers in 32 bits
-  static constexpr int RUN = 64;   // of a depth that is summed in one chain
+  static constexpr int RUN = 64;   // depth that is summed in one chain
   static QKV_INLINE Floats add_product(Floats sum, Floats a, Floats b) { return sum + a * b; }
 };
 
 #if defined(__AVX512BF16__)
 struct Pair {
   static constexpr int DEPTH = 2;
-  static constexpr int RUN = 256;  // rounding to bfloat16 is far above that of the sums
+  static constexpr int RUN = 256;  // rounding to bfloat16 is far larger than the rounding of the sums
   static QKV_INLINE Floats add_product(Floats sum, Floats a, Floats b) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
   }
-  // Two vectors as bfloat16 in the place of one; gives `sum` and what they add to it, so rounded.
+  // Stores two vectors as bfloat16 in the space of one, and returns `sum` plus the rounded numbers.
   static QKV_INLINE Floats store_two(float* to, Floats first, Floats second, Floats sum) {
     __m512bh bits = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     std::memcpy(to, &bits, sizeof bits);
@@ -34,9 +35,9 @@ struct Pair {
 };
 #endif
 
-// Sums over `depth` of rows[i * STEP + k] * panel[k * NEXT + column]: each row's two vectors go to
-// `put(i, first, second)`, which is called again with what the next RUN of the depth adds, as
-// `add(i, first, second)`: long chains of additions would add up their roundings.
+// Sums rows[i * STEP + k] * panel[k * NEXT + column] over `depth`. The two vectors of each row go
+// to `put(i, first, second)` for the first RUN of the depth, and to `add(i, first, second)` for
+// each further RUN, because long chains of additions would accumulate rounding errors.
 template <class Product, int ROWS, int STEP, int NEXT = PANEL, class Put, class Add>
 QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t depth, Put put,
                               Add add) {

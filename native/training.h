@@ -1,4 +1,4 @@
-// What training needs besides products: activations and their gradients, the loss, AdamW.
+// Functions for training besides products: activations and their gradients, the loss, AdamW.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// `work(first, last, piece)` on pieces of a range, which depend on its length alone.
+// Calls `work(first, last, piece)` on pieces of a range; the pieces depend only on its length.
 constexpr int64_t STRETCH = 1 << 14;
 template <class Work>
 inline void over_stretches(int64_t count, int threads, const Work& work) {
@@ -28,7 +28,7 @@ inline void over_stretches(int64_t count, int threads, const Work& work) {
   });
 }
 
-// y = activation(x), or grad * activation'(x) where there is a gradient.
+// y = activation(x), or grad * activation'(x) if a gradient is given.
 template <Activation A, bool BACK>
 inline void map_all(const float* x, const float* grad, float* y, int64_t count, int threads) {
   constexpr int N = 4;
@@ -40,7 +40,7 @@ inline void map_all(const float* x, const float* grad, float* y, int64_t count, 
         Floats g[N];
         QKV_UNROLL for (int n = 0; n < N; ++n) g[n] = get(grad + k + n * WIDTH, n);
         slope<A>(v);
-        // 0 where relu's slope is, whatever the gradient
+        // 0 if relu's slope is 0, whatever the gradient
         QKV_UNROLL for (int n = 0; n < N; ++n)
           v[n] = A == Activation::relu ? select((Ints)(v[n] > Floats{}), g[n], splat(0)) : v[n] * g[n];
       } else {
@@ -77,7 +77,7 @@ inline void map(Activation activation, const float* x, const float* grad, float*
   }
 }
 
-// One row: its loss, and in its place in `grad` the softmax, less 1 at the target.
+// One row: its loss, and in `grad` the softmax minus 1 at the target.
 inline void cross_entropy_row(const float* x, int64_t size, int64_t target, float weight, float* loss,
                               float* grad) {
   constexpr int N = 4;
@@ -91,7 +91,7 @@ inline void cross_entropy_row(const float* x, int64_t size, int64_t target, floa
     for (int c = 0; c < WIDTH; ++c) largest = most[n][c] > largest ? most[n][c] : largest;
   for (; k < size; ++k) largest = x[k] > largest ? x[k] : largest;
 
-  // at -INF - -INF and the like this is NaN, and so is the row
+  // NaN, for example from -INF - -INF; then the whole row is NaN
   auto power = [&](Floats v) QKV_LAMBDA { return exp2((v - largest) * LOG2_E); };
   for (k = 0; k + N * WIDTH <= size; k += N * WIDTH) {
     QKV_UNROLL for (int n = 0; n < N; ++n) {
@@ -117,7 +117,7 @@ inline void cross_entropy_row(const float* x, int64_t size, int64_t target, floa
 }
 
 inline void cross_entropy(const CrossEntropy& p, int threads) {
-  const int64_t rows = p.size < STRETCH ? STRETCH / (p.size + 1) + 1 : 1;  // a thread's while
+  const int64_t rows = p.size < STRETCH ? STRETCH / (p.size + 1) + 1 : 1;  // least work for a thread
   const int64_t pieces = (p.rows + rows - 1) / rows;
   std::atomic<int64_t> next{0};
   on_threads(pieces < 2 ? 1 : threads, [&](int) {
@@ -128,7 +128,7 @@ inline void cross_entropy(const CrossEntropy& p, int threads) {
   });
 }
 
-// Loshchilov and Hutter 2019, algorithm 2; plain loops, which the compiler makes vectors of.
+// Loshchilov and Hutter 2019, algorithm 2; plain loops, which the compiler vectorises.
 template <bool EACH>
 inline void adamw_stretch(const AdamW& p, int64_t first, int64_t last) {
   float* __restrict value = p.parameters + first;

@@ -1,4 +1,4 @@
-// What training needs besides attention: methods of qkv._kernel.
+// Methods of qkv._kernel for training, except attention.
 #include "module.h"
 
 namespace qkv {
