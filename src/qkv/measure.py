@@ -47,7 +47,8 @@ def in_turn(
             counted.
 
     Returns:
-        The seconds of all turns, by name. If a turn repeats a short call, the mean of its calls.
+        The seconds of all turns, by name. A turn that repeats a short call gives the mean of its
+        calls.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -304,7 +305,7 @@ def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[s
     allowed = allowed_error(q, k, v)
     if not errors["qkv"] <= allowed:
         raise ArithmeticError(
-            f"{task.name}: the error is {errors['qkv']:.1e} and at most {allowed:.1e} is allowed"
+            f"{task.name}: the error is {errors['qkv']:.1e}, but at most {allowed:.1e} is allowed"
         )
 
     reads = task.bound == "read_rate"

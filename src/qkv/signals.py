@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# sent by kill, a closed terminal, Ctrl-\, and Ctrl-Break on Windows; some systems lack some
+# sent by kill, a closed terminal, Ctrl-\, and Ctrl-Break on Windows; no system has all of them
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 

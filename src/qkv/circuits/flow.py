@@ -67,7 +67,7 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
 
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
-        layer: counted from 0, or from the end with -1.
+        layer: the number of the layer; negative numbers count from the end.
         model: the model of the trace. If it is given, the length of a value is measured after the
             head's part of the output projection, as in the source; otherwise before that
             projection.

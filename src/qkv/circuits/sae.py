@@ -214,8 +214,9 @@ class SAE:
         """Read an autoencoder from a folder that SAELens wrote.
 
         Args:
-            folder: has "cfg.json" and "sae_weights.safetensors". The architectures "standard",
-                "topk", "jumprelu" and "gated" are supported, also in files from before SAELens 6.
+            folder: a folder with "cfg.json" and "sae_weights.safetensors". The architectures
+                "standard", "topk", "jumprelu" and "gated" are supported, also in files from before
+                SAELens 6.
 
         Returns:
             The autoencoder, in float32, or in float64 if the file has that type. Its `.at` is the
@@ -430,7 +431,7 @@ def _checked(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[
         array = np.array(arrays.get(name, np.zeros(expected)), kind)
         if array.shape != expected:
             raise ValueError(
-                f"SAE: {name} has shape {array.shape} and the encoder {shape}: give {expected}"
+                f"SAE: {name} has shape {array.shape} and the encoder has {shape}: give {expected}"
             )
         parameters[name] = frozen(array)
     return parameters

@@ -58,7 +58,7 @@ class Best:
             order = np.argsort(numbers)
             rest = order[np.argsort(-values[order], axis=0, kind="stable")[count:]]
             np.put_along_axis(fits, rest, False, 0)
-        return np.nonzero(fits)  # type: ignore[return-value]  # of two axes
+        return np.nonzero(fits)  # type: ignore[return-value]  # two arrays, for two axes
 
     def add(
         self, units: Array, values: Array, numbers: Array, positions: Array, rows: Sequence[Any]
@@ -143,7 +143,7 @@ class Scan:
         tokens: the number of tokens that were read.
         density: (n,), the share of tokens at which each activation is above 0.
         mean: (n,), the mean over all tokens.
-        largest: (n,), the largest activation, 0 where there is none above 0.
+        largest: (n,), the largest activation; 0 if none is above 0.
     """
 
     at: str
@@ -317,8 +317,8 @@ class HeadExample(_InText):
         text: the text as it was given, a string or the ids of its tokens (T,).
         tokens: the names of its tokens.
         query: the position of the query.
-        key: the position of the key. If the measure counts several keys, the key with the most
-            weight. None for the entropy.
+        key: the position of the key that the measure counts. Of several keys, it is the one with
+            the most weight. None for the entropy.
         weights: (T,), the weights of the query.
     """
 
@@ -385,8 +385,8 @@ class HeadScan:
 
         Args:
             name: the measure.
-            layer: counted from 0, or from the end with -1.
-            head: counted like `layer`.
+            layer: the number of the layer; negative numbers count from the end.
+            head: the number of the head; negative numbers count from the end.
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
@@ -444,7 +444,8 @@ def scan_heads(
     Source:
         Examples with the largest activations: Zeiler and Fergus 2014, "Visualizing and
         Understanding Convolutional Networks", section 4; of heads, "strongest" as in Voita et al.
-        2019, "Analyzing Multi-Head Self-Attention", section 4.2, which calls its mean confidence.
+        2019, "Analyzing Multi-Head Self-Attention", section 4.2, where the mean of "strongest" is
+        called confidence.
 
     >>> import qkv
     >>> texts = ["I sat on the bank of the river.", "The bank charged a fee for the loan."]

@@ -98,7 +98,7 @@ class Tasks:
         return TaskRef(key)
 
     def add_tree(self, place: tuple[Any, ...], refs: list[Any], join: Callable[..., Any]) -> Any:
-        """Add tasks that join the results of `refs` two by two, in a fixed order."""
+        """Add tasks that join the results of `refs` in pairs, in a fixed order."""
         level = 0
         while len(refs) > 1:
             pairs = [refs[n : n + 2] for n in range(0, len(refs), 2)]
@@ -133,7 +133,7 @@ class Blocks:
 
     call: Call  # its arrays have shapes and types, but no data
     operands: dict[str, Operand]  # by the name of the argument
-    pieces: tuple[Pieces, ...]  # along the axes of a `Place`
+    pieces: tuple[Pieces, ...]  # the sizes of blocks along the axes of a `Place`
     key_heads: tuple[int, ...]  # for each piece of heads, the piece of key heads
     is_flat: bool  # whether 2-D arrays got a head axis
     token: str  # a name that is equal for equal calls
@@ -149,7 +149,7 @@ class Blocks:
         return (*self.pieces[:-3], self.pieces[-2])
 
     def tasks(self, name: str, below: Sequence[Any]) -> Tasks:
-        """Return a layer without tasks, whose name depends on the call alone."""
+        """Return an empty layer; its name depends only on the call."""
         return Tasks(f"{name}-{self.token}", below)
 
     def in_result(self, place: Place) -> tuple[int, ...]:
@@ -165,7 +165,10 @@ class Blocks:
         return array[0] if self.is_flat else array
 
     def rows(self) -> Iterator[tuple[Place, list[Place]]]:
-        """Yield each block of queries (with key block 0), and the key blocks that it may see."""
+        """Yield `(first, seen)` for each block of queries.
+
+        `first` is its place with key block 0. `seen` has its places with the key blocks it may see.
+        """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
         for *row, i in product(*(range(len(self.pieces[axis])) for axis in (*lead, -2))):

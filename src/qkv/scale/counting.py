@@ -90,7 +90,7 @@ def counts_of(
     """Count the rows in each file's blocks, on the workers of a cluster or in this process.
 
     Args:
-        files: from `described`.
+        files: the sources, as `described` returns them.
         client: the cluster's client; None for this process.
         call: the name at the beginning of errors.
         check: whether to check every row, and raise an error for a bad row.
@@ -156,7 +156,7 @@ def count(block: Block, check: bool = True) -> Count:
 
 
 def _count_stream(source: Source, check: bool) -> Count:
-    """Count the rows of a whole file, reading from its beginning."""
+    """Count the rows of a whole file, read from its beginning."""
     marks: list[tuple[int, int]] = []
     bad, rows, begin = None, 0, 0
     with source.open() as stream:
@@ -287,7 +287,7 @@ def cut(
     Args:
         sources: the files.
         counts: for each file, the counts of its blocks.
-        most_rows: the most rows of a part.
+        most_rows: the largest number of rows in a part.
         most_bytes: the approximate limit of a part's bytes; a part of one line may exceed it.
     """
     parts: list[Part] = []
@@ -305,7 +305,7 @@ def cut(
 
 
 def _pieces(counts: list[Count], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Find the beginning, the end and the number of rows of each part."""
+    """Yield the beginning, the end and the number of rows of each part."""
     marks, row, end = [], 0, 0
     for count in counts:
         marks += [(row + int(mark), int(at)) for mark, at in count.marks]

@@ -25,11 +25,13 @@ from qkv.scale.manifest import MANIFEST, Folder, writing
 from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sources, rows_of
 from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
-MOST_ROWS, MOST_BYTES = 8192, 2**24  # of a part
-PARTS = 16  # the least for each worker, so that no worker waits long at the end
-SAMPLE = 64  # rows that are encoded to estimate the time of all rows
-_SAVE = 1.0  # seconds between two manifests
-_WINDOW = 2048  # rows that are encoded at once
+MOST_ROWS, MOST_BYTES = 8192, 2**24  # the most rows and bytes of a part
+PARTS = (
+    16  # the least number of parts for each worker, so that workers finish at about the same time
+)
+SAMPLE = 64  # the rows that are encoded to estimate the time of all rows
+_SAVE = 1.0  # seconds between two updates of the manifest
+_WINDOW = 2048  # the rows that are encoded at once
 CALL = "encode"
 WAY = 'mend it, or skip bad rows with on_error="skip"'
 
@@ -118,7 +120,7 @@ def encode(
     checksums of the model's files, all sources and the existing parts, and rewrites damaged parts.
 
     Args:
-        model: a name or folder, as `qkv.load` takes it; None for the default.
+        model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both. The files are .txt (each line is a row, even a
             blank line), .jsonl, .csv with a header, or .parquet. All but .parquet may be compressed
             (.gz, .bz2, .xz or .zst). Paths are local, or any that fsspec opens.
@@ -193,7 +195,7 @@ def estimate(
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """Encode a sample of a part; return `(rows, seconds)`."""
+    """Encode a sample of a part; return the number of rows and the seconds."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)
@@ -303,7 +305,7 @@ class Order:
         part: the rows.
         folder: the destination.
         name: the name of the file.
-        run: the run that gives the instruction.
+        run: the identity of the run.
         skip: whether bad rows are left out.
     """
 
@@ -370,7 +372,7 @@ def _encoded(model: Model, good: list[Any], bad: list[Any]) -> Any:
 
 
 def _parquet(part: Part, rows: list[int], vectors: Any) -> bytes:
-    """Return the bytes of a Parquet file with some rows of a part."""
+    """Return the bytes of a Parquet file with these rows of a part."""
     arrow, parquet = need("pyarrow", "scale"), need("pyarrow.parquet", "scale")
     row = np.array(rows, np.int64)
     flat = arrow.array(np.ascontiguousarray(vectors, np.float32).reshape(-1))

@@ -23,7 +23,7 @@ _ROUNDED = 1e8  # above this, a log-sum-exp in float64 is too imprecise for weig
 class Part(NamedTuple):
     """The result of attention over some keys."""
 
-    out: Array  # (*lead, Hq, L, dv), in the type of the computation
+    out: Array  # (*lead, Hq, L, dv), in the computation's type
     lse: Array  # (*lead, Hq, L), float64
     rest: Array | None  # the rounding error of `lse`; add both. None for 0
 

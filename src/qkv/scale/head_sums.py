@@ -17,7 +17,7 @@ from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
 from qkv.scale.workers import all_of, current_client, named
 
 CALL = "scale.head_scores"
-ROWS, BYTES = 4096, 2**20  # the most of one task
+ROWS, BYTES = 4096, 2**20  # the most rows and bytes of one task
 
 
 def head_scores(
@@ -30,11 +30,11 @@ def head_scores(
     r"""Compute `qkv.circuits.head_scores` over files. The division into tasks does not matter.
 
     Args:
-        model: a name or a folder, as `qkv.load` takes it; None for the default.
+        model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both: .txt, .jsonl, .csv or .parquet, local or any that
             fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
-        client: the cluster's client; by default the current client, or else this process.
+        client: the cluster's client. By default the current client; without one, this process.
         column: the name of the column with the texts; not used for .txt.
 
     Returns:
@@ -76,6 +76,6 @@ def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple
 
 def _texts(part: Part) -> Iterator[str]:
     for row, text in enumerate(rows_of(part, MOST), part.row):
-        if isinstance(text, Bad):  # the file has changed since its rows were counted
+        if isinstance(text, Bad):  # the file changed after its rows were counted
             raise ValueError(bad_row(CALL, part.source, row, text.reason))
         yield text

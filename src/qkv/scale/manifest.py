@@ -63,7 +63,7 @@ class Folder:
         }
 
     def read(self, name: str) -> bytes | None:
-        """Read a file; None if it does not exist."""
+        """Read a file; return None if it does not exist."""
         files, path = self._there
         try:
             return cast("bytes", files.cat_file(f"{path.rstrip('/')}/{name}"))

@@ -23,7 +23,7 @@ class Source:
     """A file of texts, as fsspec opens it.
 
     Attributes:
-        path: as the caller wrote it, or as a glob found it.
+        path: the path, as the caller gave it or a glob found it.
         kind: one of `KINDS`.
         column: the name of the column with the texts; not used for .txt.
         packed: whether the file is compressed, so that it can only be read from the beginning.
@@ -80,7 +80,7 @@ class Bad:
 
 
 def find_sources(sources: Any, column: str, call: str) -> list[Source]:
-    """Find the files of a path, a glob or a list of both, in order; matches of a glob are sorted.
+    """Find the files of a path, a glob or a list of both, in order. Matches of a glob are sorted.
 
     Raises:
         TypeError: a source is not a path.
@@ -149,7 +149,9 @@ def described(source: Source, call: str) -> Source:
             kind = schema.field(source.column).type
             kind = kind.value_type if arrow.types.is_dictionary(kind) else kind
             if kind not in (arrow.string(), arrow.large_string(), arrow.string_view()):
-                raise ValueError(f"{name}: column {source.column!r} is {kind}: name one of strings")
+                raise ValueError(
+                    f"{name}: column {source.column!r} is {kind}: name a column of strings"
+                )
             return source
     elif source.kind == ".csv":
         with source.open() as stream:

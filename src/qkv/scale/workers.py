@@ -93,7 +93,7 @@ def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
     """Load a model once for this process.
 
     Raises:
-        ValueError: this process finds other files under the name than the run.
+        ValueError: the model's files on this machine differ from those where the run began.
     """
     with _loading:
         if wanted not in _models:
@@ -101,8 +101,8 @@ def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
             if here.checksum != wanted.checksum:
                 raise ValueError(
                     f"{call}: {where} has other files for model {wanted.name}: their checksum is "
-                    f"{here.checksum}, and {wanted.checksum} where the run began: give every "
-                    "worker the same files"
+                    f"{here.checksum}, but it was {wanted.checksum} where the run began: give "
+                    "every worker the same files"
                 )
             _models.clear()
             _models[wanted] = load(wanted.name)
@@ -116,7 +116,7 @@ class _Job:
     call: str
     model: Named | None
     process: str  # the process that began the run
-    workers: dict[str, int] = field(default_factory=dict)  # the number of workers on each host
+    workers: dict[str, int] = field(default_factory=dict)  # the number of workers by host
 
 
 def each(
@@ -137,8 +137,8 @@ def each(
         client: the cluster's client; None for this process.
         function: a function of a module that workers can import. Without `model`, the function gets
             None in its place.
-        cases: the cases; they should be small, because they are sent to the workers.
-        call: the name that errors begin with.
+        cases: small objects, because they are sent to the workers.
+        call: the name at the beginning of errors.
         model: the model that each worker loads.
 
     Returns:
@@ -146,7 +146,7 @@ def each(
 
     Raises:
         ConnectionError: the scheduler was lost, or no worker was connected for `NO_WORKER` seconds.
-        RuntimeError: a case has killed its workers.
+        RuntimeError: a case killed its workers.
         Exception: any error that `function` raises.
     """
     if client is None:
@@ -293,10 +293,10 @@ def _cores() -> int:
 
 
 def current_client(client: Any) -> Any:
-    """Return `client` or the current client; None without a client."""
+    """Return `client`; if it is None, the current client, or None if no client exists."""
     if client is not None:
         return client
-    if "distributed" not in sys.modules:  # then no client exists
+    if "distributed" not in sys.modules:  # raised if no client exists
         return None
     try:
         return need("distributed", "scale").default_client()
