@@ -286,7 +286,7 @@ class Stream:
             parts = self._project(layer, kept.pre + self.deltas[senders], self.span)
             parts["q"] = parts["q"][:, :, cut]
             changed = (clean | {kind: parts[kind]} for kind in INPUTS)
-            z = np.stack([self._attend(layer, one, kept.before, cut) for one in changed])
+            z = np.stack([self._attend(layer, one, kept.before, cut.start or 0) for one in changed])
             z -= kept.z[:, :, cut]  # (3, senders, H, n, dv)
             for part in self._parts(own[np.isin(edges.sender[own], senders)]):
                 head, kind = edges.head[part], edges.kind[part]
@@ -336,22 +336,20 @@ class Stream:
         return project_heads(block.attn, Inputs(x, None, dtype, {}, "edges", positions=at)).parts
 
     def _attend(
-        self,
-        layer: int,
-        parts: Mapping[str, Array],
-        before: Mapping[str, Array],
-        cut: slice = slice(None),
+        self, layer: int, parts: Mapping[str, Array], before: Mapping[str, Array], first: int = 0
     ) -> Array:
-        """Return the outputs of heads, (n, H, t, dv). Queries also see the positions `before`."""
+        """Return the outputs of heads, (n, H, t, dv).
+
+        The queries begin at the computed position `first`. They also see the positions `before`.
+        """
         query, key, value = (parts[kind] for kind in INPUTS)
         if self.span.start:
             key, value = (
                 np.concatenate([np.broadcast_to(old, (len(new), *old.shape)), new], -2)
                 for old, new in ((before["k"], key), (before["v"], value))
             )
-        offset = self.span.start + (cut.start or 0)
         options = self.body.options[layer]
-        return np.asarray(attention(query, key, value, q_offset=offset, **options))
+        return np.asarray(attention(query, key, value, q_offset=self.span.start + first, **options))
 
     def _joined(self, layer: int, z: Array) -> Array:
         """Apply the output projection to heads (n, H, t, dv): (n, t, D)."""
