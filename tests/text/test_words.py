@@ -190,7 +190,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
 
 
 def test_save_where_nothing_can_be_written(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no folder"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         WordTokenizer(LESSON).save(tmp_path / "missing" / "tokenizer.json")
     with pytest.raises(IsADirectoryError):
         WordTokenizer(LESSON).save(tmp_path)

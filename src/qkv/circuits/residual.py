@@ -320,7 +320,7 @@ class Stream:
             cut, block = self.cut(layer), self.layers[layer]
             parts = self._project(layer, x, self.span)
             parts["q"], x = parts["q"][:, :, cut], x[:, cut]
-            z = self._attend(layer, parts, self.clean[layer].before, cut)
+            z = self._attend(layer, parts, self.clean[layer].before, cut.start or 0)
             mid = x + self._finished(layer, self._joined(layer, z))
             x = mid + self._fed(layer, x if block.parallel else mid)
         return x
