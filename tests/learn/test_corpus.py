@@ -290,7 +290,7 @@ def test_empty_and_one_word(tmp_path: Path) -> None:
         need_two_words(Files([write(tmp_path / "b", " \n\n\t")]))
     for text in ("spam\n" * 10 + "egg", "spam!", "\u4e16\u754c" * 100, "a " * 9 + "b" * 2**20):
         need_two_words(Files([write(tmp_path / "c", text)]))
-    with pytest.raises(ValueError, match="gives no token at all"):
+    with pytest.raises(ValueError, match="gives no tokens"):
         Corpus(Files([write(tmp_path / "d", "\n")]), lambda lines: []).take()
 
 

@@ -178,7 +178,7 @@ def runs(process: int) -> bool:
 def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for program, words in (
         ("import sys; sys.exit('Panic: no')", r"has failed \(1\): Panic: no"),
-        ("import os; os.abort()", "it was ended, perhaps for lack of memory"),
+        ("import os; os.abort()", "the system ended it, perhaps for lack of memory"),
     ):
         path = tmp_path / "program.py"
         path.write_text(program, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How W_Q, W_K and W_V learn: objectives, AdamW, and the training loop."""
+"""Training of models: objectives, AdamW, and the training loop."""
 
 from qkv.learn.corpus import Corpus, Files, Sequences, Source, paragraphs, running
 from qkv.learn.loop import Diverged, Trained, train

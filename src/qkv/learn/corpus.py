@@ -1,6 +1,6 @@
-"""Sources of token sequences for objectives: memory, or text files of any size.
+"""Sources of token sequences for objectives: sequences in memory, or text files of any size.
 
-Files are read some megabytes at a time.
+Files are read in blocks of a few megabytes.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from qkv.arrays import Array
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-BLOCK = 1 << 22  # bytes that are read, cut and shuffled together
-_LONGEST_LINE = 1 << 18  # bytes that are read of a line, or cut, together
-_STRETCH = 1 << 20  # bytes of each stretch of a sample
-_MOST_READ = 10_000  # letters of a line that `need_two_words` reads
-_LONGEST_WORD = 100  # letters; a longer one is a text without blanks
+BLOCK = 1 << 22  # the bytes in a block, whose text is read, cut and shuffled together
+_LONGEST_LINE = 1 << 18  # the most bytes of a line that are read or cut together
+_STRETCH = 1 << 20  # the bytes in each part of a sample
+_MOST_READ = 10_000  # the most letters of a line that `need_two_words` reads
+_LONGEST_WORD = 100  # letters; longer words come from text without blanks
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Source(Protocol):
-    """An endless source of token sequences, which repeats them from the same state."""
+    """An endless source of token sequences; the same state gives the same sequences again."""
 
     def take(self) -> Array:
         """Return the next sequence, (T,) integers."""
 
     def state(self) -> dict[str, Any]:
-        """The present state, as JSON can hold it."""
+        """Return the present state in a form that JSON can store."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
 
 
 class Sequences:
-    """Sequences in memory, in a new order each time all of them were taken.
+    """Sequences in memory; after all were taken, they come again in a new order.
 
     Args:
-        sequences: token ids, (T,) integers each.
-        seed: of the orders.
+        sequences: arrays of token ids, integers (T,).
+        seed: the seed of the random orders.
 
     >>> source = Sequences([[1, 2], [3, 4, 5]], seed=0)
     >>> sorted(len(source.take()) for _ in range(4))
@@ -55,7 +55,7 @@ class Sequences:
     def __init__(self, sequences: Iterable[Any], *, seed: int = 0) -> None:
         self._sequences = [np.asarray(sequence, np.int32) for sequence in sequences]
         if not self._sequences:
-            raise ValueError("Sequences: there is none: give at least one")
+            raise ValueError("Sequences: sequences is empty: give at least one")
         self._seed, self._epoch, self._next = seed, 0, 0
         self._orders = self._from_here()
 
@@ -64,7 +64,7 @@ class Sequences:
         return self._sequences[next(self._orders)]
 
     def _from_here(self) -> Iterator[int]:
-        """Yield the numbers of sequences from the present state on, after updating it."""
+        """Yield the indices of sequences from the present state on, and update the state."""
         while True:
             rng = np.random.default_rng([self._seed, self._epoch])
             for number in rng.permutation(len(self._sequences))[self._next :]:
@@ -73,14 +73,14 @@ class Sequences:
             self._epoch, self._next = self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """The number of the order, and the position in it."""
+        """Return the number of the present order, and the position in this order."""
         return {"sequences": len(self._sequences), "epoch": self._epoch, "next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state.
 
         Raises:
-            ValueError: the state is of other sequences.
+            ValueError: the state belongs to other sequences.
         """
         if state["sequences"] != len(self._sequences):
             raise ValueError(
@@ -102,22 +102,22 @@ class Place:
 
 @dataclass(frozen=True)
 class Line:
-    """A line with its end, or part of a very long line; `last` marks the last of a file."""
+    """A line with its line end, or part of a very long line; `last` marks the end of a file."""
 
     text: str
     last: bool
 
 
 class Files:
-    """UTF-8 text files, which are read one after the other, never completely into memory.
+    """UTF-8 text files, which are read one after the other and in blocks.
 
     Attributes:
-        paths: of the files.
-        sizes: their numbers of bytes.
-        named: their name in errors.
+        paths: the paths of the files.
+        sizes: the number of bytes in each file.
+        named: the name of the files in errors.
 
     Raises:
-        ValueError: there is no file, or all are empty.
+        ValueError: no file is given, or all files are empty.
         OSError: a file is a folder, does not exist or cannot be read.
     """
 
@@ -132,10 +132,10 @@ class Files:
             raise ValueError(f"corpus: {self.named} is empty: give a text")
 
     def block(self, place: Place, size: int = BLOCK) -> tuple[list[Line], Place]:
-        """Return about `size` bytes of lines from a place on, and the place of the next line.
+        """Return about `size` bytes of lines that begin at a place, and the place of the next line.
 
         Raises:
-            ValueError: a line is not UTF-8, or not text (the message names file and line), or a
+            ValueError: a line is not UTF-8 or is not text (the message names file and line), or a
                 file has become shorter.
         """
         lines: list[Line] = []
@@ -157,7 +157,7 @@ class Files:
         return lines, Place(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
-        """Yield all lines; of files larger than `most` bytes, stretches from all over them."""
+        """Yield all lines, or a sample of about `most` bytes from all parts of larger files."""
         total = sum(self.sizes)
         if most is None or total <= most:
             place = Place()
@@ -174,7 +174,7 @@ class Files:
                     raw = stream.read(share // stretches)
                     if len(raw) < share // stretches:
                         raise self._shrunk(file)
-                # bytes that are not text are an error when all is read
+                # Wrong bytes are ignored in a sample; reading the whole file raises an error.
                 texts = raw.decode("utf-8", "ignore").splitlines(keepends=True)
                 yield from texts[1:-1] or texts  # the first and the last line are incomplete
 
@@ -187,7 +187,7 @@ class Files:
         )
 
     def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
-        """Decode bytes of a file, which begin at `offset`, in line `number`."""
+        """Decode bytes of a file that begin at byte `offset` and in line `number`."""
         where = f"corpus: {self.paths[file]}"
         nul = raw.find(b"\0")
         if nul >= 0:
@@ -203,7 +203,7 @@ class Files:
 
 
 def need_two_words(files: Files) -> None:
-    """Raise a ValueError unless there are two different words, as one word teaches nothing."""
+    """Raise an error unless the text has two different words, because one word teaches nothing."""
     words: set[str] = set()
     for line in files.lines():
         words.update(re.findall(r"\w+|[^\w\s]", line[:_MOST_READ]))
@@ -217,16 +217,16 @@ Cut = Callable[[Sequence[Line]], list[Array]]  # consecutive lines -> sequences 
 
 
 class Corpus:
-    """Sequences of token ids from text files, shuffled block by block.
+    """Sequences of token ids from text files, which are read and shuffled in blocks.
 
-    A block is some megabytes of text. Its sequences come in a random order, then the next block is
-    read. After the last block comes the first again, in another order.
+    A block is a few megabytes of text. The sequences of a block come in a random order, then the
+    next block is read. After the last block, the first block comes again in another order.
 
     Args:
         files: the text.
-        cut: makes sequences of the lines of a block.
-        seed: of the orders.
-        block: the number of bytes of a block.
+        cut: cuts the lines of a block into sequences.
+        seed: the seed of the random orders.
+        block: the number of bytes in a block.
     """
 
     def __init__(self, files: Files, cut: Cut, *, seed: int = 0, block: int = BLOCK) -> None:
@@ -243,10 +243,10 @@ class Corpus:
         return next(self._sequences)
 
     def _from_here(self) -> Iterator[Array]:
-        """Yield the sequences from the present state on, which each step updates first."""
-        kept, count = None, 1  # the block that is in memory, and the sequences of a round
+        """Yield the sequences from the present state on, and update the state."""
+        kept, count = None, 1  # the block in memory, and the number of sequences in a round
         while True:
-            if kept != self._begin:  # otherwise there is a single block
+            if kept != self._begin:  # a single block stays in memory
                 lines, end = self._files.block(self._begin, self._block)
                 kept, sequences = self._begin, self._cut(lines)
             count += len(sequences)
@@ -257,11 +257,11 @@ class Corpus:
             self._begin, self._number, self._next = end, self._number + 1, 0
             if end.file >= len(self._files.paths):
                 if not count:
-                    raise ValueError(f"corpus: {self._files.named} gives no token at all")
+                    raise ValueError(f"corpus: {self._files.named} gives no tokens: give more text")
                 self._begin, self._number, self._epoch, count = Place(), 0, self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """The present block, and the position in it."""
+        """Return the present block, and the position in this block."""
         return {
             "sizes": self._files.sizes,
             "block": self._block,
@@ -290,8 +290,8 @@ class Corpus:
 def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
     """Cut text into paragraphs, and long paragraphs into parts of `length` tokens.
 
-    A paragraph ends at a blank line or at the end of a file; other line ends are blanks. Each part
-    gets the special tokens that the tokenizer puts around a text.
+    A paragraph ends at a blank line or at the end of a file. Other line ends become blanks. Each
+    part gets the special tokens that the tokenizer puts around a text.
     """
     about = tokenizer.tokenize("a")
     real = [k for k, special in enumerate(about.special) if not special] or [len(about)]
@@ -317,10 +317,10 @@ def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def running(tokenizer: Tokenizer, length: int) -> Cut:
-    """Cut running text into parts of `length` + 1 tokens, line ends included.
+    """Cut text into parts of `length` + 1 tokens, including line ends.
 
-    The last token of a part is the first of the next, so that each token is read and predicted. A
-    file ends with the token that ends texts, if the tokenizer has one.
+    The last token of a part is also the first token of the next part, so that each token is read
+    and predicted. A file ends with the tokenizer's token for the end of a text, if it has one.
     """
     ends = [index for name, index in tokenizer.vocabulary.items() if name in ENDS]
     end = np.array(ends[:1], np.int32)
@@ -337,18 +337,18 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
-    """Yield the ids of texts, some at a time, as the library does not react to signals."""
+    """Yield the ids of texts in small batches, between which Python can react to signals."""
     for part in parts_of(texts, _LONGEST_LINE):
         yield from tokenizer.ids_batch(part)
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """Read the next line, or part of a very long line, up to a blank or at least a character."""
+    """Read the next line, or part of a very long line that ends at a blank or a character."""
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
     end = raw.rfind(b" ")
-    if end <= 0:  # no blank: cut before the last character, which may be incomplete
+    if end <= 0:  # without a blank, cut before the last character, which may be incomplete
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1
@@ -358,10 +358,10 @@ def _piece(stream: BinaryIO) -> bytes:
 
 def _size(path: Path) -> int:
     """Return the size of a regular file, which can be read several times."""
-    about = path.stat()  # a FileNotFoundError names the path
+    about = path.stat()  # raises a FileNotFoundError with the path
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"corpus: {path} is not a file that can be read again: save it first")
-    with path.open("rb"):  # so that a PermissionError comes before any work
+    with path.open("rb"):  # raises a PermissionError before any work
         return about.st_size

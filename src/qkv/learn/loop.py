@@ -1,4 +1,4 @@
-"""The training loop: a batch, its loss and gradient, a step; and the safety of a long run."""
+"""The training loop: steps, checkpoints, snapshots, and checks for runs that diverge."""
 
 from __future__ import annotations
 
@@ -37,12 +37,13 @@ from qkv.ops.linear import products_in_bfloat16
 from qkv.progress import training_progress
 from qkv.signals import Interrupted, answering, leave
 
-MOST_SKIPPED = 10  # steps in a row
-_MEMORY = 0.95  # of the running mean of a loss
-_SOME = 20  # before so many steps a mean says little
+MOST_SKIPPED = 10  # after this many skipped steps in a row, the run ends
+_MEMORY = 0.95  # the share of the running mean of a loss that stays each step
+_SOME = 20  # the number of steps after which a running mean is reliable
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
-_UNEASY, _TOO_MUCH = 1.0, 3.0  # nats above the lowest loss: no checkpoint, and the end
+_UNEASY = 1.0  # if a loss rises by this many nats, no checkpoint is written
+_TOO_MUCH = 3.0  # if a loss rises by this many nats, the run ends
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ class Trained:
     """The result of a run.
 
     Attributes:
-        folder: of the run.
-        steps: the number of steps, skipped ones included.
+        folder: the folder of the run.
+        steps: the number of steps, including skipped steps.
         tokens: the number of tokens that were read.
-        seconds: the duration, resumed runs included.
+        seconds: the duration, including the time before the run was resumed.
         loss: the running mean of the last steps.
         skipped: the number of steps whose gradient was not finite.
     """
@@ -86,41 +87,40 @@ def train(
 ) -> Trained:
     """Train a network, and write the model to a folder.
 
-    The folder gets the model, which `qkv.load` reads, metrics.jsonl with a line for each step,
-    checkpoints/ with the last two, and snapshots/, models of earlier steps in float16. With
-    `resume=True` a killed run continues from its last checkpoint and gives the same result: bit by
-    bit if only `steps` limits it. After Ctrl-C, SIGTERM, SIGHUP or SIGQUIT the step ends, and
-    checkpoint and model are saved.
+    The folder gets the model, which `qkv.load` reads; metrics.jsonl with a line for each step;
+    checkpoints/ with the last two checkpoints; and snapshots/, models of earlier steps in float16.
 
-    A step whose gradient is not finite is skipped, with a warning.
+    With `resume=True`, a killed run continues from its last checkpoint and gives the same result,
+    even the same bits if only `steps` limits the run. After Ctrl-C, SIGTERM, SIGHUP or SIGQUIT the
+    step ends, and checkpoint and model are saved. A step is skipped with a warning if its gradient
+    is not finite.
 
     Args:
         network: the network to train.
-        objectives: what it learns from; the losses of several are added, with their weights.
-        folder: the destination, which is made if it does not exist.
+        objectives: one objective, or several, whose weighted losses are added.
+        folder: the destination, which is created if it does not exist.
         steps: the number of steps.
-        minutes: the longest duration; at least one of the two is needed.
-        schedule: of the learning rate; a number is the highest rate of the usual schedule.
-        optimizer: of this network.
-        seed: of the random numbers of each step.
+        minutes: the longest duration; give `steps`, `minutes` or both.
+        schedule: the schedule of the learning rate; a number is the highest rate of `Schedule`.
+        optimizer: the optimizer of this network.
+        seed: the seed of the random numbers in each step.
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
         checkpoint_seconds: the most seconds between two checkpoints.
-        snapshots: the steps after which a snapshot is made, besides the end; about twelve, ever
-            farther apart, by default; empty for none.
+        snapshots: the steps after which a snapshot is written, besides the last step; by default
+            about twelve steps with growing distances; empty for none.
         settings: more entries of a checkpoint, which must be the same when a run is resumed.
-        products: "bfloat16" rounds the factors of products by weights, and of the gradients of
-            their inputs, to bfloat16; sums stay float32. A processor with instructions for this
-            takes about four fifths of the time.
-        show_progress_bar: None shows one on a terminal.
+        products: "bfloat16" rounds factors of products with weights, and in the gradients of inputs,
+            to bfloat16; sums stay float32. This takes about 4/5 of the time on some processors.
+        show_progress_bar: None shows a progress bar only on a terminal.
 
     Raises:
-        ValueError: a number is out of range, the optimizer is of another network, or the folder
-            holds another run, or nothing to resume from.
+        ValueError: a number is out of range, the optimizer belongs to another network, the folder
+            holds another run, or the folder has no checkpoint to resume from.
         Diverged: the loss keeps rising, ten steps in a row were skipped, or the model gives numbers
             that are not finite; the folder then holds the model of the last good checkpoint.
         OSError: a file cannot be written; existing checkpoints stay complete.
-        Interrupted: one of these signals came, and everything is saved; a KeyboardInterrupt.
+        Interrupted: a signal stopped the run, and everything is saved; a KeyboardInterrupt.
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
@@ -159,11 +159,11 @@ def train(
 
 
 def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple[int | None, int]:
-    """The steps and the seed of a run as Python's integers.
+    """Return the steps and the seed of a run as Python's integers.
 
     Raises:
-        TypeError: one is not an integer.
-        ValueError: one of the three is out of range.
+        TypeError: the steps or the seed are not an integer.
+        ValueError: the steps, the minutes or the seed are out of range.
     """
     if steps is not None:
         steps = whole_number(steps, call="train", name="steps", least=1, most=MOST_STEPS)
@@ -173,19 +173,19 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
 
 
 class Diverged(RuntimeError):
-    """A run whose loss or numbers went wrong; its last good checkpoint is complete."""
+    """A run whose loss rises or whose numbers are not finite; its last checkpoint is good."""
 
 
 @dataclass
 class Watch:
-    """Follows the losses of a run.
+    """The running means of the losses of a run, by the name of the objective.
 
     Attributes:
         skipped: the number of steps that were skipped.
-        seen: the number of losses by the name of the objective, as in the next two.
-        mean: the running mean.
-        lowest: the lowest running mean.
-        in_a_row: the number of last steps that were all skipped.
+        seen: the number of losses of each objective.
+        mean: the running mean of the losses of each objective.
+        lowest: the lowest running mean of each objective.
+        in_a_row: the number of steps that were skipped since the last successful step.
     """
 
     skipped: int
@@ -196,7 +196,7 @@ class Watch:
 
     @property
     def well(self) -> bool:
-        """Whether the last step was made, and no loss lies far above its lowest."""
+        """Whether the last step was not skipped, and no loss is far above its lowest value."""
         rise = max((self.mean[name] - self.lowest[name] for name in self.mean), default=0.0)
         return self.in_a_row == 0 and rise <= _UNEASY
 
@@ -212,10 +212,10 @@ class Watch:
             raise Diverged(f"the gradient was not finite in {MOST_SKIPPED} steps in a row")
 
     def note(self, losses: Mapping[str, float]) -> None:
-        """Note the losses of a step.
+        """Add the losses of a step to the running means.
 
         Raises:
-            Diverged: a loss is far above its lowest.
+            Diverged: a loss is far above its lowest value.
         """
         self.in_a_row = 0
         for name, loss in losses.items():
@@ -228,13 +228,13 @@ class Watch:
                 raise Diverged(f"the loss of {name} has risen from {lowest:.2f} to {mean:.2f}")
 
     def loss(self) -> float:
-        """The sum of the running means; NaN before the first step."""
+        """Return the sum of the running means; NaN before the first step."""
         return sum(self.mean.values()) if self.mean else math.nan
 
 
 @dataclass
 class Run:
-    """A run between two steps."""
+    """The state of a run between two steps."""
 
     folder: Path
     network: Network
@@ -268,7 +268,7 @@ class Run:
             need_same(saved.about["settings"], settings, saved.path)
             self.restore(saved)
             for step, path in snapshots_in(folder).items():
-                if step > self.step:  # it is made again
+                if step > self.step:  # the run will write it again
                     shutil.rmtree(path, ignore_errors=True)
             return
         if saved is not None:
@@ -324,7 +324,7 @@ class Run:
         self.save_model()
 
     def need_finite(self) -> None:
-        """Raise `Diverged` if the last step made numbers that are not finite; no loss shows it."""
+        """Raise `Diverged` if parameters are not finite, which the losses do not show yet."""
         if not self.network.is_finite():
             raise Diverged("the model gives numbers that are not finite")
         means = (self.optimizer.mean, self.optimizer.square)
@@ -380,7 +380,7 @@ class Run:
         }
 
     def settings(self) -> dict[str, Any]:
-        """The settings that a resumed run must have too."""
+        """Return the settings that must be the same when the run is resumed."""
         optimizer = self.optimizer
         return {
             "model": self.network.source.config,
@@ -410,15 +410,15 @@ class Run:
         write_checkpoint(self.folder, self.step, self.arrays(), about)
 
     def arrays(self) -> dict[str, Array]:
-        """The arrays of a checkpoint: parameters and running means, (n,) each."""
+        """Return the arrays of a checkpoint: parameters and running means, all (n,)."""
         means = {"mean": self.optimizer.mean, "square": self.optimizer.square}
         return {"parameters": self.network.flat, **means}
 
     def restore(self, saved: Checkpoint) -> None:
-        """Take the state of a checkpoint, and warn of later ones that are damaged.
+        """Restore the state from a checkpoint, and warn if later checkpoints are damaged.
 
         Raises:
-            ValueError: it is of another network, or of other objectives.
+            ValueError: the checkpoint belongs to another network or to other objectives.
         """
         about, numbers = saved.about, saved.arrays["parameters"]
         for damage in saved.damaged:
@@ -467,7 +467,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Steps ever farther apart, from 0 to the last; powers of two if the last is not known.
+    """Return steps from 0 to the last with growing distances, or powers of two for None.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]
@@ -478,7 +478,7 @@ def spread(steps: int | None, count: int = 12) -> list[int]:
 
 
 def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
-    """A line of the metrics in words."""
+    """Describe a line of the metrics in words."""
     of = f"/{steps}" if steps else ""
     rate = row["tokens"] / max(row["seconds"], 1e-3)
     return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"
@@ -486,7 +486,7 @@ def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """Collect the signals that ask a run to stop after its step; a second one ends it at once."""
+    """Collect the signals that stop a run after its step; a second signal ends it at once."""
     asked: list[int] = []
 
     def ask(number: int, _: Any) -> None:

@@ -13,20 +13,20 @@ from qkv.models.model import Model
 from qkv.models.network.design import Design
 
 _OUTPUT, _TABLE = "head.out_proj.weight", "embed.weight"
-_TRIED = 256  # tokens that `is_finite` runs
+_TRIED = 256  # the number of tokens with which `is_finite` runs the model
 
 
 class Network:
     """A writable copy of a model's parameters, with the layers that compute with them.
 
     Attributes:
-        flat: (n,) all parameters, matrices first.
-        gradient: (n,) in the same order.
-        matrices: the count of numbers in `flat` that belong to matrices.
-        parameters: views of `flat` by name.
-        gradients: views of `gradient` by name.
-        places: by name, the slice of a parameter in both.
-        transformer: built on `parameters`, with its head.
+        flat: (n,), all parameters, with the matrices first.
+        gradient: (n,), the gradients in the same order.
+        matrices: the number of numbers in `flat` that belong to matrices.
+        parameters: views of `flat` by the names of parameters.
+        gradients: views of `gradient` by the names of parameters.
+        places: the slices of `flat` by the names of parameters.
+        transformer: the transformer and its head, which use `parameters`.
 
     >>> from qkv.models.untrained import fresh_model
     >>> config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 50}
@@ -70,7 +70,7 @@ class Network:
     def add(self, gradients: Mapping[str, Array]) -> None:
         """Add gradients, by the names of the parameters, to `gradient`.
 
-        The gradient of an output projection that is the token table goes to the table.
+        If the output projection is the token table, its gradient is added to that of the table.
         """
         weight = self.weight
         for name, gradient in gradients.items():
@@ -89,7 +89,7 @@ class Network:
             self.weight = before
 
     def is_finite(self) -> bool:
-        """Whether all numbers are finite, and the outputs for tokens from all over V too."""
+        """Return whether all parameters, and the outputs for some of the tokens, are finite."""
         if not np.isfinite(self.flat).all():
             return False
         vocabulary, most = self.design.vocabulary, self.transformer.embedding.max_positions
@@ -104,5 +104,5 @@ class Network:
         return bool(np.isfinite(rows).all())
 
     def model(self, dtype: Any = None) -> Model:
-        """Return a model with a copy of the present parameters, in this type."""
+        """Return a model with a copy of the present parameters, converted to `dtype`."""
         return self.source.with_parameters(self.parameters, dtype)

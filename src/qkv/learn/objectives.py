@@ -23,20 +23,20 @@ _MOST_BARREN = 10_000
 
 
 class Objective(Protocol):
-    """An objective of a step; several can be mixed."""
+    """A training objective; several objectives can be combined."""
 
     @property
     def name(self) -> str:
-        """The name of its loss in the metrics."""
+        """The name of the objective's loss in the metrics."""
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
-        """Return the batch of a step, from the generator and its own state alone."""
+        """Return the batch of a step, which depends only on the generator and the state."""
 
     def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
         """Add the gradient to the network's; return the mean loss and the number of tokens."""
 
     def state(self) -> dict[str, Any]:
-        """Its present state, as JSON can hold it."""
+        """Return the present state in a form that JSON can store."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
@@ -48,8 +48,8 @@ class Part:
 
     Attributes:
         objective: the objective.
-        weight: the factor of its loss, or a function of the share of the run that is over.
-        begin: the share of the run at which it begins.
+        weight: the factor of the loss, or a function of the share of the run that is over.
+        begin: the share of the run after which the objective begins.
     """
 
     objective: Objective
@@ -68,10 +68,10 @@ class Words:
     """Texts end to end, and the tokens that a model should predict at some of their positions.
 
     Attributes:
-        ids: (total,) tokens.
-        cu_lengths: (B + 1,) where each text begins, and where the last one ends.
-        at: (n,) the rows whose vectors go into the head, each once.
-        targets: (n,) the tokens to predict there.
+        ids: (total,), the tokens.
+        cu_lengths: (B + 1,), the first row of each text, and the end of the last.
+        at: (n,), the rows at which a token should be predicted, all different.
+        targets: (n,), the tokens to predict at these rows.
     """
 
     ids: Array
@@ -88,18 +88,18 @@ def words_loss(
 ) -> float:
     """Return the mean cross-entropy over the targets, and add its gradient to the network's.
 
-    Only the rows that have a target go through the head, a few thousand at a time.
+    The head computes only the rows that have a target, in groups of a few thousand.
 
     Args:
         network: the network to train.
         batch: the texts and targets.
-        prior: (m,) indices of targets in rising order, (m,) tokens, each pair once, and the number
-            to add to the logits of these tokens at these targets. The trained model by itself gives
-            them that much less.
-        soft: (n, V) probabilities whose gradient is taken, in place of targets.
+        prior: `(indices, tokens, number)`: indices of targets in rising order (m,), tokens (m,),
+            and a number that is added to the logit of each token at its target. All pairs must be
+            different. Without the prior, the trained model gives lower logits to these tokens.
+        soft: (n, V), probabilities that replace the targets in the gradient.
 
     Returns:
-        The mean cross-entropy over the targets, with `soft` too.
+        The mean cross-entropy over the targets, even if `soft` is given.
 
     Raises:
         ValueError: the model has no head over words, or the batch does not fit it.
@@ -161,7 +161,7 @@ def _check_words(network: Network, batch: Words) -> None:
 
 
 class _Filled:
-    """The base of `Masked` and `Causal`: batches with at least `tokens_per_step` tokens."""
+    """The base class of `Masked` and `Causal`; a batch has at least `tokens_per_step` tokens."""
 
     def __init__(self, source: Source, *, tokens_per_step: int = 8192) -> None:
         name, call = "tokens_per_step", type(self).__name__
@@ -173,7 +173,7 @@ class _Filled:
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
-        """Take as many usable sequences as a step needs."""
+        """Take usable sequences from the source until they are enough for a step."""
         sequences: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:
@@ -186,7 +186,7 @@ class _Filled:
         return sequences
 
     def state(self) -> dict[str, Any]:
-        """The state of its source."""
+        """Return the state of the source."""
         return self.source.state()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -198,7 +198,8 @@ class Causal(_Filled):
     """Predict the next token at each position.
 
     Args:
-        source: of sequences: all tokens except the last are read, all except the first predicted.
+        source: the source of sequences. The model reads all tokens except the last, and predicts
+            all tokens except the first.
         tokens_per_step: the least number of tokens in a step.
 
     >>> from qkv.learn import Sequences
@@ -220,20 +221,19 @@ class Causal(_Filled):
 class Masked(_Filled):
     """Predict the tokens that were masked.
 
-    A share of the tokens that are not special is chosen; of these 80% become the mask token, 10%
-    another token and 10% stay as they are, and all of them are predicted.
-
-    With `alike`, words are chosen instead of tokens: all subwords of a word, and of all words of
-    its text that are alike, share its fate, so that none of them reveals the others. Each
-    punctuation mark is chosen by itself.
+    A share of the tokens that are not special is chosen. 80% of the chosen tokens are replaced by
+    the mask token, 10% are replaced by another token and 10% stay; all chosen tokens are predicted.
+    With `alike`, words are chosen instead of tokens. All subwords of equal words in a text are then
+    treated in the same way, so that one of them cannot reveal the others. Punctuation marks are
+    always chosen separately.
 
     Args:
-        source: of sequences, special tokens included.
-        tokenizer: knows the special tokens and the mask token.
-        share: of the tokens that are chosen.
+        source: the source of sequences, which include special tokens.
+        tokenizer: the tokenizer, which knows the special tokens and the mask token.
+        share: the share of the tokens that are chosen.
         tokens_per_step: the least number of tokens in a step.
-        alike: maps the spelling of a word to a key that words masked together share:
-            `str.casefold` for the same spelling, whatever the case.
+        alike: a function from words to keys. Words with the same key are equal. With
+            `str.casefold`, the case does not matter.
 
     Raises:
         ValueError: the tokenizer has no mask, or the share is not between 0 and 1.
@@ -268,7 +268,7 @@ class Masked(_Filled):
         self._others = np.flatnonzero(~self._special)
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Return sequences with some of their tokens masked, and these tokens."""
+        """Return sequences with masked tokens, and the original tokens as targets."""
         texts = self._sequences(lambda text: not self._special[text].all())
         ids = np.concatenate(texts).astype(np.int64)
         free = np.flatnonzero(~self._special[ids])
@@ -290,17 +290,17 @@ class Masked(_Filled):
         return Words(ids, starts_of(map(len, texts)), at, targets)
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return the numbers of words in the order in which they are chosen.
+        """Return the numbers of words in the order in which the words are chosen.
 
         Args:
-            words: (n,) the number of each token's word.
-            ids: (n,) the tokens.
-            rng: draws the order.
+            words: (n,), the number of the word of each token.
+            ids: (n,), the tokens.
+            rng: the generator that draws the order.
         """
         return rng.permutation(int(words.max()) + 1)
 
     def _words(self, texts: Sequence[Array], alike: Callable[[str], str]) -> Array:
-        """Number the tokens that are not special; tokens that share a fate share a number."""
+        """Return a number for each token that is not special; equal words have equal numbers."""
         numbers: list[int] = []
         count = 0
         for ids in texts:

@@ -1,4 +1,4 @@
-"""From text files to a trained model: tokenizer, fresh model, and the loop."""
+"""Training on text files: a tokenizer, a fresh model, and the training loop."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
-STEPS = 1000  # without steps and minutes
-_RANGES = {  # no machine holds more
+STEPS = 1000  # the default if neither steps nor minutes are given
+_RANGES = {  # the largest values are beyond the memory of any machine
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
     **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
@@ -37,19 +37,20 @@ class TextRun:
     """The settings of `train_on_text`.
 
     Attributes:
-        corpus: text files, UTF-8.
+        corpus: the paths of text files in UTF-8.
         objective: "masked" for an encoder (BERT), "causal" for a decoder (GPT-2).
         layers: the number of layers.
         heads: the number of heads in each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
-        vocabulary: the most tokens, V.
-        length: the most tokens of a text, special ones included.
-        steps: the number of steps; without `minutes` 1000 by default.
+        vocabulary: V, the largest number of tokens.
+        length: the most tokens in a text, including special tokens.
+        steps: the number of steps; 1000 if neither `steps` nor `minutes` is given.
         minutes: the longest duration.
         tokens_per_step: the least number of tokens in a step.
         rate: the highest learning rate.
-        seed: of the first weights, and of all random numbers.
-        tokenizer: a tokenizer.json, or a folder with one; trained on the corpus by default.
+        seed: the seed of the first weights and of all random numbers.
+        tokenizer: the path of a tokenizer.json or of its folder; None trains a tokenizer on the
+            corpus.
     """
 
     corpus: tuple[str, ...]
@@ -80,12 +81,14 @@ class TextRun:
         Schedule(self.rate)
         if isinstance(self.corpus, str | os.PathLike):
             raise TypeError(f"train: corpus is {str(self.corpus)!r}: give a list of files")
-        paths = [str(Path(path).absolute()) for path in self.corpus]  # for a resumed run
+        paths = [
+            str(Path(path).absolute()) for path in self.corpus
+        ]  # absolute paths, for a resumed run
         object.__setattr__(self, "corpus", tuple(paths))
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> Self:
-        """Read the settings of the run in a folder, and check that `changes` agree with them.
+        """Read the settings of the run in a folder, and check that `changes` are the same.
 
         Raises:
             FileNotFoundError: the folder has no run.
@@ -150,12 +153,12 @@ def train_on_text(
         run: the settings.
         folder: the destination: new, empty, or with `resume` the folder of the run.
         resume: continue from the last checkpoint.
-        say: gets a line about each part of the work.
+        say: a function that is called with a line of text about each part of the work.
         show_progress_bar: as for `train`.
 
     Raises:
-        ValueError: the corpus is empty, of one word, or not UTF-8; the folder holds other files,
-            or a damaged run.
+        ValueError: the corpus is empty, has only one word or is not UTF-8, or the folder holds
+            other files or a damaged run.
         OSError: a file cannot be read or written.
         Diverged: as for `train`.
         Interrupted: as for `train`.
@@ -196,7 +199,7 @@ def train_on_text(
 
 
 def need_place(folder: Path) -> None:
-    """Raise an OSError unless files can be written to a folder, which may not exist yet."""
+    """Raise an OSError if files cannot be written to a folder, which may not exist yet."""
     made = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -214,7 +217,7 @@ def need_place(folder: Path) -> None:
 def _tokenizer(
     run: TextRun, home: Path, files: Files, resume: bool
 ) -> tuple[SubwordTokenizer, str]:
-    """Return the tokenizer, and where it comes from."""
+    """Return the tokenizer, and words that say where it comes from."""
     if resume:
         path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)
@@ -231,12 +234,12 @@ def _tokenizer(
 
 
 def _checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
-    """Return the objective, with the corpus cut as it needs."""
+    """Return the objective, with a corpus that is cut for this objective."""
     causal = run.objective == "causal"
     cut = running(tokenizer, run.length) if causal else paragraphs(tokenizer, run.length)
     corpus, count = Corpus(files, cut, seed=run.seed), run.tokens_per_step

@@ -1,4 +1,4 @@
-"""AdamW over one long array, and schedules of the learning rate."""
+"""AdamW for the parameters of a network, and schedules of the learning rate."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from qkv.ops.adamw import adamw, gradient_norm
 
 
 class AdamW:
-    """Adam with decoupled weight decay of matrices; biases and norms do not decay.
+    """Adam with decoupled weight decay, which changes only matrices, not biases and norms.
 
     Args:
         network: the network to train.
-        betas: the shares of the running means of gradients, and of their squares, that stay each
-            step.
-        eps: added to the root of the second mean.
-        decay: the share, times the rate, by which each number of a matrix shrinks.
-        clip: the greatest length of the whole gradient; a longer gradient is scaled down;
-            `math.inf` for no limit.
+        betas: the decay rates of the running means of gradients and of squared gradients.
+        eps: added to the root of the mean of squared gradients.
+        decay: the weight decay; each step shrinks each number of a matrix by `decay * rate` of it.
+        clip: the largest length of the whole gradient. A longer gradient is scaled down. `math.inf`
+            for no limit.
 
     Attributes:
-        mean, square: (n,) the running means.
+        mean, square: (n,), the running means of gradients and of squared gradients.
         count: the number of steps.
 
     Raises:
@@ -57,11 +56,11 @@ class AdamW:
         self.count = 0
 
     def length(self) -> float:
-        """The length of the gradient; not finite if one of its numbers is not."""
+        """Return the length of the gradient, which is not finite if the gradient is not finite."""
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Make one step against the gradient, whose length is computed unless it is given."""
+        """Make one step against the gradient; `length` is the gradient's length, if known."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")
@@ -82,13 +81,13 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate, by the share of the run that is over.
+    """A function from the share of the run that is over to the learning rate.
 
     Attributes:
         rate: the highest rate.
         warmup: the share of the run in which the rate rises.
-        fall: the fall after it, "linear" or "cosine"; "none" for a constant rate.
-        least: the share of the highest rate that is left at the end.
+        fall: how the rate falls after the warmup: "linear" or "cosine"; "none" for a constant rate.
+        least: the last rate, as a share of the highest rate.
 
     >>> schedule = Schedule(1.0, warmup=0.5)
     >>> [schedule(share) for share in (0.25, 0.5, 0.75, 1.0)]

@@ -1,7 +1,7 @@
-"""The run folder: the names of its files, how they are written and read, and the curves of a run.
+"""The folder of a run: the names of its files, functions that read and write them, and curves.
 
-A run keeps in it a line of metrics for each step, checkpoints to resume from, and snapshots: models
-of earlier steps.
+The folder holds a line of metrics for each step, checkpoints from which the run can be resumed, and
+snapshots, which are models of earlier steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 METRICS, CURVES = "metrics.jsonl", "curves.png"
 MOST_STEPS = 99_999_999  # the names of checkpoints and snapshots have eight digits
-_MOST_LOGGED = 10**15  # larger steps and losses are not read as such
+_MOST_LOGGED = 10**15  # larger steps and losses are ignored
 _STEP = re.compile(r"step-(\d{1,15})")
 _KEPT = 2
 _ARRAYS = {"parameters", "mean", "square"}
@@ -39,7 +39,7 @@ _STATE: dict[str, Any] = {
     **dict.fromkeys(("step", "tokens", "updates"), int),
     **{"seconds": float, **dict.fromkeys(("settings", "watch", "objectives"), dict)},
 }
-_UNSEALED = b"0" * 64  # stands in place of the checksum while it is computed
+_UNSEALED = b"0" * 64  # replaces the checksum while the checksum is computed
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _INK, _FAINT = "#333333", "#dddddd"
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -50,7 +50,7 @@ def need_free(folder: Path) -> None:
 
     Raises:
         ValueError: the folder holds a run, or other files.
-        NotADirectoryError: it is a file.
+        NotADirectoryError: the folder is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"train: {folder} is a file: name a folder")
@@ -63,7 +63,7 @@ def need_free(folder: Path) -> None:
 
 
 def tokenizer_path(folder: Path) -> Path:
-    """The path of the tokenizer that a run began with."""
+    """Return the path of the tokenizer with which a run began."""
     return folder / CHECKPOINTS / TOKENIZER
 
 
@@ -71,9 +71,9 @@ def tokenizer_path(folder: Path) -> Path:
 
 
 class Metrics:
-    """The metrics of a run, to which lines of JSON are added.
+    """A writer that adds lines of JSON to the metrics of a run.
 
-    Lines of steps after `step`, which a killed run has left, are removed.
+    Lines of steps after `step`, which come from a killed run, are removed.
 
     Attributes:
         file: the open file, without a buffer.
@@ -85,7 +85,7 @@ class Metrics:
         if kept or path.exists():
             with replacing(path) as file:
                 file.writelines(map(_line, kept))
-        self.file = path.open("ab", buffering=0)  # so that no line is lost
+        self.file = path.open("ab", buffering=0)  # without a buffer, so that no line is lost
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a line.
@@ -117,9 +117,10 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
-    """Read the loss of each logged step, in order; of a step that was logged twice, the later.
+    """Read the loss of each logged step, in order.
 
-    Lines without a loss, which other programs write, and losses that are not finite are skipped.
+    If a step was logged twice, the later loss counts. Lines without a loss, which other programs
+    write, and losses that are not finite are skipped.
 
     Raises:
         ValueError: a line is not JSON.
@@ -135,7 +136,7 @@ def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
 
 
 def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
-    """The number and content of each line; blank lines and a cut last line are left out."""
+    """Yield the number and content of each line, except blank lines and an incomplete last line."""
     if not path.is_file():
         return
     broken = 0
@@ -164,7 +165,7 @@ def plot_curves(folder: str | os.PathLike[str]) -> Figure:
     """Draw each loss of a run over its steps, as logged and smoothed, and the learning rate.
 
     Args:
-        folder: the run's.
+        folder: the folder of the run.
 
     Raises:
         ValueError: the folder has no metrics.
@@ -216,7 +217,7 @@ def write_curves(folder: str | os.PathLike[str]) -> Path:
 
 
 def smoothed(values: Array) -> Array:
-    """The mean of each value and of earlier ones, about a thirtieth of all values together.
+    """Return running means of values; the window is a thirtieth of the number of values.
 
     >>> smoothed(np.arange(90.0))[[0, 1, 2, 50]]
     array([ 0. ,  0.5,  1. , 49. ])
@@ -232,7 +233,7 @@ def smoothed(values: Array) -> Array:
 
 
 def snapshots_in(folder: Path) -> dict[int, Path]:
-    """The complete snapshots by step, in order."""
+    """Return the paths of complete snapshots by step, in order."""
     home = folder / SNAPSHOTS
     paths = {}
     for path in home.iterdir() if home.is_dir() else ():
@@ -243,21 +244,21 @@ def snapshots_in(folder: Path) -> dict[int, Path]:
 
 
 def write_snapshot(folder: Path, step: int, save: Callable[[Path], object]) -> None:
-    """Let `save` write a model to a new folder, which appears when it is complete."""
+    """Let `save` write a model to a new folder, which appears only when it is complete."""
     path = folder / SNAPSHOTS / _step_name(step)
     part = path.with_name(f".{path.name}.part")
     with saving(f"the snapshot of step {step}", folder):
         try:
             path.parent.mkdir(exist_ok=True)
             save(part)
-            shutil.rmtree(path, ignore_errors=True)  # of a run that was killed after this step
+            shutil.rmtree(path, ignore_errors=True)  # left by a run that was killed after this step
             part.replace(path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
 
 
 def _step_name(step: int) -> str:
-    """The name of a checkpoint or snapshot."""
+    """Return the name of a checkpoint or snapshot."""
     return f"step-{step:08d}"
 
 
@@ -269,10 +270,10 @@ class Checkpoint:
     """The state of a run at a step.
 
     Attributes:
-        path: of the file.
-        arrays: the parameters and the arrays of the optimizer, (n,) each.
-        about: the step, the settings and all other state, as JSON holds it.
-        damaged: what is wrong with each later checkpoint.
+        path: the path of the file.
+        arrays: the parameters and the arrays of the optimizer, all (n,).
+        about: the step, the settings and all other state, in the form of JSON.
+        damaged: for each later checkpoint, a sentence that says what is wrong.
     """
 
     path: Path
@@ -284,10 +285,10 @@ class Checkpoint:
 def write_checkpoint(
     folder: Path, step: int, arrays: Mapping[str, Array], about: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint, and remove all earlier ones except the last.
+    """Write a checkpoint, and remove all earlier checkpoints except the last.
 
     Raises:
-        OSError: it cannot be written; earlier ones stay.
+        OSError: the checkpoint cannot be written; earlier checkpoints stay.
     """
     path = folder / CHECKPOINTS / f"{_step_name(step)}.safetensors"
     with saving(f"the checkpoint of step {step}", folder):
@@ -295,13 +296,13 @@ def write_checkpoint(
         with replacing(path) as file:
             file.write(sealed(arrays, about))
             file.flush()
-            os.fsync(file.fileno())  # so that it is complete after a power cut too
+            os.fsync(file.fileno())  # so that the file is complete even after a power failure
         for old in [other for other in _checkpoints(folder) if other.name <= path.name][:-_KEPT]:
             old.unlink()
 
 
 def sealed(arrays: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
-    """The bytes of a checkpoint: a safetensors file with the SHA-256 of all its other bytes."""
+    """Return a checkpoint as bytes: a safetensors file with the SHA-256 of its other bytes."""
     from safetensors.numpy import save
 
     texts = {"qkv": json.dumps(about, default=_plain), "sha256": _UNSEALED.decode()}
@@ -325,7 +326,7 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
         except ValueError as error:
             damaged.append(f"{path} is damaged: {error}")
     if damaged:
-        raise ValueError(f"train: there is no checkpoint that is whole: {'; '.join(damaged)}")
+        raise ValueError(f"train: no checkpoint is whole: {'; '.join(damaged)}")
     return None
 
 
@@ -333,9 +334,11 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
     """Raise an error unless a run has the settings that its checkpoint at `path` has stored.
 
     Raises:
-        ValueError: a setting differs; the message names the first.
+        ValueError: a setting differs; the message names the first such setting.
     """
-    same = json.loads(json.dumps(settings, default=_plain))  # as it would be read again
+    same = json.loads(
+        json.dumps(settings, default=_plain)
+    )  # in the form in which they would be read again
     theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
@@ -347,7 +350,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """If something cannot be written, raise an error that names the last good checkpoint."""
+    """If writing fails inside the `with` block, name the last good checkpoint in the error."""
     try:
         yield
     except OSError as error:
@@ -363,16 +366,16 @@ def saving(what: str, folder: Path) -> Iterator[None]:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """The files of checkpoints, in order."""
+    """Return the files of checkpoints, in order."""
     return sorted((folder / CHECKPOINTS).glob(f"step-{'[0-9]' * 8}.safetensors"))
 
 
 def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Read the arrays of a checkpoint and its other state.
+    """Read the arrays and the other state of a checkpoint.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or no run can resume from it.
+        OSError: the checkpoint cannot be read.
+        ValueError: the checkpoint is damaged, or a run cannot resume from it.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -399,7 +402,7 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _check_state(about: Any, step: int) -> None:
-    """Raise an error unless a run can be at this step in this state."""
+    """Raise an error unless `about` can be the state of a run at this step."""
     for name, kind in _STATE.items():
         value = about.get(name) if isinstance(about, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -414,7 +417,7 @@ def _check_state(about: Any, step: int) -> None:
 
 
 def _check_arrays(arrays: Mapping[str, Array]) -> None:
-    """Raise an error unless these can be the parameters and the running means of a run."""
+    """Raise an error unless the arrays can be the parameters and running means of a run."""
     if arrays.keys() != _ARRAYS:
         raise ValueError(f"it holds {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}")
     like = arrays["parameters"]
@@ -431,7 +434,7 @@ def _check_arrays(arrays: Mapping[str, Array]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy number or array as JSON can hold it."""
+    """Convert a NumPy number or array for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(
@@ -441,7 +444,7 @@ def _plain(value: Any) -> Any:
 
 
 def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value in nested objects by its path: "model.hidden_size"."""
+    """Yield each value in nested dicts with its path, for example "model.hidden_size"."""
     if not isinstance(values, dict):
         yield name, values
         return
@@ -450,5 +453,5 @@ def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
-    """A setting as an error shows it."""
+    """Return the text that shows a setting in an error."""
     return f"{values[name]!r:.60}" if name in values else "left out"

@@ -1,4 +1,4 @@
-"""A tokenizer trained on a corpus."""
+"""The function that trains a tokenizer on a corpus."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from qkv.learn import tokenizer_process
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import check_text
 
-MOST = 10_000_000  # tokens; no machine holds a model of more
-SAMPLE = 1 << 26  # bytes of a corpus that a tokenizer is trained on
+MOST = 10_000_000  # the largest number of tokens; a larger model fits no machine
+SAMPLE = 1 << 26  # the bytes of a corpus from which a tokenizer is trained
 _LINES_AT_ONCE = 1000
 
 
@@ -28,15 +28,15 @@ def train_tokenizer(
     """Train a tokenizer with up to `vocabulary` tokens, or more if the text has more letters.
 
     Training runs in a separate process, which Ctrl-C ends at once. A word of more than 100 letters
-    (300 bytes) is cut into parts of 100 letters first, since the time grows with the square of the
-    length, and "wordpiece" cuts texts the same way, as it would not find the whole word. The tokens
-    of other words do not depend on this.
+    (300 bytes) is first cut into parts of 100 letters, because the time grows with the square of
+    the length. A "wordpiece" tokenizer also cuts the words of texts in this way, because the whole
+    word would be unknown. The tokens of shorter words do not change.
 
     Args:
-        lines: of text.
-        kind: "wordpiece", in lower case with [CLS] and [SEP] around a text, as BERT's; or "bytes",
-            pairs of bytes that are joined, as GPT-2's.
-        vocabulary: V.
+        lines: lines of text.
+        kind: "wordpiece" for a tokenizer like BERT's, with lower case and with [CLS] and [SEP]
+            around a text; or "bytes" for a tokenizer like GPT-2's, which joins pairs of bytes.
+        vocabulary: V, the largest number of tokens.
 
     Raises:
         TypeError: a line is not a string.
@@ -63,14 +63,14 @@ def train_tokenizer(
         check_text(line, call="train_tokenizer", name=f"line {number}")
         for number, line in enumerate(lines, 1)
     )
-    if not sys.executable or getattr(sys, "frozen", False):  # no Python can be started
+    if not sys.executable or getattr(sys, "frozen", False):  # this program cannot start Python
         return SubwordTokenizer(tokenizer_process.trained(list(checked), kind, vocabulary))
     text = _in_a_process(checked, kind, vocabulary)
     return SubwordTokenizer(tokenizers.Tokenizer.from_str(text))
 
 
 def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
-    """Return the tokenizer.json that `tokenizer_process` makes; the process ends with this call."""
+    """Run `tokenizer_process`, return the tokenizer.json that it writes, and end the process."""
     with subprocess.Popen(
         [sys.executable, "-P", tokenizer_process.__file__, kind, str(vocabulary)],
         stdin=subprocess.PIPE,
@@ -83,7 +83,7 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
         assert stdout is not None
         assert stderr is not None
         try:
-            with suppress(BrokenPipeError):  # it has ended; the reason is read below
+            with suppress(BrokenPipeError):  # the process has ended; the reason is read below
                 while batch := list(islice(lines, _LINES_AT_ONCE)):
                     stdin.write(json.dumps(batch).encode() + b"\n")
                 stdin.write(b"null\n")
@@ -98,6 +98,8 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
     if code == -signal.SIGINT:  # Ctrl-C goes to both processes
         raise KeyboardInterrupt
     if code:
-        last = reason.splitlines()[-1] if reason else "it was ended, perhaps for lack of memory"
+        last = (
+            reason.splitlines()[-1] if reason else "the system ended it, perhaps for lack of memory"
+        )
         raise RuntimeError(f"train_tokenizer: the process that trains has failed ({code}): {last}")
     return text

@@ -1,8 +1,8 @@
 """A program that reads lines, trains a tokenizer, and writes its tokenizer.json.
 
-It is a separate process because the library does not react to signals while it trains, and can only
-be killed. `tokenizer.py`, which starts it, holds its standard input open: when the input closes,
-the process ends.
+The program runs in a separate process, because the library does not react to signals during
+training, so that the process must be killed. `tokenizer.py` starts the process and keeps its
+standard input open. When the input closes, the process ends.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     import tokenizers
 
 END = "<|endoftext|>"
-LONGEST = 100  # letters of a word; longer words are cut
+LONGEST = 100  # the most letters in a word; longer words are cut
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def main() -> None:
-    """Read lists of lines as JSON, one a line and `null` at the end; write the tokenizer."""
+    """Read lists of lines as JSON, each on its own line, until `null`; write the tokenizer."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lines: list[str] = []
     for row in sys.stdin.buffer:
@@ -42,31 +42,31 @@ def main() -> None:
     kind, vocabulary = sys.argv[1], int(sys.argv[2])
     try:
         text = trained(lines, kind, vocabulary).to_str()
-    except BaseException as error:  # the library's panics are not even Exceptions
+    except BaseException as error:  # the library's panics are not Exceptions
         sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.buffer.write(text.encode())
 
 
 def _end_with_caller() -> None:
     """End this process when its standard input closes."""
-    os.read(sys.stdin.fileno(), 1)  # `os.read` takes no lock that Python needs at its end
+    os.read(sys.stdin.fileno(), 1)  # unlike `sys.stdin`, takes no lock that Python needs at exit
     os._exit(1)
 
 
 def trained(lines: list[str], kind: str, vocabulary: int) -> tokenizers.Tokenizer:
-    """Train a tokenizer of a kind, "wordpiece" or "bytes", on lines."""
+    """Train a tokenizer of the kind "wordpiece" or "bytes" on lines."""
     return (_wordpiece if kind == "wordpiece" else _bytes)(lines, vocabulary)
 
 
 def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Train beginnings and inner parts of words, as of BERT's tokenizer."""
+    """Train a WordPiece tokenizer like BERT's, with subwords at the start of and inside words."""
     from tokenizers import Tokenizer, models, trainers
 
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
-    # By default the library numbers letters inside words in another order each time, and breaks
-    # ties by the numbers. As special tokens they keep this order.
+    # By default the library numbers letters inside words in a random order, which decides between
+    # equally frequent pairs. As special tokens, the letters keep the order of this list.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],
@@ -107,13 +107,13 @@ def _letters(lines: Iterable[str], most: int) -> list[str]:
 
 
 def _is_inside_words(letter: str) -> bool:
-    """Whether a letter may stand inside a word; marks and Chinese letters are words."""
+    """Return whether a letter may be inside a word; marks and Chinese letters are words."""
     mark = letter in string.punctuation or unicodedata.category(letter).startswith("P")
     return not mark and not 0x3400 <= ord(letter) <= 0x9FFF and ord(letter) < 0x20000
 
 
 def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Train pairs of bytes that are joined, as of GPT-2's tokenizer."""
+    """Train a tokenizer like GPT-2's, which joins pairs of bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     inner = Tokenizer(models.BPE())
@@ -126,12 +126,12 @@ def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    _train(inner, lines, trainer, 3 * LONGEST)  # bytes: a Chinese letter has three
+    _train(inner, lines, trainer, 3 * LONGEST)  # in bytes: a Chinese letter has three
     return inner
 
 
 def _train(inner: tokenizers.Tokenizer, lines: list[str], trainer: Any, longest: int) -> None:
-    """Train on words of up to `longest` letters, since the time grows with the square."""
+    """Train on parts of words, because the time grows with the square of the longest word."""
     whole = inner.pre_tokenizer
     inner.pre_tokenizer = _in_pieces(whole, longest)
     inner.train_from_iterator(lines, trainer)
