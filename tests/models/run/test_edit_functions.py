@@ -313,7 +313,7 @@ def test_what_some_layers_have_and_what_is_in_none(tmp_path):
     assert changed(("scale", None, "ln2")) == [f"blocks.{n}.ln2.hook_scale" for n in range(3)]
     assert changed(("scale", None)) == ["ln_final.hook_scale"]  # as a trace has it
     assert changed(("embed", None)) == changed("embed") == ["hook_embed"]
-    with pytest.raises(KeyError, match=r"and \('scale', 0, 'ln1'\) is of layers 1, 2 alone"):
+    with pytest.raises(KeyError, match=r"and \('scale', 0, 'ln1'\) exists only in layers 1, 2"):
         changed(("scale", (0, 1), "ln1"))
 
 

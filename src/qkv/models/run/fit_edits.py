@@ -153,8 +153,7 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
         names = _full_names(name, index)
     except (KeyError, TypeError, ValueError) as error:
         problem = str(error.args[0]).removeprefix("trace: ") if error.args else ""
-        problem = problem.replace("it holds", "the model has")
-        problem = re.sub(r"was not kept: .* traced, and (.*) (is|are)$", r"is of \1 alone", problem)
+        problem = re.sub(r"was not kept: .*; (.*) (was|were)$", r"exists only in \1", problem)
         raise KeyError(f"{call}: edit has {shown(name)}, and {problem}") from None
     if not names:
         raise ValueError(
