@@ -1,4 +1,4 @@
-"""Models: found, read, checked; texts in, traces and vectors out."""
+"""Find, read, check and run models."""
 
 from qkv.models.dual_encoder import DualEncoder, DualOutput
 from qkv.models.files.find import places

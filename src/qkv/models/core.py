@@ -1,4 +1,4 @@
-"""The parts of a model, and one run of it: a tokenizer, a network, and `run(batch, edits)`."""
+"""`Core`, the base of all models: a tokenizer, a network, and `run(batch, edits)`."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
 from qkv.visible import visible
 
-_SET = ("name", "config", "tokenizer", "design", "reader")  # what is set when a model is made
+_SET = ("name", "config", "tokenizer", "design", "reader")  # attributes that `__init__` sets
 _UNEDITED = EditedRun()
 
 
 class Run(NamedTuple):
-    """What a run of a batch gives.
+    """The results of running a batch.
 
     Attributes:
-        rows: (total, D), the last vectors of all texts, end to end.
-        cu_lengths: (B + 1,), where each text begins, and where the last one ends.
-        arrays: the activations that were kept, by name.
+        rows: (total, D), the tokens' last vectors, one text after another.
+        cu_lengths: (B + 1,), the row at which each text begins, and the row after the last text.
+        arrays: the recorded activations, by name.
     """
 
     rows: Array
@@ -57,9 +57,9 @@ class Run(NamedTuple):
 
 
 class Core:
-    """A tokenizer, a network, and a run of both: every task of a model is a function of it.
+    """The base of all models: a tokenizer, a network, and `run`, which all tasks call.
 
-    `Model` says what its attributes are.
+    The docstring of `Model` describes the attributes.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Core:
             weights.parameters[key] = frozen(array)
         self._weights, self._notices = weights, dict(notices or {})
         self._generation = dict(generation or {})
-        # the files beside config.json; None for one that is not there
+        # the other JSON files in the folder of config.json; None for a missing file
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
         self._routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
         self.reader = reader or TextReader(name, tokenizer, sentence or Sentence())
         self._build()
-        self.sentence.width(self._vector_size)  # raises where its layers do not fit
+        self.sentence.width(self._vector_size)  # raises if the sizes of its layers do not fit
         limits = filter(None, (design.max_seq_length, self.sentence.max_seq_length))
         self.reader = replace(
             self.reader,
@@ -98,7 +98,7 @@ class Core:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Reject unknown names, which would be ignored silently; subclasses of users set any."""
+        """Reject unknown names in qkv's classes, which would be ignored silently."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             public = (known for known in dir(self) if not known.startswith("_"))
@@ -107,10 +107,10 @@ class Core:
             raise AttributeError(f"model: there is no {name!r} to set{nearest}")
         object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # it would make every name known to a type checker
+    if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an error that says what to do instead, for names of other libraries."""
+            """Raise an error, which gives advice if the name comes from another library."""
             about = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(
                 f"{about}: {ELSEWHERE[name]}" if name in ELSEWHERE else about, name=name, obj=self
@@ -125,7 +125,7 @@ class Core:
         )
 
     def _build(self) -> None:
-        """Build the network from the parameters; called again after each change of them."""
+        """Build the network from the parameters; called again after the parameters change."""
         self._network = self.design.build(self._weights.parameters)
         if isinstance(self._network, EncoderDecoder):
             first = self._generation.get("decoder_start_token_id")
@@ -139,16 +139,13 @@ class Core:
             self._network.first = first
 
     def _changed(self) -> None:
-        """Build the network again, from parameters that no file holds."""
+        """Build the network again from changed parameters, and forget the digest of the files."""
         self._weights = replace(self._weights, stored=None)
         self._build()
 
     @property
     def network(self) -> Transformer:
-        """The layers that compute: of a model that reads one text and writes another, the encoder.
-
-        Its decoder is `network.decoder`.
-        """
+        """The network; for an encoder with a decoder, the encoder with `decoder` inside it."""
         return self._network
 
     @property
@@ -162,7 +159,7 @@ class Core:
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """What splits a text into tokens; None if the model's folder has none."""
+        """The tokenizer; None if the model's folder has no tokenizer.json."""
         return self.reader.tokenizer
 
     @tokenizer.setter
@@ -171,15 +168,15 @@ class Core:
 
     @property
     def sentence(self) -> Sentence:
-        """What the model's files say about texts and their vectors."""
+        """The settings for texts and their vectors, read from the model's files."""
         return self.reader.sentence
 
     @property
     def max_seq_length(self) -> int | None:
-        """The most tokens of a text, special tokens included; None for no limit.
+        """The maximum number of tokens in a text, including special tokens; None for no limit.
 
-        It can be set, up to the number of positions that the model has. Setting it on a model with
-        routes sets it on all of them.
+        You can set this number; it may not exceed the model's number of positions. If the model has
+        routes, the new limit applies to all routes.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -196,11 +193,11 @@ class Core:
             model.reader = replace(model.reader, limit=number)
 
     def _all_routes(self) -> list[Self]:
-        """Return this model, and those of its other routes."""
+        """Return this model and the models of its other routes."""
         return [self, *self._others.values()]
 
     def _checked_limit(self, limit: int | None) -> int | None:
-        """Return a limit for the tokens of a text, if the model can have it."""
+        """Return a limit on the tokens of a text, or raise if the model has too few positions."""
         most = self.network.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
@@ -218,10 +215,10 @@ class Core:
 
         They are read-only: to change the model, assign another array to a name.
 
-        The matrix before the logits, `W_U` (D, V) of TransformerLens, is "head.out_proj.weight".
-        Where it is tied to the token table (BERT, GPT-2, Gemma and many more) that name does not
-        exist: it is `model.parameters["embed.weight"].T`, without the factor by which Gemma
-        multiplies the rows of the table when it reads them.
+        The matrix that gives the logits (`W_U` (D, V) in TransformerLens) is
+        "head.out_proj.weight". In models that use the token table for this matrix (BERT, GPT-2,
+        Gemma and others), that name does not exist: take `model.parameters["embed.weight"].T`
+        instead. Gemma scales the table's rows when it embeds tokens; this matrix is not scaled.
         """
         return Parameters(self._weights.parameters, self._changed)
 
@@ -229,9 +226,9 @@ class Core:
     def sha256(self) -> str:
         """The SHA-256, in hexadecimal, of the parameters as they are stored.
 
-        It covers name, type, shape and bytes of every tensor in the files, so it depends neither on
-        `dtype=` of `qkv.load` nor on how the tensors are spread over files. For a model with
-        replaced parameters, and for `"random"`, it covers the tensors as `save` writes them.
+        The digest covers the name, type, shape and bytes of every tensor in the files. It does not
+        depend on `dtype=` of `qkv.load`, nor on the number of files. For a model with replaced
+        parameters, and for `"random"`, the digest covers the tensors that `save` would write.
 
         >>> import qkv
         >>> qkv.load("books").sha256 == qkv.load("books", dtype="float64").sha256
@@ -240,11 +237,11 @@ class Core:
         return self._weights.sha256
 
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
-        """Return the same model with other arrays, which are copied.
+        """Return a model with other parameters, which are copied.
 
         Args:
-            parameters: an array for each name in `parameters`, of its shape.
-            dtype: the type of the new arrays; by default each keeps its own.
+            parameters: an array for each name in `model.parameters`, of the same shape.
+            dtype: the type of the new arrays; by default each array keeps its type.
 
         Raises:
             ValueError: a name is missing or unknown, or an array has another shape.
@@ -269,7 +266,7 @@ class Core:
         return model
 
     def _read_as(self, sentence: Sentence) -> Self:
-        """Return the same model on the same arrays, with another way to make vectors of texts."""
+        """Return a model with the same arrays and other settings for vectors of texts."""
         model = copy(self)
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
@@ -277,7 +274,7 @@ class Core:
         return model
 
     def _join(self, routing: Routing, models: Mapping[str, Self]) -> Self:
-        """Make this the model of the default route, which knows the models of all routes."""
+        """Make this model the default route, and let it know the models of all routes."""
         self._routing, self._route = routing, routing.first
         self._others = {name: model for name, model in models.items() if name != routing.first}
         return self
@@ -289,20 +286,20 @@ class Core:
 
     @property
     def head(self) -> BuiltHead | None:
-        """The last layers, which give logits or one vector; None for none."""
+        """The last layers, which give logits or one vector; None if the model has no head."""
         network = self.network
         return network.decoder.head if isinstance(network, EncoderDecoder) else network.head
 
     @property
     def _embedder(self) -> BuiltHead | None:
-        """The head, if it makes the vector of a text or an image; None where vectors are pooled."""
+        """The head, if it makes the vector of a text or an image; None otherwise."""
         head = self.head
         embeds = head is not None and head.steps.embeds
         return head if embeds and not self.sentence.has_pooling else None
 
     @property
     def _vector_size(self) -> int:
-        """The size of a text's vector before the layers that follow pooling."""
+        """The size of a text's vector directly after pooling."""
         return self.dim if self._embedder is None else self._embedder.steps.outputs
 
     @property
@@ -312,17 +309,17 @@ class Core:
 
     @property
     def continues(self) -> bool:
-        """Whether generated text continues the prompt, and does not answer another text."""
+        """Whether generated text continues the prompt; False if it answers the prompt."""
         return not isinstance(self.network, EncoderDecoder)
 
     @property
     def embedding(self) -> Embedding:
-        """The layer from token ids to the vectors that the first block takes."""
+        """The layer that turns token ids into the vectors that enter the first block."""
         return self.network.embedding
 
     @property
     def layers(self) -> list[Block]:
-        """The layers in order."""
+        """The layers, first to last."""
         return list(self.network.layers)
 
     @property
@@ -337,10 +334,11 @@ class Core:
 
     @property
     def mask(self) -> str | None:
-        """The token that a gap in a text is read as; None for a decoder, or without such a token.
+        """The token that replaces each gap in a text; None for decoders and models without it.
 
-        A gap is "[MASK]", "[mask]", "_" or several of them that touch no letter or digit, or "?"
-        between a blank and more text. `encode` and `rank` do not look for gaps.
+        A gap is "[MASK]", "[mask]", or one or more "_" without a letter or digit on either side. A
+        "?" after a blank is also a gap if more text follows. `encode` and `rank` do not replace
+        gaps.
 
         >>> import qkv
         >>> model = qkv.load()
@@ -350,10 +348,10 @@ class Core:
         return self.reader.mask
 
     def tokenize(self, text: str) -> Tokenized:
-        """Split a whole text into tokens; `trace` and `encode` cut it at `max_seq_length`.
+        """Split a whole text into tokens, even beyond `max_seq_length`.
 
-        A gap in the text becomes the mask token (`mask`). Only the first million characters are
-        read, with a warning.
+        `trace` and `encode` cut a text at `max_seq_length`. Each gap in the text becomes the mask
+        token (see `mask`). Only the first million characters are read, with a warning.
 
         Raises:
             ValueError: the model has no tokenizer.
@@ -361,22 +359,22 @@ class Core:
         return self.reader.tokenize(text)
 
     def prepared(self, text: str) -> str:
-        """Return a text as the tokenizer takes it: in lower case, if the model's files say so."""
+        """Return the text for the tokenizer: in lower case if the model's files say so."""
         return self.sentence.prepared(text)
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids (T,), without special tokens.
 
         Raises:
-            ValueError: the model has no tokenizer, or an id is no token.
+            ValueError: the model has no tokenizer, or no token has one of the ids.
         """
         return self.reader.need_tokenizer("decode").decode(ids)
 
     def subwords(self, word: str) -> list[list[str]]:
-        """Return each way in which a word may be split into tokens; "##" continues a word.
+        """Return the ways to split a word into subwords; "##" marks the continuation of a word.
 
-        Some tokenizers split a word in another way at the beginning of a text than after a blank.
-        The list is empty if the vocabulary does not have the word.
+        Some tokenizers split a word differently at the beginning of a text and after a blank. The
+        list is empty if the vocabulary cannot spell the word.
 
         >>> import qkv
         >>> qkv.load("random").subwords("bank")
@@ -387,22 +385,23 @@ class Core:
     def save(self, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
         """Write the model to a folder that `qkv.load` reads, and transformers too.
 
-        The folder is made if it does not exist. If it holds another model, the files of that model
-        that `qkv.load` would read are removed.
+        The folder is created if it does not exist. If the folder already holds a model, the files
+        of the old model are removed, so that `qkv.load` cannot mix them with the new files.
 
         Args:
-            folder: where config.json will be.
+            folder: the folder for config.json and the other files.
             dtype: the type of the weights in the file: float16, bfloat16, float32, float64, or
-                int8; by default the type they have here. With int8 each matrix (rows, columns)
-                becomes int8, and `X.weight_scale`, float16 (rows,), stands beside `X.weight`: a
-                number is int8 * float32(scale), with an error of at most half a scale. The scale
-                of a row is its largest absolute value / 127. A row that came from such a file keeps
-                its numbers. Other tensors become float16, and layers after the pooling stay as they
-                are. transformers does not know these scales: leave out dtype for it.
+                int8; by default each array keeps its type. With int8, each matrix `X.weight` (rows,
+                columns) becomes int8, and a tensor `X.weight_scale`, float16 (rows,), holds a scale
+                for each row. A number is int8 * float32(scale), with an error of at most half a
+                scale. The scale of a row is the row's largest absolute value / 127. Rows that were
+                loaded from an int8 file keep their numbers exactly. Other tensors become float16,
+                except in layers after the pooling, which do not change. transformers cannot read
+                these scales: leave out dtype if transformers should load the model.
 
         Raises:
-            ValueError: the name of the folder is empty, the type is unknown, or it cannot hold the
-                numbers of a tensor.
+            ValueError: the name of the folder is empty, the type is unknown, or a tensor has
+                numbers too large for the type.
             OSError: the folder cannot be written.
 
         >>> import qkv, tempfile
@@ -436,15 +435,16 @@ class Core:
         top_k: int | None = None,
         stop: int | None = None,
     ) -> Run:
-        """Run a batch of texts, end to end, without padding.
+        """Run a batch of texts, one after another without padding.
 
         Args:
             batch: the tokens of each text.
-            edits: what the run does differently, from `_fit`.
-            keep: says of each activation whether it is kept; None keeps none.
-            texts: the numbers of these texts among all texts of the call; 0, 1, ... by default.
-            top_k: keep summaries of this many weights instead of all weights.
-            stop: the layer before which the run ends; None for after the last.
+            edits: the edits to apply, as `_fit` returns them.
+            keep: a function of an activation's name: whether to record the activation; None records
+                nothing.
+            texts: the index of each text among all texts of the call; 0, 1, ... by default.
+            top_k: record only a summary of attention, with this many weights for each query.
+            stop: the run ends before this layer; None runs all layers.
         """
         options = edits.packed(range(len(batch)) if texts is None else texts, batch, keep)
         record = options.get("record")
@@ -454,11 +454,11 @@ class Core:
     def _fit(
         self, edits: Edits, batch: Iterable[Tokenized], **others: Any
     ) -> tuple[list[Tokenized], EditedRun]:
-        """Check edits against this model and a batch, see `fit`; others are its arguments."""
+        """Check edits against this model and a batch; `others` are other arguments of `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
-        """Return the edits of one text as JSON can hold them, after checking them."""
+        """Check the edits of one text, and return them as JSON values."""
         [text], _ = self._fit(edits, [text])
         return plain(edits, text, self.network, self.reader)
 
@@ -470,13 +470,13 @@ class Core:
         *,
         stop: int | None = None,
     ) -> EditedRun:
-        """Compute the means that ablations ask for, in an unedited run of all texts.
+        """Compute the means for mean ablations, in an unedited run of all texts.
 
         Args:
-            edited: what the run does differently.
+            edited: the edits, some of which need means.
             batch: the texts.
             batch_size: the number of texts that are run together.
-            stop: the layer before which the run ends; None for after the last.
+            stop: the run ends before this layer; None runs all layers.
         """
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:
@@ -487,7 +487,7 @@ class Core:
         return edited.below(stop).averaged(sum(map(len, batch)), run)
 
     def _need_words(self, call: str) -> int:
-        """Return V, the number of words that the head gives logits for; a ValueError if none."""
+        """Return V, the number of logits over words; raise a ValueError if the head has none."""
         head = self.head
         if head is None or not head.predicts:
             of = "vectors" if head is not None and head.steps.embeds else "classes"

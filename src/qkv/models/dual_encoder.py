@@ -1,4 +1,4 @@
-"""Models that make comparable vectors of texts and of images, with a tower for each."""
+"""Models that compare texts with images: one tower for texts and one tower for images."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qkv.models.vision import VisionModel
 
 @dataclass(frozen=True, kw_only=True)
 class DualOutput(ModelOutput):
-    """What calling a `DualEncoder` returns; the last vectors and `embeds` are of the texts.
+    """The result of calling a `DualEncoder`; the inherited fields are about the texts.
 
     Attributes:
-        text_embeds: (n, E), a vector of each text, scaled to length 1.
-        image_embeds: (m, E), a vector of each image.
+        text_embeds: (n, E), the vector of each text, scaled to length 1.
+        image_embeds: (m, E), the vector of each image, scaled to length 1.
         logits_per_image: (m, n), how well each text describes each image: the cosines of their
             vectors times `exp(logit_scale)`.
     """
@@ -41,12 +41,12 @@ class DualOutput(ModelOutput):
 
     @property
     def logits_per_text(self) -> Array:
-        """The logits by text, (n, m)."""
+        """The transposed logits: (n, m), a row for each text."""
         return self.logits_per_image.T
 
 
 class _Own(MutableMapping[str, Array]):
-    """A view of the arrays whose names begin with `prefix`, by the rest of their names."""
+    """A view of the arrays with names that begin with `prefix`, without the prefix."""
 
     def __init__(self, arrays: MutableMapping[str, Array], prefix: str) -> None:
         self.arrays, self.prefix = arrays, prefix
@@ -69,11 +69,11 @@ class _Own(MutableMapping[str, Array]):
 
 
 class DualEncoder(Model):
-    """A model that makes comparable vectors of texts and of images, as CLIP does.
+    """A model that compares texts with images, such as CLIP.
 
-    Its two towers, `text` and `vision`, are models on the same arrays, which can be traced, edited,
-    shown and saved like any other. The calls of `Model` go to the tower for texts, `encode` and
-    `trace` among them; `encode_image` makes vectors of images.
+    Its two towers, `text` and `vision`, are models that share its arrays; each tower can be traced,
+    edited, shown and saved like any model. The methods of `Model`, such as `encode` and `trace`,
+    use the tower for texts. `encode_image` makes vectors of images.
     """
 
     design: DualDesign
@@ -107,7 +107,7 @@ class DualEncoder(Model):
         )
 
     def _tower(self, side: str) -> dict[str, Any]:
-        """Return the parts of a tower, without its design."""
+        """Return the arguments for the model of a tower, except the design."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
             name.removeprefix(prefix): place
@@ -137,15 +137,15 @@ class DualEncoder(Model):
 
     @property
     def logit_scale(self) -> float:
-        """The natural logarithm of the factor between cosines and logits."""
+        """The natural logarithm of the factor that turns cosines into logits."""
         return float(self._weights.parameters[SCALE])
 
     def encode_image(self, images: Any, **options: Any) -> Array:
-        """Return a vector for each image, comparable with those of texts by their cosine.
+        """Return a vector for each image, which can be compared with texts by the cosine.
 
         Args:
-            images: as in `VisionModel.pixels`, or floats (B, C, H, W) as it returns them.
-            options: those of `VisionModel.encode`.
+            images: as for `VisionModel.pixels`, or the floats (B, C, H, W) that `pixels` returns.
+            options: the options of `VisionModel.encode`.
 
         Returns:
             (n, E), or (E,) for a single image.
@@ -158,15 +158,16 @@ class DualEncoder(Model):
         return vectors
 
     def logits_per_image(self, images: Any, texts: Any, *, batch_size: int = 32) -> Array:
-        """Return how well each text describes each image; `qkv.softmax` makes probabilities of it.
+        """Return logits: how well each text describes each image.
 
         Args:
             images: as in `encode_image`.
             texts: one text or several, as in `encode`.
-            batch_size: the number of texts or images that run at once.
+            batch_size: the number of texts or images in a batch.
 
         Returns:
             (m, n) for m images and n texts: the cosines of their vectors times `exp(logit_scale)`.
+            `qkv.softmax` turns each image's logits into probabilities.
 
         Raises:
             TypeError: as in `encode` and `encode_image`.
@@ -200,17 +201,17 @@ class DualEncoder(Model):
 
         Args:
             input_ids: (n, T) integers, or (T,) for one text.
-            attention_mask: of the same shape, True or 1 at tokens; everything else is padding. By
-                default all are tokens.
-            pixel_values: (m, C, H, W), floats, as `model.vision.pixels` makes them.
+            attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding. By
+                default, there is no padding.
+            pixel_values: floats (m, C, H, W), as `model.vision.pixels` returns them.
             position_ids: (n, T) integers, the position of each token, as in `Model`.
-            ablate: heads of the tower for texts to ablate, as in `trace`.
-            hide: words of the texts, and positions, to mask, as in `trace`.
-            edit: activations of the tower for texts to change, as in `trace`.
+            ablate: the heads of the text tower to ablate, as in `trace`.
+            hide: the words or positions of the texts to mask, as in `trace`.
+            edit: the activations of the text tower to change, as in `trace`.
 
         Raises:
             TypeError: as in `Model` and `VisionModel`.
-            ValueError: there are no `pixel_values`; as in `Model` and `VisionModel`.
+            ValueError: `pixel_values` is missing; also as in `Model` and `VisionModel`.
         """
         if pixel_values is None:
             raise ValueError(

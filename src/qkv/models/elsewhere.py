@@ -1,4 +1,4 @@
-"""Advice for names of other libraries that qkv does not have: attributes and arguments."""
+"""Advice for attributes and arguments of other libraries that qkv does not have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _ADVICE = tomllib.loads(files("qkv.models").joinpath("elsewhere.toml").read_text("utf-8"))
-# The advice for a name, which is an attribute of a model, or an argument of `load` or `generate`.
+# The advice for each attribute of a model, and each argument of `load` or `generate`.
 ELSEWHERE, LOADING, GENERATING = (
     {name: row["advice"] for row in _ADVICE[kind] for name in row["names"]}
     for kind in ("attributes", "loading", "generating")
@@ -26,10 +26,10 @@ ELSEWHERE, LOADING, GENERATING = (
 def advising(
     call: str, advice: Mapping[str, str]
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Make a function give advice about arguments that it does not have.
+    """Make a function give advice when it is called with an unknown argument.
 
     Raises:
-        TypeError: an argument does not exist; the message has the advice, or the nearest names.
+        TypeError: an argument does not exist; the message gives advice or the nearest names.
 
     >>> @advising("load", {"device": "qkv computes on the CPU"})
     ... def load(name): ...

@@ -1,4 +1,4 @@
-"""BERT and the encoders after it: ALBERT, DistilBERT, ELECTRA, ModernBERT, MPNet, RoBERTa, ..."""
+"""BERT and its variants: ALBERT, DistilBERT, ELECTRA, ModernBERT, MPNet, RoBERTa, ..."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.models.network.relative_bias import Buckets
 
 
 def encoder(config: Config, **fields: Any) -> Design:
-    """Return the design that BERT and the encoders after it share.
+    """Return the design that BERT and its variants share.
 
     Args:
         config: the model's config.
@@ -27,17 +27,17 @@ def encoder(config: Config, **fields: Any) -> Design:
 
 
 def _post_norm(config: Config, **fields: Any) -> Design:
-    """Return the design of an encoder with a norm after each part."""
+    """Return the design of an encoder with a norm after each attention and each MLP."""
     return Design(**stack(config, embed_norm=True, norms="after", final_norm=False, **fields))
 
 
 def head(config: Config, activation: str, *, pooled: str = "tanh") -> Head | None:
-    """Return the head, which predicts masked words, or classes of the text or of each token.
+    """Return the head: it predicts masked words, or it classifies the text or each token.
 
     Args:
         config: the model's config.
         activation: the activation of the head over words.
-        pooled: the activation before the layer that classifies a text.
+        pooled: the activation before the layer that classifies the text.
     """
     match config.head():
         case "MaskedLM" | "PreTraining":
@@ -57,7 +57,7 @@ def head(config: Config, activation: str, *, pooled: str = "tanh") -> Head | Non
 
 
 def bert(config: Config) -> Design:
-    """Return the design of a BERT: learned positions, segments, a norm after each part."""
+    """Return the design of a BERT: learned positions, segments, and post-norms."""
     top = head(config, config.activation("hidden_act"))
     return encoder(config, token_types=config.size("type_vocab_size"), head=top)
 
@@ -71,7 +71,7 @@ def electra(config: Config) -> Design:
     """Return the design of an ELECTRA: a BERT with a token table that may be narrower."""
     width = config.size("embedding_size")
     plain = encoder(config, token_types=config.size("type_vocab_size"))
-    if config.head() == "PreTraining":  # the discriminator: one logit for each token
+    if config.head() == "PreTraining":  # the discriminator has one logit for each token
         options: dict[str, Any] = {"flat": True, "dense": True, "activation": plain.activation}
         top: Head | None = Head(1, bias=True, classes=True, **options)
     else:
@@ -80,7 +80,7 @@ def electra(config: Config) -> Design:
 
 
 def _narrow(top: Head | None, width: int) -> Head | None:
-    """Return the head, with word vectors of size `width` if the head predicts words."""
+    """Return the head; if it predicts words, the word vectors have the size `width`."""
     return replace(top, width=width) if top is not None and top.norm else top
 
 
@@ -99,7 +99,7 @@ def albert(config: Config) -> Design:
 
 
 def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
-    """Yield `(first, group, part)` for each layer of the network.
+    """Yield `(first, group, part)` for each layer in the network.
 
     `first` is the first layer with the same parameters, `group` the layer's group, and `part` the
     layer's position in the group. Each layer in the config runs all layers of its group.
@@ -137,7 +137,7 @@ def roberta(config: Config) -> Design:
 
 
 def _behind_padding(shared: Design, padding: int, config: Config) -> Design:
-    """Return the design with positions that begin at the padding's id + 1."""
+    """Return the design with position ids that begin at the padding token's id + 1."""
     if shared.positions <= padding + 1:
         raise ModelError(
             f"{config.source}: max_position_embeddings is {shared.positions} and the padding's id "
@@ -154,7 +154,7 @@ def mpnet(config: Config) -> Design:
     buckets = Buckets(32, 128)
     config.only(
         "relative_attention_num_buckets", buckets.count
-    )  # transformers supports no other count
+    )  # transformers supports no other number of segments
     shared = encoder(config, buckets=buckets, head=head(config, "gelu"))
     return _behind_padding(shared, 1, config)  # MPNet's padding id is 1, whatever `pad_token_id` is
 
@@ -163,7 +163,7 @@ _POOLS: dict[str, Literal["cls", "mean"]] = {"cls": "cls", "mean": "mean"}
 
 
 def modernbert(config: Config) -> Design:
-    """Return the design of a ModernBERT: windows in most layers, a gated MLP, pre-norms."""
+    """Return the design of a ModernBERT: windows in most layers, gated MLPs, and pre-norms."""
     positions, bias = config.size("max_position_embeddings"), config.flag("attention_bias")
     return Design(
         **stack(
@@ -183,9 +183,9 @@ def modernbert(config: Config) -> Design:
 
 
 def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
-    """Return each layer's attention: to all tokens in every third layer, otherwise to a window.
+    """Return each layer's attention: every third layer sees all tokens, others see a window.
 
-    Layers with windows may have another rotary base than layers without.
+    Layers with windows may have another rotary base than layers without windows.
     """
     _, heads, size = config.heads()
     every = config.size("global_attn_every_n_layers")
@@ -195,7 +195,7 @@ def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
     bases = {FULL: ("global_rope_theta", base), SLIDING: ("local_rope_theta", local)}
     rotary = read_rotaries(config, size, positions, bases, scaled=bases)
     width = config.size("local_attention")
-    config.only("sliding_window", width // 2, None)  # transformers counts one side of the window
+    config.only("sliding_window", width // 2, None)  # the config gives half of the window
     full = Attention(heads, heads, size, rotary=rotary[FULL])
     attends = {FULL: full, SLIDING: replace(full, rotary=rotary[SLIDING]).within(width)}
     return tuple(attends[kind] for kind in kinds)
@@ -224,7 +224,7 @@ def _modernbert_head(config: Config) -> Head | None:
     return None
 
 
-# Options of the first model files' own code, with the values that have no effect.
+# Options of the code that came with the first model files: these values change nothing.
 _NOMIC_NEUTRAL = {
     **{"activation_function": ("swiglu",), "causal": (False,), "prenorm": (False,)},
     **{"parallel_block": (False,), "use_rms_norm": (False, None), "num_experts": (0, None)},

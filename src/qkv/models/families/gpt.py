@@ -1,4 +1,4 @@
-"""GPT-2 and the decoders after it: GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT and BLOOM."""
+"""GPT-2 and later decoders: GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT and BLOOM."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def decoder(config: Config, **fields: Any) -> Design:
 
 
 def head(config: Config, *, bias: bool = False, tokens: bool = False) -> Head | None:
-    """Return a decoder's head, which predicts the next word, or classes of texts or tokens.
+    """Return a decoder's head: it predicts the next word, or it classifies texts or tokens.
 
     Args:
         config: the model's config.
@@ -56,7 +56,7 @@ def head(config: Config, *, bias: bool = False, tokens: bool = False) -> Head | 
 
 
 def gpt2(config: Config) -> Design:
-    """Return the design of a GPT-2: learned positions, a norm before each part."""
+    """Return the design of a GPT-2: learned positions and pre-norms."""
     config.only("add_cross_attention", False)
     layer = attention(config)
     by_layer = config.flag("scale_attn_by_inverse_layer_idx")
@@ -76,7 +76,7 @@ def gpt_neo(config: Config) -> Design:
 
 
 def gpt_neo_kinds(config: Config, count: int) -> list[str]:
-    """Return "global" or "local" for each layer, from pairs [kinds of layers, repetitions].
+    """Return "global" or "local" for each layer, from pairs [list of kinds, repetitions].
 
     >>> types = [[["global", "local"], 1], [["global"], 1]]
     >>> gpt_neo_kinds(Config({"attention_types": types}, "config.json"), 3)
@@ -94,7 +94,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
         fine = fine and is_whole(pair[1]) and 0 <= pair[1] * len(pair[0]) <= count - len(kinds)
         kinds += [*pair[0]] * pair[1] if fine else []
     config.need(fine and len(kinds) == count, "attention_types", types, must, 80)
-    again = config.given("attention_layers", kinds)  # old files have both keys
+    again = config.given("attention_layers", kinds)  # old files have both of these keys
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
@@ -104,7 +104,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
 
 
 def gptj(config: Config) -> Design:
-    """Return the design of a GPT-J: parallel parts after one norm, partly rotated heads."""
+    """Return the design of a GPT-J: attention and MLP in parallel, and partly rotated heads."""
     layer, rotated = attention(config), config.size("rotary_dim")
     size = layer.head_size
     if rotated % 2 or rotated > size:
@@ -125,11 +125,11 @@ def gptj(config: Config) -> Design:
 
 
 def gpt_neox(config: Config) -> Design:
-    """Return the design of a GPT-NeoX: parallel parts; a quarter of each head is rotated."""
+    """Return the design of a GPT-NeoX: attention and MLP in parallel; rotated quarters of heads."""
     layer, bias = attention(config), config.flag("attention_bias")
     config.only("head_dim", layer.head_size, None)
     base = config.positive("rotary_emb_base")
-    config.only("rope_theta", base, None)  # some files have both keys
+    config.only("rope_theta", base, None)  # some files have both of these keys
     part = config.positive("rotary_pct")
     config.only("partial_rotary_factor", part, None)
     positions = config.size("max_position_embeddings")
@@ -146,7 +146,7 @@ def gpt_neox(config: Config) -> Design:
 
 
 def opt(config: Config) -> Design:
-    """Return the design of an OPT: positions count visible tokens, from the table's row 2 on."""
+    """Return the design of an OPT: positions skip masked tokens and begin at the table's row 2."""
     plain = decoder(config, hidden=config.size("intermediate_size"))
     dim, first, top = plain.dim, 2, plain.head
     embedded = config.size_or_none("word_embed_proj_dim") or dim
@@ -180,7 +180,7 @@ def opt(config: Config) -> Design:
 
 
 def bloom(config: Config) -> Design:
-    """Return the design of a BLOOM: scores that fall with distance (ALiBi), no positions."""
+    """Return the design of a BLOOM: scores fall with the distance (ALiBi) instead of positions."""
     plain = decoder(
         config,
         layers=attention(config, alibi=True),
@@ -200,7 +200,7 @@ def bloom(config: Config) -> Design:
 
 
 def _by_head(names: PartNames, config: Config) -> PartNames:
-    """Return the names for files that store each head's query, key and value side by side."""
+    """Return the names of parameters in files that store Q, K and V of each head side by side."""
     heads = config.size("num_attention_heads")
     return {
         ours: replace(theirs, groups=heads) if isinstance(theirs, Fused) else theirs

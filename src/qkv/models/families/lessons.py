@@ -1,4 +1,4 @@
-"""Small attention-only models: one layer with random weights for lessons, and a decoder."""
+"""Small attention-only models: a single layer for lessons, and a decoder."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class AttentionOnly(Block):
 
     @property
     def hooks(self) -> list[str]:
-        """Return the names of all activations that the layer records, also with `top_k`."""
+        """Return the names of all activations that the layer records, with or without `top_k`."""
         attn = (f"attn.{hook}" for hook in self.attn.hooks)
         return ["hook_resid_pre", *attn, "hook_attn_out", "hook_resid_post"]
 
     def run(
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Run on rows (total, D), or with a cache on (B, T, D); the result has the same shape."""
+        """Run on rows (total, D), or on (B, T, D) with a cache; the result has the same shape."""
         keep, inner = of_rows(record, cu) or unkept, record and record.under("attn.")
         x = keep("hook_resid_pre", x)
         out, saved = self.attn.run(x, cu=cu, record=inner, **options)
@@ -101,7 +101,7 @@ def lesson(config: Config) -> Lesson:
     )
 
 
-# There is no MLP.
+# unused: the model has no MLP
 _ATTENTION_ALONE: dict[str, Any] = {"hidden": 0, "activation": "relu", "eps": 1e-5}
 _ATTENTION_ALONE |= {"qkv_bias": False, "out_bias": False}
 

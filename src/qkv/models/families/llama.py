@@ -39,9 +39,9 @@ def attention(config: Config, **fields: Any) -> Attention:
 
 
 def windows(config: Config, every: int) -> tuple[int | None, ...]:
-    """Return the window of each layer in tokens; None for a layer that sees all tokens.
+    """Return the window of each layer, in tokens; None for a layer that sees all tokens.
 
-    Each layer whose number (from 1) is a multiple of `every` sees all tokens.
+    By default, every `every`-th layer sees all tokens.
     """
     turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)
@@ -55,11 +55,11 @@ def windows(config: Config, every: int) -> tuple[int | None, ...]:
 
 
 def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: Any) -> Design:
-    """Return the design that Llama and the families after it share.
+    """Return the design that Llama and its variants share.
 
     Args:
         config: the model's config.
-        layers: the attention of each layer, or of all layers.
+        layers: one attention for all layers, or a list with the attention of each layer.
         fields: fields of the design that differ in this family.
     """
     shared: dict[str, Any] = {
@@ -75,12 +75,12 @@ def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: A
 
 
 def biases(config: Config) -> dict[str, bool]:
-    """Return the fields of a design that `attention_bias` sets."""
+    """Return the fields of a design that depend on the config's `attention_bias`."""
     return dict.fromkeys(("qkv_bias", "out_bias"), config.flag("attention_bias"))
 
 
 def llama(config: Config) -> Design:
-    """Return the design of a Llama: rotary positions, grouped heads, a gated MLP, RMS norms."""
+    """Return the design of a Llama: rotary positions, grouped heads, gated MLPs and RMS norms."""
     config.only("pretraining_tp", 1, None)
     config.only("rope_interleaved", False, None)
     mlp_bias = config.flag("mlp_bias")
@@ -112,13 +112,13 @@ def qwen3(config: Config) -> Design:
 
 
 def _window(config: Config) -> int | None:
-    """Return the window of a Qwen; None if the config does not use a window."""
+    """Return the size of a Qwen's window; None if the config does not use windows."""
     window = config.size_or_none("sliding_window")
     return window if config.flag("use_sliding_window") else None
 
 
 def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
-    """Return all layers of a Qwen; the last layers have a window if the config has one."""
+    """Return the attention of each layer of a Qwen: the last layers may have a window."""
     window, first = _window(config), config.whole("max_window_layers")
     numbers = range(config.layers())
     kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
@@ -135,7 +135,7 @@ def olmo2(config: Config) -> Design:
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
 
-# Early files call long RoPE by other names.
+# early files have other names for the kind "longrope"
 _PHI3_ROPE = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
 
 
@@ -150,7 +150,7 @@ def phi3(config: Config) -> Design:
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:
-    """Return the names for a fused tensor in which queries and keys may differ in size."""
+    """Return the names of parameters in a fused tensor; Q and K may differ in size."""
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
     shares = (heads, kv_heads, kv_heads)
@@ -158,13 +158,11 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 
 
 def gemma(config: Config) -> Design:
-    """Return the design of a Gemma: a Llama with wide heads, and norms that add 1 to weights."""
+    """Return the design of a Gemma: a Llama with wide heads and norms that add 1 to weights."""
     config.only("use_bidirectional_attention", False, None)
     config.size("head_dim")  # null is not allowed
     activation = config.activation("hidden_act")
-    if (
-        config.values.get("hidden_act") == "gelu"
-    ):  # the first files say "gelu", but mean its tanh form
+    if config.values.get("hidden_act") == "gelu":  # in early files, the tanh form
         activation = "gelu_tanh"
     return gemma_decoder(config, attention(config), activation=activation)
 
@@ -189,7 +187,7 @@ def gemma2(config: Config) -> Design:
 
 
 def _capped(config: Config, layers: Sequence[Attention]) -> Design:
-    """Return the design that Gemma 2 and 3 share: norms on both sides, a soft cap on logits."""
+    """Return the design that Gemma 2 and 3 share: pre-norms, post-norms, and capped logits."""
     softcap = config.positive_or_none("final_logit_softcapping")
     plain = gemma_decoder(config, layers, norms="both")
     if plain.head is None or config.head() != "CausalLM":
@@ -261,7 +259,7 @@ def qwen3_moe(config: Config) -> Design:
 
 
 def _without_experts(config: Config, count: int) -> frozenset[int]:
-    """Return the layers without experts: the listed layers, and layers between sparse steps."""
+    """Return the layers without experts: layers in the list, and layers between sparse steps."""
     key = "mlp_only_layers"
     listed, step = config.given(key, []), config.size("decoder_sparse_step")
     fine = isinstance(listed, list) and all(type(number) is int for number in listed)
@@ -270,7 +268,7 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 
 
 def gpt_oss(config: Config) -> Design:
-    """Return the design of a GPT-OSS: experts, and a sink in each head that absorbs weight."""
+    """Return the design of a GPT-OSS: experts, and in each head a sink that absorbs weight."""
     config.only("hidden_act", "silu")
     config.size("head_dim")  # null is not allowed
     full = attention(config, sinks=True)

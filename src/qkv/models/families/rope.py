@@ -33,12 +33,13 @@ def read_rotary(
         size: d, the size of a head's queries and keys.
         positions: `max_position_embeddings`.
         base: the base, if the config has no `rope_theta`.
-        default: the default `rope_parameters`, if the config has neither these nor older keys.
+        default: the `rope_parameters` of a config that has neither `rope_parameters` nor older
+            keys.
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
             None for families that always rotate whole heads.
         original: the default of `original_max_position_embeddings`.
-        spellings: the values of `rope_type` in this family, each with its kind; by default the
-            values are the names of the kinds.
+        spellings: the kind for each value of `rope_type` in this family; by default the values are
+            the names of the kinds.
 
     Raises:
         ModelError: a kind or key is not supported, or a value makes no sense.
@@ -73,13 +74,14 @@ def read_rotaries(
     *,
     scaled: Collection[str],
 ) -> dict[str, Rotary]:
-    """Return the rotary positions of each kind of layer; layers with windows have another base.
+    """Return the rotary positions of each kind of layer, such as layers with windows.
 
     Args:
         config: a config with a dict for each kind in `rope_parameters`, or with older keys.
         size: d, the size of a head's queries and keys.
         positions: `max_position_embeddings`.
-        bases: for each kind of layer, the older key of the base, and the base without that key.
+        bases: for each kind of layer, the older key of its base, and the base if that key is
+            missing.
         scaled: the kinds to which an older `rope_scaling` applies.
 
     Raises:
@@ -112,7 +114,7 @@ def read_rotaries(
 
 
 class _Sizes(NamedTuple):
-    """The sizes that a scaling may need in addition to its own keys."""
+    """The sizes that a scaling may need besides the keys in its table."""
 
     dims: int
     positions: int  # max_position_embeddings
@@ -132,7 +134,7 @@ def _rotary(
     kinds: Mapping[str, Kind] | None = None,
     partial: float | None = None,
 ) -> Rotary:
-    """Return the rotary positions of one table; the config supplies keys that the table omits."""
+    """Return the rotary positions of one table; the config supplies keys missing in the table."""
     if sizes.dims % 2 or sizes.dims > _LARGEST:
         raise ModelError(
             f"{config.source}: a head has {sizes.dims} numbers: rotary positions need an even "
@@ -169,7 +171,7 @@ def _rotary(
 
 
 def _rotated(config: Config, size: int, default: float) -> int | None:
-    """Return the count of rotated numbers in a head of `size`; None for all."""
+    """Return how many of a head's `size` numbers are rotated; None for all."""
     part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
     if part > 1 or dims < 2 or dims % 2:
@@ -204,7 +206,7 @@ def _or_zero(config: Config, key: str) -> float | None:
 
 
 def _original(config: Config, sizes: _Sizes) -> int:
-    """Return the number of positions in the first training, before any extension."""
+    """Return the number of positions in pretraining, before any extension."""
     inside = config.size_or_none("original_max_position_embeddings")
     return sizes.original or inside or sizes.positions
 
@@ -280,6 +282,6 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Keys without effect: a note on training, and a key that older files give for every kind.
+# Keys without effect: one describes training, and older files write the other for all kinds.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
 _LARGEST = 2**16  # the most numbers in a head

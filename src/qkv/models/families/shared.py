@@ -1,4 +1,4 @@
-"""Shared code of the families: read their tables, and build a design from common config keys."""
+"""Read the tables of the families, and build a design from common config keys."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ def read_families(
 ) -> tuple[Family, ...]:
     """Read the families in a TOML file: a table for each `model_type`, with these keys.
 
-    - `like`: another table, which this table extends. Lists are joined, other values replaced.
-    - `defaults`: the values of keys that a config leaves out, as in transformers.
+    - `like`: the table that this table extends. Lists are joined; other values are replaced.
+    - `defaults`: the values for keys missing in a config, as in transformers.
     - `spellings`: a key's names in this family, the usual name first; [] if the key is unused.
-    - `names`: our name of each part, with the name in the model's files.
-    - `block`: our name of each part of a block, with the rest of the name in the files.
-    - `layer`: the beginning of a block's names in the files, with * for the block's number.
+    - `names`: for each of our names of parts, the name in the model's files.
+    - `block`: for each of our names of a block's parts, the end of the name in the files.
+    - `layer`: the beginning of a block's names in the files; * is the block's number.
     - `fused`: tensors in the files that each hold several parts of a block.
-    - `heads`: for each kind of head that predicts no words, the names of the head's parts.
+    - `heads`: the names of a head's parts, for each kind of head that does not predict words.
 
-    All other keys are attributes of `Family`. Tables with names that begin with _ only serve
-    `like`.
+    All other keys are attributes of `Family`. A table with a name that begins with _ is not a
+    family; other tables extend it.
 
     Args:
         file: the name of a TOML file in this folder.
         designs: for each family, the function that turns a config into a design.
-        renames: for some families, a function that turns the table's names and a config into all
-            names.
+        renames: for some families, a function that returns all names, given the table's names and a
+            config.
     """
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ def read_families(
 
 
 def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return the table `base`, extended and partly replaced by the table `own`."""
+    """Return the table `base` with the values of the table `own` added."""
     extended = dict(base)
     for key, value in own.items():
         if isinstance(value, list):
@@ -101,7 +101,7 @@ def stack(config: Config, **own: Any) -> dict[str, Any]:
 
     Args:
         config: the model's config.
-        own: the fields that the family reads itself. `layers` may be one attention for all layers.
+        own: the fields that the family sets. `layers` may be one attention for all layers.
     """
     fields = dict(own)
     if "layers" not in fields:
@@ -121,5 +121,5 @@ def stack(config: Config, **own: Any) -> dict[str, Any]:
     fields |= {name: read() for name, read in readers.items() if name not in fields}
     fields.setdefault("positions", 0 if rotaries else fields["max_seq_length"] or 0)
     if "max_seq_length" not in own and any(isinstance(one.scaling, Dynamic) for one in rotaries):
-        fields["max_seq_length"] = None  # the dynamic base supports any length
+        fields["max_seq_length"] = None  # with a dynamic base, texts may have any length
     return fields

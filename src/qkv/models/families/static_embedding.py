@@ -33,13 +33,14 @@ STATIC = Family(model_type="static-embedding", design=design, names={"embed": "e
 
 
 def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Weights]:
-    """Return a config in place of config.json, the design, and the weights in a folder.
+    """Return `(config, design, weights)` of a folder; it has no config.json.
 
-    The tensor "embedding.weight" is the table. model2vec writes "embeddings" (n, D) instead, with
-    each token's row number in "mapping" (V,) and each token's factor in "weights" (V,).
+    The tensor "embedding.weight" is the table. model2vec writes three tensors instead: rows in
+    "embeddings" (n, D), each token's row number in "mapping" (V,), and each token's factor in
+    "weights" (V,).
 
     Raises:
-        ModelError: the table is missing, or the three tensors do not fit each other.
+        ModelError: the table is missing, or the sizes of the three tensors do not fit each other.
     """
     table = _table(tensors)
     wide = np.float64 if table.dtype == np.float64 else np.float32
@@ -81,7 +82,7 @@ def _table(tensors: Tensors) -> Array:
 
 
 def _need(tensors: Tensors, name: str, axes: int, kinds: tuple[str, ...] = FLOATS) -> Stored:
-    """Return a tensor, which must have this number of axes and one of these types."""
+    """Return a tensor, and raise unless it has this number of axes and one of these types."""
     tensor = tensors[name]
     if len(tensor.shape) != axes or tensor.kind not in kinds or 0 in tensor.shape:
         raise ModelError(

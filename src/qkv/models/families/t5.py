@@ -12,7 +12,7 @@ from qkv.models.network.designs import Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
 
-# Whether the MLP has a gate, and its activation.
+# Whether the MLP has a gate, and the activation of the MLP.
 FEEDS = {
     **{name: (False, name) for name in ACTIVATIONS},
     **{f"gated-{name}": (True, name) for name in ACTIVATIONS},
@@ -22,21 +22,21 @@ FEEDS = {
 
 def t5(config: Config) -> Design | Seq2SeqDesign:
     """Return the design of a T5."""
-    tied = config.flag("tie_word_embeddings")  # T5 1.1 neither ties the head nor scales
+    tied = config.flag("tie_word_embeddings")  # T5 1.1 has its own head matrix and no scale
     return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 
 def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
-    """Return the design of encoder and decoder, or of a model with the encoder only.
+    """Return the design of an encoder with a decoder, or of an encoder without a decoder.
 
     Args:
         config: the model's config.
-        scaled: whether the decoder's last vectors are scaled.
+        scaled: whether the decoder's last vectors are scaled before the head.
     """
     gated, activation = config.choice("feed_forward_proj", FEEDS)
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
-    # half of the buckets hold one distance each; the others hold ranges of longer distances
+    # half of the buckets are single distances; the other half are ranges of longer distances
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None
@@ -86,7 +86,7 @@ def alone(config: Config) -> bool:
 
 
 def names(own: PartNames, config: Config) -> PartNames:
-    """Return the parameter names of encoder and decoder, or of the encoder only."""
+    """Return the parameter names of the encoder and, if there is one, of the decoder."""
     gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS)[0])
     encoder = side_names("encoder.", 1, gated)
     if alone(config):
@@ -106,7 +106,7 @@ def names(own: PartNames, config: Config) -> PartNames:
 
 
 def side_names(side: str, mlp: int, gated: bool) -> dict[str, str]:
-    """Return the parameter names of one side; in each layer, sublayer `mlp` is the MLP."""
+    """Return the parameter names of one side; `mlp` is the number of the MLP's sublayer."""
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."
     gate = {f"{side}blocks.*.mlp.gate_proj": f"{feed}wi_0"} if gated else {}

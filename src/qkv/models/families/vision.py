@@ -1,4 +1,4 @@
-"""ViT and DINOv2, which cut images into patches, and CLIP, which compares images and texts."""
+"""Models that cut images into patches: ViT, DINOv2 and CLIP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.models.network.head import Head
 
 
 def cut(config: Config) -> dict[str, Any]:
-    """Return the fields of a design for cutting images into patches."""
+    """Return the fields of a design that say how images are cut into patches."""
     image, part = config.pair("image_size"), config.pair("patch_size")
     if part[0] > image[0] or part[1] > image[1]:
         raise ModelError(
@@ -31,7 +31,7 @@ def encoder(config: Config, pool: Literal["cls", "cls and mean"], **fields: Any)
 
     Args:
         config: the model's config.
-        pool: the vectors that a classifier reads.
+        pool: the kind of pooling before a classifier.
         fields: fields of the design that differ in this family.
     """
     _, heads, size = config.sized_heads()
@@ -55,7 +55,7 @@ def vit(config: Config) -> VisionDesign:
 
 
 def dinov2(config: Config) -> VisionDesign:
-    """Return the design of a DINOv2: a scale after each part, images of any size."""
+    """Return the design of a DINOv2: scaled attention and MLP outputs, images of any size."""
     parts = cut(config)
     image, patch = parts["image"], parts["patch"]
     rows, columns = image[0] // patch[0], image[1] // patch[1]
@@ -87,7 +87,7 @@ def _dinov2_names(names: PartNames, config: Config) -> PartNames:
     return {**names, **fused(f"{mlp}weights_in", *parts), **down}
 
 
-_OLD_END = 2  # the first configs give this wrong id for the end token
+_OLD_END = 2  # the first configs have this wrong id of the end token
 
 
 def clip_text(config: Config) -> Design:
@@ -122,7 +122,7 @@ def clip_vision(config: Config) -> VisionDesign:
 
 
 def _projection(config: Config, **fields: Any) -> Head:
-    """Return a tower's head; it projects if the model's class does."""
+    """Return a tower's head, which has a projection if the model's class has one."""
     projects = config.architecture().endswith("WithProjection")
     outputs = config.size("projection_dim" if projects else "hidden_size")
     return Head(outputs, embeds=True, projects=projects, **fields)
@@ -132,7 +132,7 @@ _CLASSIFIER = "CLIPForImageClassification"
 
 
 def clip(config: Config) -> DualDesign | VisionDesign:
-    """Return the design of both towers, or of the image tower with a classifier."""
+    """Return the design of both towers, or of an image tower with a classifier."""
     known = config.architecture() in ("", "CLIPModel", _CLASSIFIER)
     named = config.values.get("architectures")
     config.need(known, "architectures", named, f"CLIPModel or {_CLASSIFIER}", 80)
@@ -159,8 +159,9 @@ def _tower(side: str) -> Family:
 def _tower_values(config: Config, side: str) -> dict[str, Any]:
     """Return a tower's config as the config of a separate model.
 
-    Old files have two configs for a tower. As in `transformers`, the second config then sets all
-    keys that the design reads: omitted keys get their defaults. The first config sets other keys.
+    Old files have two configs for a tower. As in `transformers`, only the second config then sets
+    the keys that the design reads; keys missing there get their defaults. The first config sets all
+    other keys.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")
@@ -186,7 +187,7 @@ def towers(values: Mapping[str, Any], source: str) -> dict[str, tuple[dict[str, 
 
 
 def _clip_names(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names of both towers, or of the image tower with a classifier."""
+    """Return the parameter names of both towers, or of an image tower with a classifier."""
     both = {
         side: {
             ours: theirs if ours == "head.out_proj" else f"{side}_model.{theirs}"
