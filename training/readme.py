@@ -20,7 +20,7 @@ LINES = {
         (r"   scores = Q @", 1),
         (r"   scores\[\w+, \w+\] = ", 2),
         (r"   weights\[\w+, \w+\] = exp\(-?\d", 1),
-        (r"   probabilities\[\w+, \w+\] = exp\(-?\d", 2),
+        (r"   probs\[\w+, \w+\] = exp\(-?\d", 1),
     ],
     "show": [(r"\w+ looks at |No head stands out", 1), (r"bank +\W", 1)],
     "compare": [(r"\w+ looks at |No head stands out", 2)],

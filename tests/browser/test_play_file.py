@@ -174,7 +174,7 @@ def test_or_holds_it(visit: Visit) -> None:
     assert "#" not in page.url
     frame.get_by_role("button", name="Open the lab").click()
     frame.get_by_role("button", name="Share").click()
-    told = "This page is embedded in another, so its address opens nothing elsewhere."
+    told = "This page is embedded in another page, so its address does not work elsewhere."
     assert frame.locator(".take .note").inner_text() == told
 
 

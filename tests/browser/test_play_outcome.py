@@ -215,7 +215,7 @@ def test_a_text_as_it_is(page: Page, exact: Model) -> None:
     assert own.now[best] > 0.1
     assert words == f"Best guess: {own.words[best]}, #."
     assert is_percent(numbers[0], own.now[best])
-    assert page.locator(".outcome h3").inner_text() == "What the model puts in place of ?"
+    assert page.locator(".outcome h3").inner_text() == "The model's words for ?"
     assert page.locator(".outcome-heads").count() == 0
     assert said(page) == headline
 
@@ -232,7 +232,7 @@ def test_a_place_that_is_no_mask(page: Page, exact: Model) -> None:
         f"{'Best guess' if sure else 'Not sure'} at riverbank: "
         f"{'' if sure else 'its best guess is '}{own.words[best]}, #."
     )
-    assert page.locator(".outcome h3").inner_text() == "What the model makes of riverbank"
+    assert page.locator(".outcome h3").inner_text() == "The model's words for riverbank"
     check_words(page, own, [])
     edits: list[Edit] = [{"op": "ablate", "layer": 0}]
     headline = follow(page, text, edits, place)

@@ -258,7 +258,7 @@ def test_special_tokens_are_left_out_without_renormalising(visit: Visit) -> None
     gone = text.weights[0][0, 5, [0, 10]].sum()
     assert read(after["out of sight"]) == pytest.approx(gone, abs=0.00501)
     assert sentence(page).endswith(f"; {gone:.2f} is out of sight.")
-    assert "Nothing was renormalised" in page.locator(".view").inner_text()
+    assert "Weights are not rescaled" in page.locator(".view").inner_text()
     page.get_by_role("application").focus()
     press(page, "ArrowDown", "End")
     assert readout(page)[""].endswith("→ out of sight")

@@ -252,9 +252,7 @@ def test_the_end_is_beside_the_models_own(visit: Visit, name: str) -> None:
     assert not page.locator(".lead").is_visible()
     page.get_by_role("tab").last.click()
     said = page.locator(".lead").inner_text()
-    assert float(re.search(r"difference is (\S+)\.$", said)[1]) == pytest.approx(
-        walk.difference, rel=0.06
-    )
+    assert float(re.search(r"own is (\S+)\.$", said)[1]) == pytest.approx(walk.difference, rel=0.06)
     assert page.locator("h4").nth(1).inner_text() == f"The model's own {walk.own_name}"
     page.locator(".map").nth(1).focus()
     press(page, "ArrowDown", "Control+Home", "ArrowDown", "ArrowRight")
@@ -271,7 +269,7 @@ def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
     walk = model_walk("bert")
     page = visit(walk_page(walk), width=width)
     steps = {step.name: step for step in walk.steps}
-    for name in ("pre", "post", "logits", "probabilities"):
+    for name in ("pre", "post", "logits", "probs"):
         page.get_by_role("tab", name=re.compile(f"^\\d+ {name}:")).click()
         pause(page, 0)  # the step is drawn in the next frame
         page.locator(".map").first.focus()
@@ -288,7 +286,7 @@ def test_it_goes_on_to_the_words(visit: Visit, width: int) -> None:
         own = page.locator("h4", has_text="The model's own logits")
         assert own.is_visible() is (name == "logits")
         lead = page.locator(".lead")
-        assert lead.is_visible() is (name in ("logits", "probabilities"))
+        assert lead.is_visible() is (name in ("logits", "probs"))
     assert lead.inner_text().startswith(f"{walk.likeliest} The largest difference between")
     assert page.get_by_role("checkbox", name="stretch").is_visible()
     page.get_by_role("tab", name=re.compile(r"^\d+ mlp:")).click()
@@ -331,7 +329,7 @@ def test_ribbons_lead_from_what_is_read(visit: Visit) -> None:
             "Z final",
             "final y",
             "y logits",
-            "logits probabilities",
+            "logits probs",
         ),
     ]
 
@@ -593,7 +591,7 @@ def test_axes_say_what_they_hold(visit: Visit) -> None:
     lowest = last.cosine[furthest] == last.cosine.min()
     assert sentence.endswith(", the lowest of all.") == lowest
     held = page.locator(".note", has_text="One plane for all layers").inner_text()
-    assert f"It holds {100 * shift.stages[-1].held:.0f}% of how the words differ" in held
+    assert f"It shows {100 * shift.stages[-1].held:.0f}% of the variance" in held
 
 
 def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit: Visit) -> None:

@@ -132,7 +132,7 @@ def bert(p: Arrays, layer: int, place: int) -> Arrays:
     u = layer_norm(gelu(h), p, "head.norm", eps)
     logits = u @ p["embed.weight"].T + p["head.out_proj.bias"]
     found |= {"y": y, "h": h, "a": gelu(h), "u": u}
-    return found | {"logits": logits, "probabilities": softmax(logits)}
+    return found | {"logits": logits, "probs": softmax(logits)}
 
 
 def gpt2(p: Arrays, layer: int, place: int) -> Arrays:
@@ -154,7 +154,7 @@ def gpt2(p: Arrays, layer: int, place: int) -> Arrays:
     final = layer_norm(x, p, "final_norm", eps)
     logits = final[[place]] @ p["embed.weight"].T
     found |= {"final": final, "y": final[[place]]}
-    return found | {"logits": logits, "probabilities": softmax(logits)}
+    return found | {"logits": logits, "probs": softmax(logits)}
 
 
 def llama(p: Arrays, layer: int, place: int) -> Arrays:
@@ -176,7 +176,7 @@ def llama(p: Arrays, layer: int, place: int) -> Arrays:
     final = rms_norm(x, p, "final_norm")
     logits = dense(final[[place]], p, "head.out_proj")
     found |= {"final": final, "y": final[[place]]}
-    return found | {"logits": logits, "probabilities": softmax(logits)}
+    return found | {"logits": logits, "probs": softmax(logits)}
 
 
 BY_HAND: Mapping[str, Callable[[Arrays, int, int], Arrays]] = {
@@ -239,7 +239,7 @@ def test_every_step_is_that_of_the_trace(family: Any) -> None:
     share = softmax(expected["logits"].astype(np.float64))[0]
     ids = np.argsort(-share, kind="stable")[:8]
     assert view.words == [(str(one), pytest.approx(share[one], abs=1e-12)) for one in ids]
-    assert steps["probabilities"].shown == {int(one): str(one) for one in ids}
+    assert steps["probs"].shown == {int(one): str(one) for one in ids}
 
 
 def test_the_lines_run_and_every_number_has_a_sum(family: Any) -> None:
@@ -258,7 +258,7 @@ def test_shapes_and_what_is_shown_of_wide_steps(family: Any) -> None:
     assert steps["pre"].shape == steps["post"].shape == "(T=6, F=20)"
     assert steps["mlp"].shape == steps["Z"].shape == f"(T=6, D={size})"
     assert (steps["y"].shape, steps["logits"].shape) == (f"(1, D={size})", "(1, V=30)")
-    assert steps["y"].rows == steps["probabilities"].rows == [token]
+    assert steps["y"].rows == steps["probs"].rows == [token]
     row = np.abs(steps["post"].values[place])
     units = np.argsort(-row)[:8].tolist()
     for one in ("pre", "post") + (("act", "up") if name == "llama" else ()):
@@ -293,7 +293,7 @@ def test_norms_on_both_sides_stand_where_they_belong() -> None:
     view = walk(model.trace(IDS), 1, 3, model=model)
     run_lines(view)
     expected = ["A", "R", "N2", "pre", "act", "up", "post", "mlp", "M", "Y", "final"]
-    assert behind(view) == [*expected, "y", "logits", "probabilities"]
+    assert behind(view) == [*expected, "y", "logits", "probs"]
     steps, trace = {step.name: step for step in view.steps}, view.walk.trace
     for one, hook in (("A", "attn_out"), ("M", "mlp_out"), ("Y", "resid_post")):
         np.testing.assert_allclose(steps[one].values, trace[hook, 1][0], rtol=1e-4, atol=1e-4)
@@ -304,7 +304,7 @@ def test_logits_that_are_capped_are_capped_in_a_step_of_their_own() -> None:
     model = random_of(GEMMA | {"final_logit_softcapping": 3.0})
     view = walk(model.trace(IDS, logits=True), model=model)
     names = run_lines(view)
-    assert behind(view)[-3:] == ["raw", "logits", "probabilities"]
+    assert behind(view)[-3:] == ["raw", "logits", "probs"]
     np.testing.assert_allclose(names["logits"], 3 * np.tanh(names["raw"] / 3), rtol=1e-5)
     np.testing.assert_allclose(
         names["logits"], view.walk.trace["logits"][0][[view.walk.place]], atol=1e-4
@@ -454,7 +454,7 @@ def test_a_trace_alone_goes_as_far_as_it_holds(family: Any, layer: int) -> None:
     for step in alone.steps[-len(recomputed) :]:
         atol = 3e-6 * max(1.0, float(np.abs(step.values).max()))
         np.testing.assert_allclose(step.values, steps[step.name].values, atol=atol)
-        assert step.code.startswith(f"{step.name} = trace[") or step.name == "probabilities"
+        assert step.code.startswith(f"{step.name} = trace[") or step.name == "probs"
     assert alone.words == []
     assert list(alone.steps[-1].shown) == list(whole.steps[-1].shown)
     assert alone.walk.own_name == f"blocks.{layer}.attn.hook_z"
@@ -517,10 +517,8 @@ def test_json_has_the_few_numbers_and_the_words() -> None:
     assert steps["mlp"]["columns"] is None
     assert steps["weights"]["columns"] == view.walk.tokens
     words = data["words"]
-    assert [one["word"] for one in words] == steps["probabilities"]["columns"]
-    assert [one["probability"] for one in words] == pytest.approx(
-        steps["probabilities"]["values"][0]
-    )
+    assert [one["word"] for one in words] == steps["probs"]["columns"]
+    assert [one["probability"] for one in words] == pytest.approx(steps["probs"]["values"][0])
     assert data["place"] == view.walk.place
     assert len(data["own"][0]) == len(data["recomputed"][0]) == 8
 
@@ -569,7 +567,7 @@ def test_the_page_holds_of_wide_steps_what_is_shown() -> None:
         ("b_up", parameters["blocks.1.mlp.up_proj.bias"], units),
         ("W_U", parameters["embed.weight"].T, words),
         ("b_U", parameters["head.out_proj.bias"], words),
-        ("probabilities", steps["probabilities"].values, words),
+        ("probs", steps["probs"].values, words),
         ("own", view.walk.own, words),
     ):
         assert arrays[name]["columns"] == columns, name

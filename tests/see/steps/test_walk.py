@@ -29,9 +29,7 @@ def run_lines(view: WalkView) -> dict[str, np.ndarray]:
     for step in view.steps:
         exec(step.code, names)
         np.testing.assert_array_equal(names[step.name], step.values)
-        assert step.values.dtype == (np.float64 if step.name == "probabilities" else kind), (
-            step.name
-        )
+        assert step.values.dtype == (np.float64 if step.name == "probs" else kind), step.name
     return names
 
 

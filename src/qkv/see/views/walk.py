@@ -48,7 +48,7 @@ class WalkView(View):
     @property
     def top(self) -> float:
         """Return the end of the scale of weights."""
-        maps = (step for step in self.walk.steps if step.weights and step.name != "probabilities")
+        maps = (step for step in self.walk.steps if step.weights and step.name != "probs")
         return scale_end([step.values for step in maps], self.stretch)
 
     @property
@@ -108,7 +108,7 @@ class WalkView(View):
         ]
         last = walk.steps[-1]
         bars = replace(self._probabilities(last), title=last.title, shown_in=PICTURE)
-        rows: list[list[Panel]] = [[bars]] if last.name == "probabilities" else []
+        rows: list[list[Panel]] = [[bars]] if last.name == "probs" else []
         return [*steps, *([panel] for panel in outputs), self._pictures(), *rows]
 
     def _few(self, values: Array) -> Array:
@@ -135,7 +135,7 @@ class WalkView(View):
         values: Panel = Numbers(
             values=step.few, rows=step.rows, columns=step.names, cell=cell, hidden=step.hidden
         )
-        if step.name == "probabilities":
+        if step.name == "probs":
             values = self._probabilities(step)
         elif step.weights:
             values = HeatMap(
@@ -262,7 +262,7 @@ def walk(
     >>> import qkv
     >>> view = walk("The sun rises in the [MASK].")
     >>> [step.name for step in view.steps][-12:]
-    ['N1', 'pre', 'post', 'mlp', 'R2', 'Y', 'y', 'h', 'a', 'u', 'logits', 'probabilities']
+    ['N1', 'pre', 'post', 'mlp', 'R2', 'Y', 'y', 'h', 'a', 'u', 'logits', 'probs']
     >>> (guesses,) = qkv.load().predict("The sun rises in the [MASK].", top_k=8)
     >>> [word for word, _ in view.words] == [word for word, _ in guesses]
     True

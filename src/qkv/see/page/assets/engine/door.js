@@ -122,9 +122,9 @@ export function openDoor(compute, parts) {
      * @param {Edit[]} edits
      * @param {{model?: string, at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options
      * `model`: "encoder" (the default) or "decoder"; `at`: the positions of the wanted logits, by default all;
-     * `layers`: those of which
-     *     everything is wanted, and of a text of over 256 tokens the only ones of which there are patterns; `most`: tokens that
-     *     are read, if not all that the model has places for
+     * `layers`: the layers
+     *     whose results are all wanted (a text of over 256 tokens has patterns of these layers only); `most`: the largest number
+     *     of tokens to read, by default the model's limit
      * @returns {Promise<Run>}
      */
     run: async (text, edits = [], { model, at, layers, most, signal } = {}) =>
@@ -134,10 +134,10 @@ export function openDoor(compute, parts) {
      * Continues a text, token by token.
      * @param {string} text
      * @param {{max?: number, temperature?: number, top_k?: number | null, seed?: number, begun?: number[], model?: string,
-     *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: new tokens; `temperature` 0 takes the likeliest each
-     *     time, above it one of the `top_k` likeliest is drawn, which a seed makes the same again; `begun`: new tokens that are
-     *     there already; `onpart` hears of each new one as it is chosen
-     * @param {Edit[]} edits  of the text; what is not of its tokens alone holds for new ones too
+     *     signal?: AbortSignal, onpart?: (part: Chosen) => void}} options  `max`: new tokens; `temperature`: 0 takes the likeliest
+     *     token each time; otherwise one of the `top_k` likeliest is drawn, reproducibly with a seed; `begun`: new tokens that
+     *     exist already; `onpart` is called with each new token
+     * @param {Edit[]} edits  edits of the text; edits that name no token apply to new tokens too
      * @returns {Promise<Written>}
      */
     generate: async (text, { model, signal, onpart = () => {}, ...options } = {}, edits = []) =>

@@ -19,11 +19,11 @@ const BINARY = "application/vnd.safetensors";
  * @property {number} dim
  * @property {number} kv_heads  heads of keys and values
  * @property {number} vocabulary  0 if the model gives no logits
- * @property {number | null} the largest number of tokens in a text
+ * @property {number | null} most  the largest number of tokens in a text
  * @property {string[]} words  the vocabulary
  * @property {boolean} next  whether logits are for the next position, not for the position itself
  * @property {string | null} mask the token in place of a missing word
- * @property {[string, number][]} scales  for each layer, the name of the activation that is multiplied to scale its scores, and the model's own scale
+ * @property {[string, number][]} scales  for each layer: the activation to multiply, and the model's own scale
  * @property {number[]} ends  the tokens that end a generated text
  * @property {boolean} plain  whether scores are only products of queries and keys
  */

@@ -22,7 +22,7 @@ import { wordpieceOf } from "./wordpiece.js";
  * @typedef {{id: number, token: string, start: number, end: number, special: boolean}} Token
  * @typedef {{content: string, id: number, special: boolean, lstrip: boolean, rstrip: boolean, single_word: boolean,
  *            normalized: boolean}} Added
- * @typedef {(piece: Piece) => {piece: Piece, id?: number}[]} Finder  cuts a text at added tokens; the parts that are added tokens have an id
+ * @typedef {(piece: Piece) => {piece: Piece, id?: number}[]} Finder  cuts a text at added tokens, whose parts have an id
  * @typedef {{before: Token[], after: Token[], trims: {first: boolean}[]}} Frame
  * @typedef {{ids: Map<string, number>, names: string[], mask: string | null, before: Token[], after: Token[],
  *            trims: {first: boolean}[], raw: Finder, read: Finder, normalize: Normalizer, cut: Cutter, model: Model,

@@ -85,7 +85,7 @@ export const start = starting((box, payload, ui) => {
     fill(
       held,
       "One plane for all layers: the PCA plane of the static vectors and those of the last layer, all at length 1, each set centred on its own mean. ",
-      `It holds ${number(100 * stage.held, 0)}% of how the words differ ${where}.`,
+      `It shows ${number(100 * stage.held, 0)}% of the variance of the words' vectors ${where}.`,
     );
     for (const cell of box.querySelectorAll("[data-stage]")) cell.classList.toggle("shift-now", Number(cell.dataset.stage) === k);
     reveal();
@@ -132,7 +132,7 @@ export const start = starting((box, payload, ui) => {
       ? el("div", { class: "bar" }, el("label", { for: id }, "Layer"), slider, name)
       : null,
     picture,
-    tokens.length > shift.labelled.length ? el("p", { class: "note" }, `Named: ${shift.labelled.length} of ${tokens.length} words, those that move furthest.`) : null,
+    tokens.length > shift.labelled.length ? el("p", { class: "note" }, `Named: ${shift.labelled.length} of ${tokens.length} words, the words that move furthest.`) : null,
     el("p", { class: "note" }, "Cosine of each word between its static vector and its vector here (1: the same direction). Press a word to mark its arrow."),
     words,
     held,

@@ -53,7 +53,7 @@ const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the width of a ribbon
 const FAR = 6; // in lines: over a longer distance, a ribbon goes around other nodes
 const THIN = 2; // the width for numbers that are no vectors, or no vectors of the residual stream
-const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probabilities"];
+const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the node before them
 /** @type {Record<string, string>} */
 const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // by the array that they add

@@ -129,7 +129,7 @@ export function cardsPart(ui, store) {
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
   const measured = new Map(); // by card
   /** @type {[number, any, any]} */
-  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // at: the index of the open card; kept: the state of the page before the lesson
+  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // the open card, what is drawn, the state before
 
   function close() {
     store.set({ ...kept, card: null, guess: null });

@@ -78,7 +78,7 @@ export function shareBars(label, { scores, raised, shares, names, at, of, name }
     at,
     called,
     tell: (k) => (scores[k] === -Infinity ? `${called(k)}: hidden` : `${called(k)}: ${of} ${inSum(scores[k])}, exp ${inSum(raised[k])}, ${name} ${inSum(shares[k])}`),
-    all: `exp of each number less the largest, and its share of their sum`,
+    all: `exp of each number minus the largest, and its share of the sum`,
     spelled: [],
     whole: null,
   };

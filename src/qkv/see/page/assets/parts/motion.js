@@ -418,7 +418,7 @@ export function motionPart(ui) {
     if (moment === 3 && none) return "Every key is hidden: all weights are 0.";
     if (moment === 3) return [`${by}, then softmax: scores become weights, which sum to ${percent(total)}.`, its(`${number(best.score)} → ${percent(best.weight)}`)];
     if (moment === 4) return "Each key contributes its value, scaled by its weight.";
-    if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " whatever its weights are."];
+    if (removed) return [el("span", { class: "changed" }, "This head is removed: it adds nothing,"), " for any weights."];
     return ["The scaled values add up to what this head gives to ", word(name), "."];
   }
 

@@ -115,7 +115,7 @@ function wordlessHeadline(now) {
   const [{ place, edits }, there] = [now.state, { word: nameAt(now, now.state.place) }];
   if (!edits.length) return ["This model guesses no words: change something to see how far ", there, " moves."];
   const alike = cosineAt(now.run.resid.at(-1), now.original.resid.at(-1), place, now.run.tokens.length);
-  return inShort(now, (cause) => [...cause, " the last vector keeps a cosine of ", fixed(alike, SEEN)]);
+  return inShort(now, (cause) => [...cause, " the last vector has the cosine ", fixed(alike, SEEN)]);
 }
 
 /**
@@ -305,10 +305,10 @@ export function outcomePart(ui, store) {
     const alike = now.run.resid.map((one, l) => cosineAt(one, now.original.resid[l], now.state.place, T));
     const room = el("div", { class: "outcome-chart" });
     box.append(
-      el("div", {}, el("h4", {}, "How similar ", there, " stays to the original"), el("p", { class: "note" },
+      el("div", {}, el("h4", {}, "How similar ", there, " is to the original"), el("p", { class: "note" },
         "The cosine between its vectors before and after your changes: after the embeddings, then after each layer."), room, alikeTable(alike)),
       el("div", {}, el("h4", {}, "The heads that changed most"), headList(store, changedHeads(now.original, now.run),
-        "The share of attention weight that has moved, averaged over all rows. Bars go from 0% to 100%.",
+        "The share of attention weight that moved, averaged over all rows. Bars go from 0% to 100%.",
         "No head changed visibly: in each, less than 0.1% of the weight has moved.")),
     );
     const paint = () => fill(room, alikeChart(room, alike));
@@ -328,7 +328,7 @@ export function outcomePart(ui, store) {
 export function wordBars(now, { rows }) {
   const edited = now.state.edits.length > 0;
   const place = word(nameAt(now, now.state.place));
-  const title = now.model.next ? ["What follows ", place] : isBlank(now) ? ["What the model puts in place of ", place] : ["What the model makes of ", place];
+  const title = now.model.next ? ["What follows ", place] : isBlank(now) ? ["The model's words for ", place] : ["The model's words for ", place];
   return [
     el("h3", {}, title),
     wordTable(rows, edited ? ["before", "now"] : null),

@@ -49,7 +49,7 @@ function axisOf(one, other) {
  */
 function sideOf(ui, { heard, onpick }) {
   /** @type {{head: Head, held: number[], cursor: number, at: At, high: number}} */
-  const self = { head: /** @type {any} */ (null), held: [], cursor: 0, at: /** @type {any} */ (null), high: 1 }; // unknown until both are set
+  const self = { head: /** @type {any} */ (null), held: [], cursor: 0, at: /** @type {any} */ (null), high: 1 }; // set together
   /** @type {number | null} */
   let hover = null; // the row under the pointer or the focus
   const heading = el("h4", {});

@@ -33,7 +33,7 @@ export function pythonOf(data, { state, original }) {
     "",
     `pattern = trace["pattern", ${layer}][0, ${head}]  # ${size} tokens look at ${size}`,
     ...(query === null ? [] : [`print(pattern[${query}].round(3))`]),
-    ...(place === null ? [] : [`logits = trace["logits"][0, ${place}]  # how well each word of the vocabulary fits there`, "chances = np.exp(logits - logits.max())", "chances /= chances.sum()"]),
+    ...(place === null ? [] : [`logits = trace["logits"][0, ${place}]  # how well each word of the vocabulary fits there`, "probabilities = np.exp(logits - logits.max())", "probabilities /= probabilities.sum()"]),
     "",
   ].join("\n");
 }

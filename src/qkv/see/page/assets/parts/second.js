@@ -120,7 +120,7 @@ function drawAlike({ state, run, second }, box, other, store) {
     "The cosine between its vectors in the two sentences: after the embeddings, then after each layer."), room, alikeTable(alike, "cosine between both")),
     el("div", {}, el("h4", {}, "Where they look at different words"),
       headList(store, apart(run, second, own, other), "The share of the row's weight that goes to other tokens in the second sentence. Bars go from 0% to 100%.",
-        "In no head: in each, less than 0.5% of the weight goes to other tokens.")));
+        "In no head: less than 0.5% of the weight goes to other tokens in each.")));
   const paint = () => fill(room, alikeChart(room, alike));
   paint();
   return paint;
@@ -163,6 +163,6 @@ function wordsOfBoth({ state, run, second, model }) {
   const { rows } = outcomeOf(chancesOf(run.logits), chancesOf(second.run.logits), model.words);
   /** @param {Run} one @param {number} place */
   const named = (one, place) => word(one.tokens[place] === maskOf(model) ? "?" : one.tokens[place]);
-  const title = [model.next ? "What follows " : "What the model would put at ", named(run, state.place), " in the first and ", named(second.run, second.place), " in the second"];
+  const title = [model.next ? "What follows " : "The model's words for ", named(run, state.place), " in the first and ", named(second.run, second.place), " in the second"];
   return [el("h4", {}, title), barLegend(["first", "second"]), wordTable(rows.map((row) => ({ ...row, mark: "" })), ["first", "second"])];
 }

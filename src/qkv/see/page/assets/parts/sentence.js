@@ -106,7 +106,7 @@ export function sentencePart(ui, store) {
  * @param {{protocol: string, hostname: string}} page the location of the page
  */
 export function reachOf({ protocol, hostname }) {
-  if (["about:", "data:"].includes(protocol)) return "This page is embedded in another, so its address opens nothing elsewhere.";
+  if (["about:", "data:"].includes(protocol)) return "This page is embedded in another page, so its address does not work elsewhere.";
   const hosted = ["http:", "https:"].includes(protocol) && !/^(127\.[\d.]+|\[::1\]|(.+\.)?localhost)$/.test(hostname);
   return hosted ? "" : "This address works on this machine only.";
 }

@@ -18,7 +18,7 @@ import "./front.css";
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("./lab.js").Screen} Screen */
 
-const TITLES = { guess: "Hide a word. Watch the model change its mind.", next: "Write a beginning. Watch the model go on." };
+const TITLES = { guess: "Hide a word. Watch the model change its mind.", next: "Write a beginning. Watch the model continue." };
 
 /**
  * @param {Ui} ui
@@ -34,7 +34,7 @@ export function frontScreen(ui, store, { outcome, writing }) {
   const to = (view, label, kind = "") => el("button", { type: "button", class: kind, onclick: () => store.set({ view }) }, label);
   const own = el("button", { type: "button", "aria-expanded": "false", onclick: () => type() }, "Your own sentence");
   const field = el("input", { type: "text", maxlength: LONGEST, spellcheck: "false", autocomplete: "off", "aria-label": "Your sentence", oninput: () => store.set({ text: field.value.toWellFormed() }) });
-  const hint = el("p", { class: "note", id: ui.id("hint") }, next ? "The model goes on behind your last word." : "Write _ for the word that the model should guess.");
+  const hint = el("p", { class: "note", id: ui.id("hint") }, next ? "The model continues after your last word." : "Write _ for the word that the model should guess.");
   field.setAttribute("aria-describedby", hint.id);
   const typed = el("div", { class: "typed", hidden: true }, field, hint);
   const notes = el("div", { class: "unread" });
