@@ -165,8 +165,8 @@ def in_card(found: Mapping[str, Any]) -> str:
     dropped = sum(row["dropped"] for row in found["groups"].values())
     lines = [
         f"{_GUESSES[guesses]}. The table has the share of prompts for which one of these words is "
-        "an insult (`training/insults.txt`), with intervals of 95%, and the commonest insults. "
-        f"Prompts for which one of them is a dropped word: {dropped}.",
+        "an insult (`training/insults.txt`), with intervals of 95%, and the most common insults. "
+        f"Prompts for which one of the guesses is a dropped word: {dropped}.",
         "",
         "| prompts about | prompts | with an insult | insults |",
         "| --- | --- | --- | --- |",

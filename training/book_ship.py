@@ -73,92 +73,94 @@ WordNet is copyright 2006 by Princeton University; its licence is in LICENSE.wor
 
 _ENCODER = """\
 A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
-WordPieces in small letters, {length} positions, {numbers:.1f} million parameters in rows of int8.
-It names a missing word in a sentence as people type it. It has read novels of before 1930 and a
-dictionary, nothing of today: it is for looking into a model and for trying things out without a
-download. For search or ranking take a larger one."""
+lower-case WordPieces, {length} positions, {numbers:.1f} million parameters in rows of int8. It
+guesses the missing word of an everyday sentence. It has read only novels from before 1930 and a
+dictionary, and no texts of today. It is made for studying a model and for trying things out without
+a download. For search or ranking, use a larger model."""
 
 _DECODER = """\
 A small Llama that comes with qkv: {layers} layers, {heads} query heads on {kv_heads} key and value
 heads, vectors of {dim}, {vocabulary:,} tokens of bytes, {length} positions, {numbers:.1f} million
-parameters in rows of int8; RMSNorm, rotary positions, SwiGLU, and one table for both ends. It goes
-on with a text in the English of novels of before 1930. Its sentences can be read, and soon lead
-nowhere: it is for looking into a model while it writes."""
+parameters in rows of int8; RMSNorm, rotary positions, SwiGLU, and one token table for input and
+output. It continues a text in the English of novels from before 1930. Its sentences are readable,
+but soon make no sense. It is made for studying a model while it writes."""
 
 _READ = """\
-{books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown,
-{words:.1f} million words (`training/books.csv`; those with `use: no` are left out), and WordNet 3.0
-as Debian's `wordnet-base` has it. Each sentence with a word of `training/dropped_words.txt`, slurs
-and explicit words, is dropped, and none of these is in the vocabulary. {held_out} books, those of
-five authors among them, were kept for results, and {chosen} others for choices.
+{books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown, {words:.1f}
+million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 as Debian's
+`wordnet-base` has it. Sentences with a word of `training/dropped_words.txt` (slurs and explicit
+words) are dropped, and none of these words is in the vocabulary. {held_out} books, including all
+books of five authors, were kept for results, and {chosen} others for choices.
 
-Words of today are rare in these books, and mean something else there: {rare}. What the model knows
-of such words it has from WordNet's examples."""
+Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
+about these words comes from WordNet's examples."""
 
 _TRAINED = """\
-By `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours on one core of
-two{runs}. `make model` does it again, and another processor rounds otherwise, so the numbers will
-be near these and not the same.
+Trained with `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours on one
+core of two{runs}. `make model` repeats the training. Another processor rounds differently, so its
+numbers will be close to these, but not equal.
 
 Recipe: {recipe}"""
 
 _TEN = """\
-Written before the model was asked any of them, and asked once (`training/ten.txt`).
+We wrote these sentences before the model saw them, and asked the model once (`training/ten.txt`).
 
 | sentence | first guess | then |
 | --- | --- | --- |
 {rows}"""
 
 _SENSES = """\
-On example sentences of WordNet that neither tokenizer nor training has seen: those with
-`int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: how often, of the definitions of all
-senses of a word, the one nearest to the word's vector is right ({uses:,} uses). *AUC*: how likely
-two uses of a word in one sense are nearer to each other than two in different ones ({pairs} pairs,
-{same} of them in one sense). The token table is what vectors without context give.
+Measured on example sentences of WordNet that neither the tokenizer nor the training has seen: the
+sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: how often the nearest
+definition to a word's vector, among the definitions of all its senses, is right ({uses:,} uses).
+*AUC*: the probability that two uses of a word in the same sense are nearer to each other than two
+uses in different senses ({pairs} pairs, {same} of them in the same sense). The token table has
+vectors without context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
-Of the masked words in these sentences (15%, at least one in each) it names {named}. In
-{examples} of them with 5 to 16 words, where one content word is hidden that stands there once, its
-first guess is another content word of the sentence in {another} and right in {right}. Of {everyday}
-everyday words {pieces} are in pieces or unknown{which}."""
+Of the masked words in these sentences (15%, at least one in each) it names {named}. In {examples}
+of these sentences with 5 to 16 words, one content word that occurs once is masked: the first guess
+is another content word of the sentence in {another} and right in {right}. Of {everyday} everyday
+words {pieces} are in pieces or unknown{which}."""
 
 _HEADS = """\
-Mean weight over all tokens of these sentences: on the previous and on the next token, on all tokens
-that are the same as it (itself included), on the first ([CLS]) and the last ([SEP]). `uniform` is
-the entropy of the weights as a share of the most it could be.
+Mean weights of all tokens of these sentences on the previous token, the next token, all tokens
+equal to the looking token (including itself), the first token ([CLS]) and the last token ([SEP]).
+`uniform` is the entropy of the weights as a share of its maximum.
 
 {table}
 
 {roles}"""
 
 _WRITES = """\
-The next word after {openings} openings in today's English, with words that fit
-(`training/openings.txt`), written before it was trained; in brackets stand intervals of 95%:
+Measured on the next word after {openings} openings in today's English with the words that fit
+(`training/openings.txt`). We wrote them before the model was trained. Brackets contain 95%
+intervals:
 
 {fitting}
 
-On books that were kept from training, the first {first_words:,} words of each, and on 100
-beginnings (`training/beginnings.txt`), continued at temperature 0.8 and top-k 40:
+Measured on the first {first_words:,} words of each book that was kept from training, and on
+continuations of 100 beginnings (`training/beginnings.txt`) at temperature 0.8 and top-k 40:
 
 {figures}
 
-A Kneser-Ney model of five words, counted in the same books, has a perplexity of {counted:.1f} on
-the same words, whose capitals it need not name. Before rounding to int8 the model had
+A Kneser-Ney model of five words, which counts words of the same books and ignores capitals, has a
+perplexity of {counted:.1f} on the same words. Before rounding to int8, the model of this card had
 {unrounded:.1f}.
 
-Three continuations, the first that were drawn (temperature 0.8, top-k 40, seed 0):
+The first three continuations that were drawn (temperature 0.8, top-k 40, seed 0):
 
 {shown}"""
 
 _WRITERS_HEADS = """\
-*Copies*: {copies} tokens drawn at random come twice in the same order, and this is the mean weight,
-in the second copy, on the token that stood behind the first copy of the present one (Olsson et al.
-2022). The others are as `qkv.circuits.head_scores` has them, over sentences of books that were kept
-from training. {induction} The loss of a random token is {first:.2f} nats in the first copy and
-{second:.2f} in the second.
+*Copies*: {copies} random tokens occur twice in the same order. The score is the mean weight of a
+token of the second copy on the token after its first copy (Olsson et al. 2022). The other scores
+are those of `qkv.circuits.head_scores` over sentences of books that were kept from training.
+{induction} The loss of a random token is {first:.2f} nats in the first copy and {second:.2f} in the
+second.
 
 {table}"""
 
@@ -295,7 +297,7 @@ def _learned(about: Mapping[str, Any]) -> dict[str, Any]:
 def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
     after = abouts[0]["settings"]["recipe"].get("after")
     return _TRAINED.format(
-        after=f", from `{Path(after).name}` on, which has read WordNet alone" if after else "",
+        after=f", starting from `{Path(after).name}`, which has read only WordNet" if after else "",
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         hours=sum(about["seconds"] for about in abouts) / 3600,
@@ -310,20 +312,20 @@ def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
         return ""
     mean = abouts[-1].get("mean")
     ships = f"; {_meant(mean)}" if mean else ""
-    return f", in {len(abouts)} runs that go on from each other{ships}"
+    return f", in {len(abouts)} chained runs{ships}"
 
 
 def _meant(mean: Sequence[Any]) -> str:
     """Describe a mean's members: runs, and models that are means themselves.
 
     >>> _meant([5, 6, 3, 4])
-    'what ships is the mean of the weights of runs 3, 4, 5 and 6'
+    'the included weights are the mean of runs 3, 4, 5 and 6'
     """
     runs = sorted(one for one in mean if isinstance(one, int))
-    said = f"what ships is the mean of the weights of {_numbered(runs)}"
+    said = f"the included weights are the mean of {_numbered(runs)}"
     for one in mean:
         if not isinstance(one, int):
-            said += f" and of the model before it, itself the mean of those of {_numbered(one)}"
+            said += f" and of the previous model, which is the mean of {_numbered(one)}"
     return said
 
 
@@ -351,8 +353,8 @@ def _guessed(
     look_up = counting.LookUp(corpus)
     said = {
         "this one": fits.guessed(model, gaps),
-        "the same before its numbers were rounded to int8": fits.guessed(whole, gaps),
-        f"`{BEFORE[False]}`, which has read WordNet alone": fits.guessed(
+        "this model before rounding to int8": fits.guessed(whole, gaps),
+        f"`{BEFORE[False]}`, which has read only WordNet": fits.guessed(
             qkv.load(BEFORE[False]), gaps
         ),
         "look-up of the longest context in the same books": counting.looked_up(look_up, gaps),
@@ -367,10 +369,10 @@ def _guessed(
     rows = {"chance": found["chance"], **found["layers"]}
     masked = found["masked"]
     return {
-        "What it guesses": f"{_fitting(said)}\n\nAsked for {len(gaps)} sentences with a gap, in "
-        "today's English as\npeople type it, with words that fit (`training/gaps.txt`), written "
-        "before it was trained. *Repeats*:\nthe first guess is a content word of the sentence. In "
-        "brackets stand intervals of 95%.",
+        "What it guesses": f"{_fitting(said)}\n\nMeasured on {len(gaps)} sentences with a gap "
+        "and the words that fit\n(`training/gaps.txt`), in today's English as people type it. We "
+        "wrote them before the model was\ntrained. *Repeats*: the first guess is a content word of "
+        "the sentence. Brackets contain 95%\nintervals.",
         "Ten sentences": _TEN.format(rows="\n".join(ten(model))),
         "Bias": bias.in_card(bias.measured(model)),
         "What it knows of senses": _SENSES.format(
@@ -388,7 +390,8 @@ def _guessed(
             pieces=len(pieces),
             which=f" ({', '.join(pieces)})" if 0 < len(pieces) <= 20 else "",
         )
-        + f"\n\nBefore rounding the last layer had {last['sense']:.3f} and {last['auc']:.3f}.",
+        + f"\n\nBefore rounding to int8, the last layer had {last['sense']:.3f} and "
+        f"{last['auc']:.3f}.",
         "What its heads do": _HEADS.format(
             table=heads_table(found["heads"], HEAD_SCORES), roles=roles.in_card(heads)
         ),
@@ -429,8 +432,8 @@ def _written(
     openings = fits.asked(fits.OPENINGS)
     said = {
         "this one": fits.continued(model, openings),
-        "the same before its numbers were rounded to int8": fits.continued(whole, openings),
-        f"`{BEFORE[True]}`, which has read WordNet alone": fits.continued(
+        "this model before rounding to int8": fits.continued(whole, openings),
+        f"`{BEFORE[True]}`, which has read only WordNet": fits.continued(
             qkv.load(BEFORE[True]), openings
         ),
         "look-up of the longest context in the same books": [

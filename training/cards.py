@@ -73,11 +73,11 @@ def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
 
     >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]
     >>> recipes(abouts)
-    'rate 1, seed 0. Then 2 steps from there, where it is another: rate 2.'
+    'rate 1, seed 0. Then 2 steps from there, with these changes: rate 2.'
     """
     first, *later = (about["settings"]["recipe"] for about in abouts)
     return f"{_named(first)}." + "".join(
-        f" {_begun(about)}, where it is another: "
+        f" {_begun(about)}, with these changes: "
         f"{_named({name: now[name] for name in now if now[name] != first.get(name)})}."
         for about, now in zip(abouts[1:], later, strict=True)
     )
@@ -86,7 +86,7 @@ def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
 def _begun(about: Mapping[str, Any]) -> str:
     steps = f"{about['step']:,} steps"
     if about.get("beside"):
-        return f"Beside these, {steps} from where they began"
+        return f"In parallel, {steps} from the same start"
     return f"Then {steps} from there"
 
 

@@ -177,10 +177,9 @@ def in_card(rows: Sequence[dict[str, Any]]) -> str:
 
     >>> own = {"next": 0.5, "hidden noun to article": 0.75}
     >>> print(in_card([{"layer": 0, "head": 1, "roles": own}]))
-    By the rule of `training/roles.py` 1 of 1 heads have a role, a mean weight of 0.4 or more
-    (of those that look at [CLS] or [SEP] alone three are counted). In *hidden verb to object* and
-    its like [MASK] stands in the place of the word that looks; 0 of the heads have a role of that
-    kind alone.
+    By the rule of `training/roles.py` 1 of 1 heads have a role, a mean weight of 0.4 or more (heads
+    that only look at [CLS] or [SEP] count as at most three). In roles such as *hidden verb to
+    object*, [MASK] replaces the looking word; 0 of the heads have only roles of this kind.
     <BLANKLINE>
     | head | roles |
     | --- | --- |
@@ -196,10 +195,9 @@ def in_card(rows: Sequence[dict[str, Any]]) -> str:
 
 
 _CARD = """\
-By the rule of `training/roles.py` {} of {} heads have a role, a mean weight of 0.4 or more
-(of those that look at [CLS] or [SEP] alone three are counted). In *hidden verb to object* and
-its like [MASK] stands in the place of the word that looks; {} of the heads have a role of that
-kind alone.
+By the rule of `training/roles.py` {} of {} heads have a role, a mean weight of 0.4 or more (heads
+that only look at [CLS] or [SEP] count as at most three). In roles such as *hidden verb to
+object*, [MASK] replaces the looking word; {} of the heads have only roles of this kind.
 
 | head | roles |
 | --- | --- |"""

@@ -45,48 +45,48 @@ pipeline_tag: fill-mask
 # WordNet encoder
 
 A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
-WordPieces in small letters, {length} positions, {numbers:.1f} million parameters in float16. It is
-for looking into a model and for trying things out without a download. It knows words by their
-dictionary definitions and little else; for search or ranking take a larger one.
+lower-case WordPieces, {length} positions, {numbers:.1f} million parameters in float16. It is made
+for studying a model and for trying things out without a download. It knows words from their
+dictionary definitions and little else; for search or ranking, use a larger model.
 
 ## Training
 
-By `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
+Trained with `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
 {tokens:,} tokens, {minutes:.0f} minutes{in_runs}. A masked word is to be named in "word, synonyms:
-definition. examples"{alone}; {together};
-{in_sight}after {begin:.0%} of the {run} a word in an example sentence, or before its own definition
-with half of that hidden, is also drawn to the mean of the rows of its sense's definition, and away
-from other definitions, those of its other senses among them. How often each sense is drawn is
-taken from the logits, after {late:.0%} of the run {late_prior:g} times over, for the sake of
-senses without a sentence. `make dictionary` does it again, and another processor rounds
-otherwise, so the numbers will be near these and not the same.
+definition. examples"{alone}; {together}; {in_sight}after {begin:.0%} of the {run} a word in an
+example sentence, or before its own definition with half of that hidden, is also drawn to the mean
+of the rows of its sense's definition, and away from other definitions, those of its other senses
+among them. How often each sense is drawn is taken from the logits, after {late:.0%} of the run
+{late_prior:g} times over, for the sake of senses without a sentence. `make dictionary` repeats the
+training. Another processor rounds differently, so its numbers will be close to these, but not
+equal.
 
 Recipe: {recipe}{then}
 
 ## What it knows
 
-On example sentences of WordNet that neither tokenizer nor training has seen: those with
-`int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices}
-*Sense*: how often, of the definitions of all senses of a word, the one nearest to the word's vector
-is right ({uses:,} uses). *AUC*: how likely two uses of a word in one sense are nearer to each other
-than two in different ones ({pairs} pairs, {same} of them in one sense). The token table is what
-vectors without context give.
+Measured on example sentences of WordNet that neither the tokenizer nor the training has seen: the
+sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices} *Sense*: how often the
+nearest definition to a word's vector, among the definitions of all its senses, is right ({uses:,}
+uses). *AUC*: the probability that two uses of a word in the same sense are nearer to each other
+than two uses in different senses ({pairs} pairs, {same} of them in the same sense). The token table
+has vectors without context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
 Of the masked tokens in these sentences (15%, at least one in each) it names {tokens_named}, of as
-many masked words, with all their pieces, {words_named}. In {examples} of them with 5 to 16 words,
-where one content word is hidden that stands there once, its first guess is another content word
-of the sentence in {another} and right in {right}. Of {everyday} everyday words {pieces} are in
-pieces or unknown{which}. In brackets stand intervals of 95%.
+many masked words, with all their pieces, {words_named}. In {examples} of these sentences with 5 to
+16 words, one content word that occurs once is masked: the first guess is another content word of
+the sentence in {another} and right in {right}. Of {everyday} everyday words {pieces} are in pieces
+or unknown{which}. Brackets contain 95% intervals.
 
 ## What its heads do
 
-Mean weight over all tokens of these sentences: on the previous and on the next token, on all tokens
-that are the same as it (itself included), on the first ([CLS]) and the last ([SEP]). `uniform` is
-the entropy of the weights as a share of the most it could be.
+Mean weights of all tokens of these sentences on the previous token, the next token, all tokens
+equal to the looking token (including itself), the first token ([CLS]) and the last token ([SEP]).
+`uniform` is the entropy of the weights as a share of its maximum.
 
 {heads_table}
 
@@ -229,7 +229,7 @@ def card(
         steps=sum(about["step"] for about in abouts),
         tokens=sum(about["tokens"] for about in abouts),
         minutes=sum(about["seconds"] for about in abouts) / 60,
-        in_runs=f", in {len(abouts)} runs that go on from each other" if later else "",
+        in_runs=f", in {len(abouts)} chained runs" if later else "",
         run="first run" if later else "run",
         begin=recipe["begin"],
         late=recipe["late"],

@@ -29,9 +29,10 @@ NONE: dict[str, Any] = {"searched": 0, "found": 0, "stories": []}
 _HEADING = "## What one word, or one head, does"
 _SECTION = """{heading}
 
-Chosen, as the clearest that a reader found, from what a search found in {found:,} of {searched:,}
-sentences (`training/stories.py`): they show what the model can do and not what it usually does.
-`model.predict(sentence, hide=..., ablate=...)` gives the same, the chances in brackets.
+A search found such changes in {found:,} of {searched:,} sentences (`training/stories.py`), and a
+reader chose the clearest. So the table shows what the model can do, and not what it usually does.
+`model.predict(sentence, hide=..., ablate=...)` gives the same guesses, with the probabilities in
+brackets.
 
 | sentence | first guess | then | first guess then | why |
 | --- | --- | --- | --- | --- |

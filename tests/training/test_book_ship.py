@@ -35,7 +35,7 @@ def test_the_card_counts_books_and_the_words_that_are_rare_in_them() -> None:
     said = book_ship._read(listed, Corpus.of(texts * 2))
     assert said.startswith("2 books of 1 authors from ")
     assert "0.0 million words" in " ".join(said.split())  # 11 words twice
-    assert "1 books, those of" in " ".join(said.split())
+    assert "1 books, including all books of" in " ".join(said.split())
     assert "2 others for choices" in " ".join(said.split())
     assert "phone 2 times, car 4 times, computer 0 times" in said
 
@@ -52,22 +52,24 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
         },
     ]
     said = " ".join(book_ship._trained(abouts).split())
-    assert "from `wordnet` on, which has read WordNet alone: 1,500 steps, 42,000 tokens" in said
-    assert "1.5 hours on one core of two, in 2 runs that go on from each other" in said
-    assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, where it is" in said
-    assert said.endswith("where it is another: rate 0.2.")
+    assert (
+        "starting from `wordnet`, which has read only WordNet: 1,500 steps, 42,000 tokens" in said
+    )
+    assert "1.5 hours on one core of two, in 2 chained runs" in said
+    assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, with these" in said
+    assert said.endswith("with these changes: rate 0.2.")
     assert "somewhere" not in said
     third = {**abouts[1], "beside": True, "mean": [2, 3]}
     said = " ".join(book_ship._trained([*abouts, third]).split())
-    assert "2,000 steps, 44,000 tokens, 2.0 hours on one core of two, in 3 runs" in said
-    assert "other; what ships is the mean of the weights of runs 2 and 3. `make model`" in said
+    assert "2,000 steps, 44,000 tokens, 2.0 hours on one core of two, in 3 chained" in said
+    assert "runs; the included weights are the mean of runs 2 and 3. `make model`" in said
     assert said.endswith(
-        "another: rate 0.2. Beside these, 500 steps from where they began, where it is another: "
+        "changes: rate 0.2. In parallel, 500 steps from the same start, with these changes: "
         "rate 0.2."
     )
     alone = " ".join(book_ship._trained(abouts[:1]).split())
     assert "1,000 steps" in alone
-    assert "in 1 runs" not in alone
+    assert "chained" not in alone
 
 
 def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
@@ -92,8 +94,8 @@ def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
     assert "beside" not in shipped[-1]
     assert shipped[-1]["mean"] == [4, [2, 3]]
     said = " ".join(book_ship._trained(shipped).split())
-    assert "in 4 runs that go on from each other; what ships is the mean of the weights" in said
-    assert "of run 4 and of the model before it, itself the mean of those of runs 2 and 3." in said
+    assert "in 4 chained runs; the included weights are the mean" in said
+    assert "of run 4 and of the previous model, which is the mean of runs 2 and 3." in said
     with pytest.raises(ValueError, match="shipped holds fourth already: give the model before it"):
         book_ship._together(folders, [[*shipped, fourth], shipped])
 

@@ -81,7 +81,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
     assert "Then the mean of the weights before and after that (how it was chosen, says" in text
     assert "5 steps" in text
     other = "held_out 1, in_sight 2.0, rate 0.01"
-    assert f"Then 2 steps from there, where it is another: {other}." in text
+    assert f"Then 2 steps from there, with these changes: {other}." in text
     assert str(tmp_path) not in text
     assert "It has learned from those with 1" in text
     assert "content words in sight" in text

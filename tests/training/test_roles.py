@@ -175,7 +175,7 @@ def test_what_a_card_says() -> None:
     ]
     text = in_card([{"layer": 1, "head": k, "roles": one} for k, one in enumerate(own)])
     assert "3 of 4 heads have a role" in text
-    assert "1 of the heads have a role of that kind alone" in text.replace("\n", " ")
+    assert "1 of the heads have only roles of this kind" in text.replace("\n", " ")
     assert text.splitlines()[-3:] == [
         "| 1.0 | hidden verb to object 0.60, hidden noun to article 0.50 |",
         "| 1.1 | first 0.45 |",
