@@ -76,7 +76,7 @@ NOTHING = [
 SEVERAL = {
     "writing-step": ("cache-not-returned", "not (out, cache)"),
     "kv-cache": ("cache-not-returned", "not (out, cache)"),
-    "gradients": ("wrong-parts", "not the arrays d_w_q, d_w_k, d_w_v"),
+    "gradients": ("wrong-parts", "but should return d_w_q, d_w_k, d_w_v"),
 }
 OF_WORDS = ("ids", "closeness")  # their first input is no array
 
@@ -120,7 +120,7 @@ def test_one_number_everywhere_gets_nothing(task, parameters, zeros, way, added)
     assert (result.mistakes, result.fragile, result.conventions) == ((key,), (), ()), str(result)
     assert result.points == 0
     if key == "constant":
-        assert f"it returns {added} everywhere" in result.message
+        assert f"every number of the output is {added}" in result.message
 
 
 @pytest.mark.parametrize(
