@@ -14,8 +14,6 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t SMALL_WORK = 1 << 20;  // below this number of multiplications, no thread is woken
-
 // A chunk of queries of one head; `part` counts the chunks of a key head.
 struct Chunk {
   Place first;

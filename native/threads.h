@@ -23,7 +23,8 @@ struct Stopped : std::exception {};
 // checks whether to continue.
 void worked(int64_t operations);
 
-constexpr int64_t EXPONENTIAL = 16;  // rough number of multiply-adds of one exponential
+constexpr int64_t SMALL_WORK = 1 << 20;  // below this number of multiplications, no thread is woken
+constexpr int64_t EXPONENTIAL = 16;         // rough number of multiply-adds of one exponential
 
 // Called by a worker that waits for another worker.
 void go_on_waiting();

@@ -18,7 +18,7 @@ from qkv.models.dual_encoder import DualEncoder
 from qkv.models.elsewhere import LOADING, advising
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
-from qkv.models.files.config import Config
+from qkv.models.files.config import Config, lacking
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.modules import read_routing
 from qkv.models.files.names import Names, Weights, read_weights
@@ -36,7 +36,7 @@ from qkv.models.files.read import (
     read_json,
 )
 from qkv.models.files.sentence import Sentence, read_sentence
-from qkv.models.files.tensors import Tensors, lacking
+from qkv.models.files.tensors import Tensors
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design
 from qkv.models.network.designs import DualDesign, Seq2SeqDesign, VisionDesign

@@ -1,14 +1,15 @@
-"""Read a config key by key: check each key, and miss none that changes the maths."""
+"""Read a config key by key, and say what a folder without a config or weights lacks."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
-from qkv.models.files.read import ModelError, is_number, is_whole, plain, read_json
+from qkv.models.files.read import CONFIG, ModelError, is_number, is_whole, plain, read_json
 
 Choice = TypeVar("Choice")
 
@@ -58,6 +59,9 @@ ACTIVATIONS = {
 
 SLIDING, FULL = "sliding_attention", "full_attention"  # the values in layer_types
 MOST_LAYERS = 10_000
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
+_A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 _MOST_WHOLE = 2**31 - 1  # no array has a larger size
 _LEAST, _MOST = 1e-30, 1e30  # float32 holds them and their inverses, with space to compute
 
@@ -318,3 +322,36 @@ class Config:
             return key, default
         key = self.spelling(*names)
         return key, self.values.get(key, default)
+
+
+def lacking(folder: Path, file: Path | None = None) -> str:
+    """Return why a folder is not a model, and what to do; `file` is a file that the user named."""
+    files = [] if file is None else [file]
+    files += sorted(path for path in folder.glob("*") if path.is_file())
+    pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
+    others = [path for path in files if path.suffix.lower() in _OTHERS]
+    if any(path.suffix.lower() == ".safetensors" for path in files):
+        return f"holds no {CONFIG}: {_A_MODEL}: put it beside the weights"
+    if pickles and (folder / CONFIG).is_file():
+        return (
+            f"holds no safetensors file but {pickles[0]}, a pickle, which can run any "
+            "program when it is opened and is never loaded: convert it where you trust it, with "
+            f"transformers: {_class_of(folder)}.from_pretrained(folder).save_pretrained(folder)"
+        )
+    if others or pickles:
+        kind = _OTHERS[others[0].suffix.lower()] if others else "a pickle"
+        return (
+            f"holds {others[0].name if others else pickles[0]}, which is {kind} and is not read: "
+            f"{_A_MODEL}: take the same model in this form"
+        )
+    missing = "*.safetensors file with weights" if (folder / CONFIG).is_file() else CONFIG
+    return f"holds no {missing}: {_A_MODEL}"
+
+
+def _class_of(folder: Path) -> str:
+    """Return the class of transformers that has all of a model's weights, its head included."""
+    with suppress(ModelError):
+        match read_json(folder / CONFIG).get("architectures"):
+            case [str(name), *_] if name.isascii() and name.isidentifier() and len(name) <= 80:
+                return name
+    return "AutoModel"

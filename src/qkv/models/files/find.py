@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from qkv.extras import need
+from qkv.models.files.config import lacking
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
-from qkv.models.files.tensors import lacking
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")

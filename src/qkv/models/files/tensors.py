@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type
-from qkv.models.files.read import CONFIG, INDEX, WEIGHTS, ModelError, first_line, read_json, shards
+from qkv.models.files.config import lacking
+from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
 SCALE = "_scale"  # the ending of the name of a matrix's scales
 MOST = 127  # the largest number in a row
@@ -108,9 +108,6 @@ KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
 _MOST_NUMBERS = 2**59  # not counting dimensions of 0
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
-A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -257,39 +254,6 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
     if paths:
         return paths
     raise ModelError(f"{folder}: {lacking(folder)}")
-
-
-def lacking(folder: Path, file: Path | None = None) -> str:
-    """Return why a folder is not a model, and what to do; `file` is a file that the user named."""
-    files = [] if file is None else [file]
-    files += sorted(path for path in folder.glob("*") if path.is_file())
-    pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
-    others = [path for path in files if path.suffix.lower() in _OTHERS]
-    if any(path.suffix.lower() == ".safetensors" for path in files):
-        return f"holds no {CONFIG}: {A_MODEL}: put it beside the weights"
-    if pickles and (folder / CONFIG).is_file():
-        return (
-            f"holds no safetensors file but {pickles[0]}, a pickle, which can run any "
-            "program when it is opened and is never loaded: convert it where you trust it, with "
-            f"transformers: {_class(folder)}.from_pretrained(folder).save_pretrained(folder)"
-        )
-    if others or pickles:
-        kind = _OTHERS[others[0].suffix.lower()] if others else "a pickle"
-        return (
-            f"holds {others[0].name if others else pickles[0]}, which is {kind} and is not read: "
-            f"{A_MODEL}: take the same model in this form"
-        )
-    missing = "*.safetensors file with weights" if (folder / CONFIG).is_file() else CONFIG
-    return f"holds no {missing}: {A_MODEL}"
-
-
-def _class(folder: Path) -> str:
-    """Return the class of transformers that has all of a model's weights, its head included."""
-    with suppress(ModelError):
-        match read_json(folder / CONFIG).get("architectures"):
-            case [str(name), *_] if name.isascii() and name.isidentifier() and len(name) <= 80:
-                return name
-    return "AutoModel"
 
 
 def header(path: Path) -> dict[str, Stored]:

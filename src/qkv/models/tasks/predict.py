@@ -17,7 +17,6 @@ from qkv.models.core import Core
 from qkv.models.run.edit import CANNOT
 from qkv.models.run.inputs import ids_given
 from qkv.models.run.truncation import Truncator, callers
-from qkv.models.tasks.sampling import largest
 from qkv.models.tasks.trace import trace
 from qkv.ops.loss import cross_entropy
 from qkv.text import Tokenized, Tokenizer
@@ -303,3 +302,16 @@ def in_words(
         [(word(token, last), probability) for token, probability in row]
         for row, last in zip(ranked, before, strict=True)
     ]
+
+
+def largest(values: Array, count: int) -> list[tuple[int, float]]:
+    """Return the largest numbers of values (V,) with their indices; of equal ones, the first.
+
+    >>> largest(np.array([0.1, 0.6, 0.3]), 2)
+    [(1, 0.6), (2, 0.3)]
+    """
+    if not count:
+        return []
+    ids = np.flatnonzero(values >= np.partition(values, -count)[-count])
+    ids = ids[np.argsort(-values[ids], kind="stable")][:count]
+    return list(zip(ids.tolist(), values[ids].tolist(), strict=True))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, real_number, shown, whole_number
+from qkv.models.tasks.predict import largest
 
 
 @dataclass(frozen=True)
@@ -112,16 +113,3 @@ def measured(logits: Array, token: int, top: int = 0) -> Measured:
     wide -= wide.max()
     logs = wide - np.log(np.exp(wide).sum())
     return Measured(float(logits[token]), float(logs[token]), largest(logs, min(top, len(logs))))
-
-
-def largest(values: Array, count: int) -> list[tuple[int, float]]:
-    """Return the largest numbers of values (V,) with their indices; of equal ones, the first.
-
-    >>> largest(np.array([0.1, 0.6, 0.3]), 2)
-    [(1, 0.6), (2, 0.3)]
-    """
-    if not count:
-        return []
-    ids = np.flatnonzero(values >= np.partition(values, -count)[-count])
-    ids = ids[np.argsort(-values[ids], kind="stable")][:count]
-    return list(zip(ids.tolist(), values[ids].tolist(), strict=True))
