@@ -1,4 +1,4 @@
-"""Inputs for the tests of the layers, and attention written once more in plain loops."""
+"""Inputs for the tests of the layers, and attention in plain loops."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ Array = NDArray[Any]
 
 
 def numbers(*shape: int, seed: int = 0, dtype: Any = np.float64) -> Array:
-    """Normal numbers of this shape."""
+    """Draw an array of normal numbers."""
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
 def dot(row: Any, weight: Array, bias: Any = None) -> list[float]:
-    """One row through a linear layer."""
+    """Apply a linear layer to one row."""
     columns = range(weight.shape[1])
     sums = [math.fsum(float(a) * float(weight[i, c]) for i, a in enumerate(row)) for c in columns]
     return sums if bias is None else [s + float(b) for s, b in zip(sums, bias, strict=True)]
@@ -30,7 +30,7 @@ def loops(
     kv_heads: int | None = None,
     visible: Callable[[int, int], bool] = lambda i, j: True,
 ) -> tuple[Array, Array]:
-    """Output (L, E) and weights (heads, L, S) for one text, one cell after the other."""
+    """Compute the output (L, E) and the weights (heads, L, S) for one text in plain loops."""
     kv_heads = heads if kv_heads is None else kv_heads
 
     def through(name: str, rows: Any) -> list[list[float]]:

@@ -1,4 +1,4 @@
-"""The attention layer and `self_attention`, against loops, hand arithmetic and each other."""
+"""Tests of the attention layer and `self_attention`, against loops and manual arithmetic."""
 
 import inspect
 import math
@@ -20,7 +20,7 @@ from .support import Array, loops, numbers
 
 
 def layer_of(seed: int = 0, **options: Any) -> MultiHeadAttention:
-    """A float64 layer whose biases, if any, are not 0."""
+    """Make a float64 layer whose biases, if any, are not 0."""
     layer = MultiHeadAttention(seed=seed, dtype=np.float64, **options)
     for place, (name, array) in enumerate(layer.parameters.items()):
         if name.endswith("bias"):
@@ -155,12 +155,12 @@ def test_sizes_and_key_heads_are_inferred() -> None:
 def test_without_positions_words_are_a_set() -> None:
     layer = SelfAttention(16, 4, seed=2, dtype=np.float64)
     x = numbers(7, 16)
-    x[5] = x[0]  # the same word twice
+    x[5] = x[0]  # two positions have the same word
     order = np.array([3, 6, 0, 2, 5, 1, 4])
     out = layer(x)
     np.testing.assert_allclose(layer(x[order]), out[order], rtol=1e-12)
     np.testing.assert_allclose(out[5], out[0], rtol=1e-13)
-    # neither holds once something tells the places apart
+    # Both properties are lost if positions or a causal mask distinguish the words.
     placed = layer(x + sinusoidal_positions(7, 16))
     assert np.abs(placed[5] - placed[0]).max() > 0.01
     causal = layer(x, is_causal=True)
@@ -168,7 +168,7 @@ def test_without_positions_words_are_a_set() -> None:
 
 
 def test_the_first_weights_leave_softmax_soft() -> None:
-    """Plain normal weights at 128 dimensions make nearly every row one-hot: 0.994 on average."""
+    """With unscaled normal weights, the largest weight of a row would be 0.994 on average."""
     x = numbers(20, 16, 128, dtype=np.float32)
     for heads in (1, 4):
         tops = []
@@ -326,7 +326,7 @@ def test_no_context_gives_the_bias() -> None:
 
 
 def test_every_option_of_the_formula_reaches_it() -> None:
-    """Each one, compared with the call on projections made here."""
+    """Compare each option with `qkv.attention` on projections that are computed here."""
     layer = layer_of(embed_dim=8, num_heads=2)
     x = numbers(3, 5, 8)
     given: dict[str, Any] = {
@@ -399,7 +399,7 @@ def test_any_strides_and_byte_order() -> None:
 
 
 class Given:
-    """Somebody else's array type."""
+    """An array type of another library."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -456,7 +456,7 @@ def test_out_that_cannot_be_used() -> None:
 
 
 def turned(rows: Array, places: Any, base: float, dims: int, interleaved: bool) -> Array:
-    """Rotation through complex numbers, (T, d)."""
+    """Rotate rows (T, d) by products of complex numbers."""
     out = rows.copy()
     for row, place in zip(out, places, strict=True):
         for pair in range(dims // 2):
@@ -501,7 +501,7 @@ def test_rotary_with_a_place_for_each_row() -> None:
     for row, offset in enumerate(offsets):
         one = layer(x[row], context[row], is_causal=True, q_offset=int(offset))
         np.testing.assert_allclose(out[row], one, rtol=1e-12)
-    shared = layer(x[0], context, is_causal=True, q_offset=offsets)  # x has no rows of its own
+    shared = layer(x[0], context, is_causal=True, q_offset=offsets)  # x has no batch axis
     np.testing.assert_allclose(shared[0], out[0], rtol=1e-12)
     assert shared.shape == (3, 2, 4)
 
@@ -776,7 +776,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: self_attention(ones(5, 10), ones(20, 10), ones(20, 10), ones(25, 10)),
             ValueError,
-            r'w_k \(20, 10\) takes vectors of 20 and w_v \(25, 10\) takes vectors of 25.*layout="out_in"',
+            r'w_k \(20, 10\) takes vectors of 20 and w_v .* takes vectors of 25.*layout="out_in"',
         ),
         (
             lambda: self_attention(ones(5, 10), ones(20, 10), ones(20, 10), ones(20, 10)),

@@ -1,4 +1,4 @@
-"""The backward pass of each layer, against central differences of its forward pass in float64."""
+"""Tests of the backward pass of each layer, against central differences in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CU = np.array([0, 3, 3, 7, 8])
 
 
 def slope(function: Any, array: Any, rng: Any) -> tuple[float, Any]:
-    """The change of a sum for a step of `array` in a random direction, and the direction."""
+    """Return the slope of a sum when `array` moves in a random direction, and the direction."""
     way = rng.standard_normal(array.shape)
     before = array.copy()
     sums = []
@@ -42,9 +42,9 @@ def slope(function: Any, array: Any, rng: Any) -> tuple[float, Any]:
 
 
 def check(layer: Any, call: Any, inputs: dict[str, Any], seed: int = 0) -> Any:
-    """Every gradient that `layer.backward` gives; `inputs` by where `Gradient` has them.
+    """Check every gradient of `layer.backward`; the keys of `inputs` are names in `Gradient`.
 
-    `call` runs the layer, or its `training_forward`, on them.
+    `call` runs the layer, or its `training_forward`, on the inputs.
     """
     rng = np.random.default_rng(seed)
     out, saved = call(layer.training_forward)
@@ -73,7 +73,7 @@ def numbers(*shape: int, seed: int = 1) -> Any:
 
 
 def scattered(layer: Any) -> Any:
-    """A float64 layer with biases and norms that are not their first values."""
+    """Change the biases and norms of a float64 layer, so that they are not 0 or 1."""
     for number, array in enumerate(layer.parameters.values()):
         if array.ndim == 1:
             array += 0.3 * numbers(*array.shape, seed=number)
@@ -207,7 +207,7 @@ def test_attention_with_turned_and_normalised_heads(
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_attention_to_another_text(shared: bool) -> None:
-    """A context without the batch axis is that of every row: its gradient is their sum."""
+    """A context without a batch axis belongs to all rows, and its gradient is a sum over rows."""
     layer = MultiHeadAttention(6, 2, seed=0, dtype=np.float64, out_proj=False)
     x, context = numbers(3, 4, 6), numbers(*(() if shared else (3,)), 5, 6, seed=2)
     check(
@@ -257,7 +257,9 @@ def test_block(norms: str, packed: bool) -> None:
 def test_buckets() -> None:
     bias = Buckets(8, 6).with_table(numbers(8, 3))
     up, way = numbers(2, 3, 4, 7, seed=2), numbers(8, 3, seed=3)
-    expected = (up * Buckets(8, 6).with_table(way)(4, 7, 2)).sum()  # it is linear in its table
+    expected = (
+        up * Buckets(8, 6).with_table(way)(4, 7, 2)
+    ).sum()  # the bias is linear in the table
     assert (bias.backward(up, 4, 7, 2) * way).sum() == pytest.approx(expected, rel=1e-12)
 
 
@@ -290,7 +292,7 @@ def test_embedding(segments: np.ndarray | None, narrow: bool) -> None:
     for name, array in tables.items():
         expected, way = slope(lambda: (up * embedding(ids, places, **given)[0]).sum(), array, rng)
         assert (found[name] * way).sum() == pytest.approx(expected, rel=1e-6), name
-    assert not found["embed.weight"][2:4].any()  # of tokens that are not there
+    assert not found["embed.weight"][2:4].any()  # tokens that do not occur
 
 
 @pytest.mark.parametrize("pool", [None, "cls", "lasttoken", "mean", "cls and mean"])

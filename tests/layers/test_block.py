@@ -1,4 +1,4 @@
-"""Blocks: the order of their parts, their traces, packed rows."""
+"""Tests of blocks: the order of the parts, traces and packed rows."""
 
 import math
 from itertools import pairwise
@@ -16,7 +16,7 @@ from .support import Array, loops, numbers
 
 
 def block_of(post_norm: bool, *, rms: bool = False, dtype: Any = np.float64, **attn: Any) -> Block:
-    """A block of 8 numbers, with norms and biases that are not 1 and 0."""
+    """Make a block for vectors of 8 numbers, whose norms are not 1 and whose biases are not 0."""
     norm = RMSNorm if rms else LayerNorm
     block = Block(
         MultiHeadAttention(8, 2, bias=True, seed=0, dtype=dtype, **attn),
@@ -37,7 +37,7 @@ def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
 
 
 def steps(block: Block, x: Array) -> dict[str, Array]:
-    """A causal block over texts (B, T, D), the long way."""
+    """Compute every activation of a causal block for texts (B, T, D), step by step."""
 
     def spread(name: str, x: Array) -> None:
         found[f"{name}.scale"] = np.sqrt(x.var(-1, keepdims=True) + 1e-5)
@@ -193,7 +193,7 @@ def test_norms_of_what_is_added_have_names_of_their_own() -> None:
     trace = block.trace(numbers(2, 4, 8))
     for norm, out in (("ln1_post", "attn_out"), ("ln2_post", "mlp_out")):
         np.testing.assert_array_equal(trace[f"{norm}.normalized", 0], trace[out, 0])
-        before = trace[out, 0] * trace[f"{norm}.scale", 0]  # their weights are 1
+        before = trace[out, 0] * trace[f"{norm}.scale", 0]  # the weights of the norms are 1
         root = np.sqrt(np.square(before).mean(-1, keepdims=True) + 1e-6)
         np.testing.assert_allclose(trace[f"{norm}.scale", 0], root, rtol=1e-9)
 
@@ -319,7 +319,7 @@ def test_inputs_are_not_written_to() -> None:
 @pytest.mark.parametrize("post_norm", [True, False])
 @pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16])
 def test_halves(half: Any, post_norm: bool) -> None:
-    """float16 is rounded once, bfloat16 after each part: that is off by several steps."""
+    """float16 is rounded once; bfloat16 is rounded after each part, which adds several errors."""
     block = block_of(post_norm, dtype=half)
     x = numbers(2, 5, 8).astype(half)
     wide = block_of(post_norm)

@@ -1,4 +1,4 @@
-"""A mixture of experts, one number at a time."""
+"""Tests that compare a mixture of experts with plain loops over numbers."""
 
 import math
 from typing import Any

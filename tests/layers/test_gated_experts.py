@@ -1,4 +1,4 @@
-"""A mixture of gated MLPs, one number at a time."""
+"""Tests that compare a mixture of gated MLPs with plain loops over numbers."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""The MLP, one number at a time."""
+"""Tests that compare the MLP with plain loops over numbers."""
 
 import math
 from typing import Any
@@ -102,14 +102,14 @@ def test_the_first_weights_keep_the_size_of_their_input() -> None:
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("half", [np.float16, ml_dtypes.bfloat16])
 def test_halves(half: Any, gated: bool) -> None:
-    """float16 is rounded once, bfloat16 what is between the two products as well."""
+    """float16 is rounded once; bfloat16 is also rounded between the two products."""
     mlp = MLP(16, 64, gated=gated, seed=0, dtype=half)
     x = numbers(3, 16, seed=1).astype(half)
     wide = {name: array.astype(np.float64) for name, array in mlp.parameters.items()}
     expected = MLP.from_parameters(wide)(x.astype(np.float64))
     out = mlp(x)
     assert out.dtype == half
-    # half a unit in the last place, and a little for float32
+    # The tolerance is half a unit in the last place, and a little for errors of float32.
     step = float(ml_dtypes.finfo(half).eps)
     once = {"rtol": step / 2 * 1.01, "atol": 1e-6}
     allowed = once if half is np.float16 else {"rtol": 0, "atol": step * abs(expected).max()}

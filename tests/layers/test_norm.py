@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm, against sums made by hand and in exact arithmetic."""
+"""Tests of LayerNorm and RMSNorm, against manual and exact arithmetic."""
 
 import functools
 import math
@@ -30,9 +30,9 @@ def test_rms_norm_by_hand() -> None:
     np.testing.assert_allclose(norm(np.array([[1.0, 2.0, -2.0, 0.0]])), [[0.5, 2.0, -3.0, 0.0]])
 
 
-@functools.cache  # each backend asks again
+@functools.cache  # the tests of all backends use the same results
 def exact(row: tuple[float, ...], eps: float, centre: bool) -> list[float]:
-    """The norm in fractions, which round nothing."""
+    """Compute the norm with fractions, which are exact up to the root."""
     fractions = [Fraction(float(value)) for value in row]
     mean = sum(fractions) / len(fractions) if centre else 0
     centred = [value - mean for value in fractions]
@@ -78,7 +78,7 @@ def test_float32_rows_keep_their_digits(centre: bool, mean: float, backend: str)
     out = layer(x)
     assert out.dtype == np.float32
     expected = np.array([exact(tuple(row.tolist()), 1e-12, centre) for row in x])
-    # A mean of 1e3 in float32 is off by up to 3e-5, and with it every number that NumPy centres.
+    # A mean of 1e3 in float32 has an error of up to 3e-5, which NumPy subtracts from each number.
     allowed = 1e-4 if backend == "numpy" and centre and mean > 10 else 1e-6
     np.testing.assert_allclose(out, expected, atol=allowed, rtol=1e-6)
 

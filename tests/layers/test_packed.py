@@ -1,4 +1,4 @@
-"""Texts end to end, and back to one row per text: by hand."""
+"""Tests of packing texts end to end, and of unpacking them to one row per text."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,8 @@ LENGTHS = {
     "one text": [3],
     "texts of one length": [2, 2, 2],
     "texts of several": [1, 3, 2],
-    "one without a token": [2, 0],
-    "texts without a token": [0, 0],
+    "one empty text": [2, 0],
+    "only empty texts": [0, 0],
 }
 
 

@@ -1,4 +1,4 @@
-"""LayerScale, by hand: what it gives, in each type, and what it refuses."""
+"""Tests of LayerScale: results computed manually, types, and wrong arguments."""
 
 import ml_dtypes
 import numpy as np

@@ -1,4 +1,4 @@
-"""Single tokens the quick way: to the last bit what the blocks themselves give."""
+"""Tests that fast steps for single tokens give the same bits as the blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qkv.ops.kernel import body, get_num_threads, kernel, set_num_threads
 from qkv.ops.packing import frozen
 
 if kernel is None:
-    pytest.skip("the kernel was not built: all goes the usual way", allow_module_level=True)
+    pytest.skip("the kernel was not built, and steps need it", allow_module_level=True)
 
 PLAIN = {
     "vocabulary": 40,
@@ -36,7 +36,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
     "as GPT-2": {"rms": False, "gated": False, "activation": "gelu_tanh", "positions": 64},
     "norms after": {"norms": "after", "rms": False, "final_norm": False},
     "norms on both sides, weights from 1": {"norms": "both", "norm_offset": 1.0},
-    "norms of what the parts give": {"norms": "behind"},
+    "norms of outputs": {"norms": "behind"},
     "no first norm": {"first_norm": False},
     "in parallel": {"parallel": True, "rms": False, "gated": False, "activation": "gelu"},
     "in parallel, one norm for both": {"parallel": True, "mlp_norm": False},
@@ -44,7 +44,7 @@ DESIGNS: dict[str, dict[str, Any]] = {
 
 
 class Slower:
-    """A scaling that goes by the length of the text."""
+    """A scaling that depends on the length of the text."""
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[np.ndarray, float]:
         return np.arange(1, dims // 2 + 1) / length, 1.25
@@ -63,8 +63,8 @@ ATTENTIONS: dict[str, dict[str, Any]] = {
 OPTIONS: list[dict[str, Any]] = [{}, {"window": (4, 0), "softcap": 5.0, "scale": 0.5}]
 SIZES = {"one product for each": (6, 2, 12), "one for all three": (4, 2, 16)}
 TYPES = [np.float32, bfloat16]
-# Each design with each attention twice, with opposite sizes, options and types: of any three, every
-# combination is here, in a fourth of all.
+# Each pair of design and attention occurs twice, with opposite sizes, options and types. This
+# fourth of all cases contains every combination of any three of the five parameters.
 TOGETHER = [
     (size ^ other, design, attention, option ^ other, kind ^ other)
     for number, (design, attention) in enumerate(product(DESIGNS, ATTENTIONS))
@@ -91,7 +91,7 @@ def built(
 
 
 def vectors(model: Transformer, rows: int) -> list[np.ndarray]:
-    """The last vectors of texts of unlike lengths that end one by one."""
+    """Return the last vectors of texts that have different lengths and end one after the other."""
     caches, ids, lengths = model.begin([np.arange(3 + 2 * row) for row in range(rows)])
     model.step(ids, caches, lengths)
     found = []
@@ -196,10 +196,10 @@ def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) 
 
     packing = sys.modules["qkv.ops.packing"]
     monkeypatch.setattr(packing, "kernel", Counting)
-    # memory of its own: that of other tests' weights, which are gone, may be given up at any time
+    # A new shelf, because shelves with the deleted weights of other tests may be dropped any time.
     monkeypatch.setattr(packing, "_shelf", np.empty(0, np.float32))
     for sizes in SIZES.values():
         model = built(np.float32, ATTENTIONS["rotary"], sizes)
         packed.clear()
         vectors(model, 2)
-        assert len(packed) == 2 * 7  # of two layers: q, k, v, out, gate, up, down
+        assert len(packed) == 2 * 7  # two layers with q, k, v, out, gate, up and down

@@ -1,4 +1,4 @@
-"""A small network, and an objective that needs none of its layers."""
+"""A small network, and an objective that does not run the layers of a network."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def network(config: dict[str, Any] = GPT2, seed: int = 0, dtype: Any = np.float3
 
 
 class Pull:
-    """Draws every number to a target near 3 that differs a little in each step.
+    """An objective that pulls every parameter to a target near 3, which varies in each step.
 
     Args:
-        poison: steps at which the gradient holds a NaN.
-        shove: steps from which on the loss is so much higher each time.
+        poison: the steps at which the gradient has a NaN.
+        shove: the first step from which the loss rises in each step.
     """
 
     def __init__(self, name: str = "pull", *, poison: Any = (), shove: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Text files as sequences: nothing lost, nothing kept, and every way in which a file can be bad."""
+"""Tests of text files as sequences: completeness, memory, and wrong files."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_line_in_pieces_has_the_tokens_of_the_whole_line(
 
 
 def test_what_the_library_is_given_at_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Since it hears no signal: neither many texts, nor a paragraph of many lines."""
+    """The library ignores signals, so it must not get many texts or long paragraphs at once."""
     tokenizer = train_tokenizer(["the cat sat on the mat\n"] * 9, "wordpiece", 300)
     lines = [Line("the cat sat on the mat\n", number == 99) for number in range(100)]
     expected = np.concatenate([ids[1:-1] for ids in paragraphs(tokenizer, 16)(lines)])
@@ -239,7 +239,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     path = tmp_path / "large"
     line = b"the cat sat on the mat and the dog ran to the river\n"
     peaks = []
-    for count in (15_000, 2_000, 15_000):  # the first round has what is allocated once
+    for count in (15_000, 2_000, 15_000):  # the first round also allocates memory that stays
         path.write_bytes(line * count)
         source = Corpus(Files([path]), running(Letters(), 250), block=20_000)
         tracemalloc.start()
@@ -264,7 +264,7 @@ def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
         Files([tmp_path])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there are no named pipes")
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no named pipes")
 def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="not a file that can be read again"):
@@ -272,7 +272,7 @@ def test_a_pipe_cannot_be_read_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(
-    sys.platform == "win32" or os.geteuid() == 0, reason="everything can be read here"
+    sys.platform == "win32" or os.geteuid() == 0, reason="this user can read every file"
 )
 def test_what_may_not_be_read(tmp_path: Path) -> None:
     path = write(tmp_path / "secret", "one two")

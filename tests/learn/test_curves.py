@@ -1,4 +1,4 @@
-"""The picture of a run."""
+"""Tests of the figure with the curves of a run."""
 
 from __future__ import annotations
 

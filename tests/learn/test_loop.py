@@ -1,4 +1,4 @@
-"""The loop: what it writes, how it goes on, and how it ends when things go wrong."""
+"""Tests of the training loop: its files, resumed runs, and errors."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_run_and_what_it_leaves(tmp_path: Path) -> None:
 
 
 def test_a_run_has_a_folder_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a path "" is the folder that one is in."""
+    """An empty name is rejected, because as a path it would mean the current folder."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="train: the name of the folder is empty"):
         train(network(), Pull(), folder="", steps=1, schedule=Schedule(0.01))
@@ -161,12 +161,12 @@ def test_minutes_end_a_run(tmp_path: Path) -> None:
 
 
 class Killed(BaseException):
-    """As if the process ended."""
+    """An exception that stands for the end of the process."""
 
 
 @contextmanager
 def killed_at(step: int) -> Iterator[None]:
-    """Ends the loop when it is about to make a step, so that nothing more is written."""
+    """End the loop before it makes this step, so that it writes nothing more."""
     advance = loop_module.Run.advance
 
     def until(run: Any) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     assert checkpoints_of(tmp_path) == ["step-00000000.safetensors"]
 
 
-# Numbers that are none
+# Numbers that are not finite
 
 
 def test_a_step_with_nan_is_skipped_and_said(tmp_path: Path) -> None:
@@ -360,7 +360,7 @@ def test_a_step_with_nan_is_skipped_and_said(tmp_path: Path) -> None:
 
 
 class Ruin(Pull):
-    """Leaves at one step a number that is not finite, or numbers too large to compute with."""
+    """An objective that sets parameters to NaN, infinity or huge numbers at one step."""
 
     def __init__(self, step: int, ruin: float) -> None:
         super().__init__()
@@ -390,7 +390,7 @@ def test_running_means_that_are_not_finite_end_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ruin", [np.nan, np.inf, 1e30])
 @pytest.mark.parametrize("last", [True, False], ids=["the last step", "a checkpoint"])
 def test_a_model_that_is_not_finite_ends_the_run(ruin: float, last: bool, tmp_path: Path) -> None:
-    """Whatever its losses say: the last of them is older than the last step."""
+    """The losses do not show the numbers yet, because they come from before the last step."""
     net, steps = network(), 6 if last else 20
     with pytest.raises(Diverged, match=r"step 6 the model gives .* not finite.*checkpoint, step 4"):
         train(net, Ruin(5, ruin), folder=tmp_path, steps=steps, checkpoint_steps=2, snapshots=[])
@@ -545,7 +545,7 @@ def test_a_checkpoint_takes_numbers_of_numpy(tmp_path: Path) -> None:
 
 
 def test_products_in_bfloat16_give_nearly_the_same_losses(tmp_path: Path) -> None:
-    """Factors keep eight bits, so a loss may move by some thousandths."""
+    """Factors have only eight bits, so that losses may change by a few thousandths."""
     losses, ids = {}, np.random.default_rng(0).integers(0, 23, (8, 12))
     for products in ("float32", "bfloat16"):
         causal = Causal(Sequences(ids), tokens_per_step=60)
@@ -554,8 +554,8 @@ def test_products_in_bfloat16_give_nearly_the_same_losses(tmp_path: Path) -> Non
         losses[products] = [row["loss"] for row in read_metrics(folder)]
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.01)
     same = losses["bfloat16"] == losses["float32"]
-    assert same is not qkv.backend().startswith("native-")  # NumPy multiplies as it did
-    with pytest.raises(ValueError, match="products"):  # the checkpoint was written with others
+    assert same is not qkv.backend().startswith("native-")  # NumPy ignores the setting
+    with pytest.raises(ValueError, match="products"):  # the checkpoint has other products
         train(network(), causal, folder=tmp_path / "bfloat16", steps=4, resume=True, **QUIET)
     with pytest.raises(ValueError, match="products is 'int8': choose float32 or bfloat16"):
         train(network(), causal, folder=tmp_path / "more", steps=4, products="int8", **QUIET)

@@ -1,4 +1,4 @@
-"""A network: one array for all numbers, and the gradient of a whole model."""
+"""Tests of a network: one array for all parameters, and the gradient of a whole model."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_gradient_of_a_whole_model_by_finite_differences(config, monkeypatch
     monkeypatch.setattr(objectives_module, "_LOGITS_AT_ONCE", 2 * 23)  # the head in three parts
     net = network(config, seed=1, dtype=np.float64)
     rng = np.random.default_rng(0)
-    net.flat[:] += 0.3 * rng.standard_normal(net.flat.size)  # away from the quiet beginning
+    net.flat[:] += 0.3 * rng.standard_normal(net.flat.size)  # away from the small first numbers
     words_loss(net, BATCH, PRIOR)
     exact = net.gradient.copy()
     begin = net.flat.copy()

@@ -1,4 +1,4 @@
-"""What a batch holds: hidden words by their shares, next words, and mixtures."""
+"""Tests of batches: masked words and their shares, next words, and several objectives."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_masked_by_the_numbers(tokenizer) -> None:
     batch = objective.batch(0, rng())
     assert 20_000 <= len(batch.ids) < 20_000 + max(map(len, texts))
     assert batch.cu_lengths[-1] == len(batch.ids)
-    # what the batch was before words were hidden
+    # The batch before words were masked.
     plain = batch.ids.copy()
     plain[batch.at] = batch.targets
     assert set(plain.tolist()) <= {int(token) for ids in texts for token in ids}
@@ -61,7 +61,7 @@ def test_the_same_generator_hides_the_same_words(tokenizer) -> None:
 
 
 def fates(batch, tokenizer) -> list[dict[str, set[str]]]:
-    """Of each text, what became of each token: "hidden", "other", "kept" or "seen"."""
+    """Return for each text the fates of tokens: "hidden", "other", "kept" or "seen"."""
     names = {index: name for name, index in tokenizer.vocabulary.items()}
     plain = batch.ids.copy()
     plain[batch.at] = batch.targets
@@ -81,7 +81,7 @@ def fates(batch, tokenizer) -> list[dict[str, set[str]]]:
 
 
 def test_words_that_are_alike_share_their_fate() -> None:
-    """By hand: "the" and all its like together, the pieces of one word too, marks one by one."""
+    """Equal words like "the", and the subwords of a word, share a fate; marks do not."""
     texts = ["The cat sat on the mat, the dog, too", "mat, matted, mat"]
     tokenizer = train_tokenizer([*TEXT, ", , the dog , too"] * 3, "wordpiece", 90)
     ids = [tokenizer.tokenize(text).ids for text in texts]
@@ -95,7 +95,7 @@ def test_words_that_are_alike_share_their_fate() -> None:
     for text in fates(batch, tokenizer):
         if "cat" in text:
             for word in ("the", "cat", "sat", "dog"):
-                fate = text[word]  # another token drawn by lot may be the same again
+                fate = text[word]  # the random token may be the original token
                 assert len(fate) == 1 or fate == {"other", "kept"}
                 seen.setdefault(word, []).append(max(fate))
             commas.append(text[","])
@@ -104,7 +104,9 @@ def test_words_that_are_alike_share_their_fate() -> None:
             assert len({fate for piece in pieces for fate in text[piece]}) == 1
     for word, found in seen.items():
         share = 1 - found.count("seen") / len(found)
-        assert share == pytest.approx(0.3, abs=0.08), word  # however often it stands there
+        assert share == pytest.approx(0.3, abs=0.08), (
+            word
+        )  # independent of how often the word occurs
         assert "hidden" in found
     every = [fate for found in seen.values() for fate in found if fate != "seen"]
     assert every.count("hidden") / len(every) == pytest.approx(0.8, abs=0.07)

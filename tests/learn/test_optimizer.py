@@ -1,4 +1,4 @@
-"""AdamW and the schedule, by hand."""
+"""Tests of AdamW and the schedule, against manual arithmetic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def test_two_steps_by_hand() -> None:
     net.gradient[:] = 0
     net.gradient[[matrix, vector]] = 3.0
     optimizer.step(0.01)
-    # the means are 0.3 and 0.18, corrected 3 and 9: each moves by 0.01 * 3 / (3 + 0.1)
+    # The running means are 0.3 and 0.18, or 3 and 9 after their correction, so each number moves
+    # by 0.01 * 3 / (3 + 0.1).
     moved = 0.03 / 3.1
     np.testing.assert_allclose(net.flat[vector], 2 - moved, rtol=1e-12)
     np.testing.assert_allclose(net.flat[matrix], 2 * (1 - 0.005) - moved, rtol=1e-12)

@@ -1,4 +1,4 @@
-"""The run folder: no damaged checkpoint is taken, and of cut metrics what is whole is read."""
+"""Tests of the run folder: damaged checkpoints are rejected, and incomplete metrics are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def flipped(rng: np.random.Generator, content: bytes) -> bytes:
-    """One to eight bits are others, half of the time in the header."""
+    """Flip one to eight bits, in half of the cases only in the header."""
     changed = bytearray(content)
     end = int.from_bytes(content[:8], "little") + 8 if rng.random() < 0.5 else len(content)
     for place in rng.choice(end, rng.integers(1, 9), replace=False):
@@ -39,7 +39,7 @@ def cut(rng: np.random.Generator, content: bytes) -> bytes:
 
 
 def overwritten(rng: np.random.Generator, content: bytes) -> bytes:
-    """A stretch is zero, as a file system leaves it, or comes from elsewhere."""
+    """Replace some bytes by zeros, as a file system may do after a crash, or by random bytes."""
     begin, length = rng.integers(len(content) - 100), rng.integers(1, 4000)
     other = rng.bytes(length) if rng.random() < 0.5 else bytes(length)
     return content[:begin] + other + content[begin + length :]
@@ -50,7 +50,7 @@ def longer(rng: np.random.Generator, content: bytes) -> bytes:
 
 
 def relabelled(rng: np.random.Generator, content: bytes) -> bytes:
-    """Another type of numbers, or another name, of the same size."""
+    """Replace the type of the numbers, or a name, by another of the same size."""
     before, after = ((b"F32", b"I32"), (b"mean", b"meam"), (b'"square"', b'"sphere"'))[
         rng.integers(3)
     ]
@@ -90,7 +90,7 @@ def holding(value: float) -> Callable[[Any], Any]:
     return change
 
 
-# Sealed by somebody, so that the checksum is right and what it says is not.
+# Files with a correct checksum but with wrong contents.
 SEALED = [
     *(
         (f"{name} holds {value}", with_array(name, holding(value)), "not finite")
@@ -166,7 +166,7 @@ def go_on(run: Path) -> None:
 def test_the_run_goes_on_from_the_one_before(
     how: str, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And ends as if nothing had happened, with another checkpoint in the damaged one's place."""
+    """The resumed run gives the same result, and replaces the damaged checkpoint."""
     whole, path = last_checkpoint(run).arrays, run / LAST
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-1])
@@ -174,7 +174,7 @@ def test_the_run_goes_on_from_the_one_before(
     elif how == "missing":
         path.unlink()
         words = ""
-    else:  # for root there is no such file
+    else:  # root can read every file
         read = Path.read_bytes
 
         def refuse(one: Path) -> bytes:
@@ -267,7 +267,7 @@ def test_losses_as_a_run_leaves_them(tmp_path: Path) -> None:
     assert read_losses(tmp_path / "none", call="replay") == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path, 0)
     metrics.write({"step": 1})
@@ -275,7 +275,7 @@ def test_a_line_of_metrics_that_is_half_written(tmp_path: Path) -> None:
     metrics.file = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError, match="No space left"):
         metrics.write({"step": 2})
-    metrics.close()  # nothing waits to be written
+    metrics.close()  # there is no buffer whose writing could fail
 
     class Pieces(io.BytesIO):
         def write(self, data: Any) -> int:

@@ -1,4 +1,4 @@
-"""Tokenizers trained on a text."""
+"""Tests of tokenizers that are trained on a text."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_letters_beyond_the_limit_are_unknown() -> None:
 
 
 def test_words_up_to_the_limit_give_the_tokens_that_the_library_gives_without_one() -> None:
-    """In letters, "wordpiece", and in bytes, of which a letter of Chinese has three."""
+    """The limit counts letters for "wordpiece" and bytes for "bytes"."""
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abcd"), 100)) for _ in range(9)]
     chinese = ["".join(rng.choice(list("\u4e16\u754c\u7684\u4eba"), 99)) for _ in range(9)]
@@ -101,18 +101,18 @@ def test_wordpieces_of_a_word_without_an_end(tmp_path: Path) -> None:
     assert again(text).tokens == found.tokens
     plain = train_tokenizer(LINES, "wordpiece", 120)
     longer = train_tokenizer([*LINES, "c" * 101], "wordpiece", 130)
-    for line in LINES[:2]:  # words of the usual length are cut as ever
+    for line in LINES[:2]:  # shorter words give the same tokens as before
         assert longer(line).tokens == plain(line).tokens
 
 
 @pytest.mark.attack
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no alarm")
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no alarm")
 @pytest.mark.parametrize(
     ("kind", "text"),
     [*product(["wordpiece", "bytes"], ["ACGT", "a"]), ("bytes", "Chinese"), ("bytes", "blanks")],
 )
 def test_text_without_words_takes_no_longer_than_other_text(kind: Any, text: str) -> None:
-    """Each of these took minutes: the time grew with the square of the longest word."""
+    """Without a limit, these texts take minutes: the time grows with the longest word squared."""
     rng = np.random.default_rng(0)
     line = {
         "ACGT": lambda: "".join(rng.choice(list("ACGT"), 600_000)),
@@ -134,7 +134,7 @@ def test_text_without_words_takes_no_longer_than_other_text(kind: Any, text: str
 
 
 @pytest.mark.attack
-@pytest.mark.skipif(sys.platform == "win32", reason="there a process is ended without a word")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows ends a process without a signal")
 @pytest.mark.parametrize("doing", ["waits for lines", "trains"])
 def test_whoever_is_killed_leaves_no_process_behind(doing: str) -> None:
     more = "time.sleep(600)" if doing == "waits for lines" else "print('all', flush=True)"

@@ -1,1 +1,1 @@
-"""Tests of what layers compute: forward and backward."""
+"""Tests of the operations of layers, forward and backward."""

@@ -1,4 +1,4 @@
-"""Numbers, slopes and comparisons for the tests of what layers compute."""
+"""Random numbers, slopes and comparisons for the tests of the operations of layers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ def numbers(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Array:
 
 
 def slope(function: Callable[[Array], Array], at: Array, grad_out: Array) -> Array:
-    """The gradient of `(function(at) * grad_out).sum()` by central differences, in float64."""
+    """Compute the gradient of `(function(at) * grad_out).sum()` by central differences."""
     found = np.empty(at.shape)
     for index in np.ndindex(at.shape):
         step = 1e-6
@@ -31,7 +31,7 @@ def close(found: Array, expected: Array, allowed: float) -> None:
 
 
 def grown(array: Array) -> Array:
-    """The same numbers among NaN, rows further apart than they are long."""
+    """Return a view of the same numbers inside a larger array of NaN."""
     around = np.full((len(array) + 2, array.shape[1] + 3), np.nan, array.dtype)
     around[1:-1, 1:-2] = array
     return around[1:-1, 1:-2]

@@ -1,4 +1,4 @@
-"""The activations, on every backend."""
+"""Tests of the activations, on every backend."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
 
 from .support import close, numbers, slope
 
-pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
+pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
 
 XS = np.concatenate([np.linspace(-8, 8, 40001), [0.0, -0.0, 1e-30, -1e-4, 30.0, -30.0, 200.0]])
 

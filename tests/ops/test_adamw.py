@@ -1,4 +1,4 @@
-"""The step of AdamW and the norm of a gradient, on every backend."""
+"""Tests of the step of AdamW and the norm of a gradient, on every backend."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from qkv.ops.adamw import adamw, gradient_norm
 
 from .support import close, numbers
 
-pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
+pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
 
 
 @pytest.mark.parametrize(("dtype", "allowed"), [(np.float64, 1e-12), (np.float32, 2e-6)])

@@ -1,4 +1,4 @@
-"""What holds for all gradients: NaN, threads, and what the kernel refuses."""
+"""Tests of all gradients: NaN, threads, and wrong arguments of the kernel."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from qkv.ops.norm import norm_grad
 
 from .support import Array, numbers
 
-pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
+pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 
 
@@ -75,11 +75,11 @@ def test_the_same_bits_on_any_number_of_threads(backend: str) -> None:
             np.testing.assert_array_equal(found, wanted)
 
 
-# What the door refuses
+# Wrong arguments
 
 
 def asked() -> dict[str, dict[str, Any]]:
-    """A call of each function of the kernel that is right."""
+    """Return correct arguments for each function of the kernel."""
 
     def of(*shape: int) -> Array:
         return np.ones(shape, np.float32)
@@ -118,7 +118,7 @@ def test_the_kernel_refuses_what_does_not_fit(function: str) -> None:
             continue
         larger = np.ones([n + 1 for n in value.shape], value.dtype)
         wrong: list[Any] = [value.astype(np.float64), "no array"]
-        if function != "squares":  # which takes any number of them
+        if function != "squares":  # `squares` takes arrays of any size
             wrong += [larger, larger[..., None], value[:-1]]
         if name not in optional and (function, name) != ("map", "grad"):
             wrong.append(None)

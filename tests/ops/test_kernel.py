@@ -1,4 +1,4 @@
-"""Which body of the kernel computes, and what it refuses and writes."""
+"""Tests of the kernel: the choice of its body, wrong arguments, and the memory it writes."""
 
 import math
 from typing import Any
@@ -39,7 +39,7 @@ def _arrays(L: int = 300, S: int = 400) -> list[np.ndarray]:
     return [rng.standard_normal((2, 4, n, 32), dtype=np.float32) for n in (L, S, S)]
 
 
-# The kernel trusts nobody with its memory: what does not fit is refused before anything is read.
+# The kernel rejects wrong arguments before it reads any memory.
 
 QUERY, KEY, VALUE = (
     np.ones((2, 4, 5, 8), "f4"),
@@ -238,13 +238,13 @@ def _seen_from(arrays: list[np.ndarray], change: Any) -> list[np.ndarray]:
 
 
 def _assert_same(backend: str, actual: np.ndarray, expected: np.ndarray) -> None:
-    """To the last bit, but for NumPy, whose products round by the way that arrays stand."""
+    """Assert equal bits; NumPy has a tolerance, as its rounding depends on memory layouts."""
     error = np.abs(actual.astype(np.float64) - expected).max()
     assert error <= (0 if backend != "numpy" else 1e-3 if expected.dtype == "f2" else 2e-6)
 
 
 def _odd(array: np.ndarray) -> np.ndarray:
-    """The same numbers, none of which begins where a number of its size should."""
+    """Return a copy of an array whose numbers are not aligned in memory."""
     memory = np.zeros(array.nbytes + 1, np.uint8)[1:]
     shifted = memory.view(array.dtype).reshape(array.shape)
     shifted[...] = array

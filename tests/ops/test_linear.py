@@ -1,4 +1,4 @@
-"""The linear layer on every backend: tails, strides, activations, threads, and what is kept."""
+"""Tests of the linear layer on every backend: sizes, strides, activations, kept weights."""
 
 import gc
 import math
@@ -17,7 +17,7 @@ from qkv.ops.linear import linear, linear_grad, multiply
 from .support import Array, close, grown, numbers, slope
 
 module = sys.modules["qkv.ops.packing"]
-pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
+pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
 native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
 
 
@@ -47,13 +47,13 @@ def exact(
     gate: Array | None = None,
     residual: Array | None = None,
 ) -> tuple[Array, Array]:
-    """The result in float64, and how far a float32 sum may be from it."""
+    """Return the result in float64, and the largest error that a float32 sum may have."""
     double, weights = x.astype(np.float64), weight.astype(np.float64)
     sums, sizes = double @ weights, np.abs(double) @ np.abs(weights)
     if bias is not None:
         sums, sizes = sums + bias.astype(np.float64), sizes + np.abs(bias.astype(np.float64))
     y = np.vectorize(FUNCTIONS[activation], otypes=[np.float64])(sums)
-    # each of the products is rounded, and each sum; no activation is steeper than 1.13
+    # Each product and each sum is rounded. The slope of each activation is at most 1.13.
     bound = (len(weight) + 3) * 2.0**-24 * 1.13 * sizes + 1.7e-7 * np.maximum(1, np.abs(sums))
     if gate is not None:
         y, bound = y * gate.astype(np.float64), bound * np.abs(gate.astype(np.float64))
@@ -73,7 +73,7 @@ def check(x: Array, weight: Array, bias: Array | None = None, **options: Any) ->
     assert (error <= limit).all(), (error / limit).max()
 
 
-# Sizes: none is a multiple of a tile or of a panel for long
+# Sizes, which are mostly not multiples of the kernel's tiles and panels
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16, np.float64])
@@ -113,7 +113,7 @@ def test_an_odd_depth_after_nan_in_the_same_memory(dtype: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.float16, bfloat16])
 @pytest.mark.parametrize("rows", [1, 15, 40])
 def test_halves_whose_sums_stay_float32(dtype: Any, rows: int) -> None:
-    """With a residual that has more digits than a half."""
+    """The residual has more digits than half precision can store."""
     x, weight = numbers(rows, 67, dtype=dtype), numbers(67, 50, seed=1, dtype=dtype)
     residual = numbers(rows, 50, seed=2)
     expected, bound = exact(x, weight, residual=residual)
@@ -123,7 +123,7 @@ def test_halves_whose_sums_stay_float32(dtype: Any, rows: int) -> None:
     rounded = linear(x, weight, residual=residual)
     assert rounded.dtype == dtype
     assert (np.abs(rounded.astype(np.float64) - expected) > bound).any()
-    for given in (np.float32, np.float64):  # what is wide already
+    for given in (np.float32, np.float64):  # `wide` does not change these types
         wide = linear(x.astype(given), weight.astype(given), wide=True)
         assert wide.dtype == given
 
@@ -131,7 +131,7 @@ def test_halves_whose_sums_stay_float32(dtype: Any, rows: int) -> None:
 @np.errstate(all="ignore")
 @pytest.mark.parametrize("count", [1, 15, 16, 33, 1000, 300_001])
 def test_narrowed_is_rounded_to_nearest(count: int, backend: str) -> None:
-    """As ml_dtypes does it: halfway to even, what is too large to infinity."""
+    """Rounding is that of ml_dtypes: ties go to even, and large numbers become infinite."""
     x = numbers(count) * np.exp(15 * numbers(count, seed=1))
     special = [np.inf, -np.inf, np.nan, -0.0, 3.4e38, 1 + 2**-8, 1 + 3 * 2**-8, 1 - 2**-9]
     x[: len(special)] = np.array(special, np.float32)[:count]
@@ -168,7 +168,7 @@ def test_axes_in_front_and_axes_of_nothing(dtype: Any) -> None:
     )
 
 
-# What is folded in
+# Bias, activation, gate and residual
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, bfloat16, np.float64])
@@ -224,7 +224,7 @@ def test_types_are_promoted_as_numpy_does() -> None:
 
 
 def test_halves_are_summed_in_float32_and_rounded_once() -> None:
-    x = np.ones((1, 4097), np.float16)  # float16 has no 4097, and would stop adding at 2048
+    x = np.ones((1, 4097), np.float16)  # a sum of ones in float16 would stop at 2048
     assert linear(x, np.ones((4097, 1), np.float16), np.array([-4096.0]))[0, 0] == 1
     x = np.ones((1, 300), bfloat16)
     assert linear(x, np.ones((300, 1), bfloat16), np.array([-256.0]))[0, 0] == 44
@@ -246,11 +246,11 @@ def test_shapes_that_do_not_fit_are_numpys_error() -> None:
         linear(numbers(2, 3), numbers(4, 5))
 
 
-# Where the numbers stand
+# Memory layouts
 
 
 def from_places(array: Array) -> Iterator[Array]:
-    """The same numbers in other places, with NaN all around."""
+    """Yield arrays with the same numbers in other memory layouts, surrounded by NaN."""
     memory = np.full([n + 2 for n in array.shape], np.nan, array.dtype)
     memory[(slice(1, -1),) * array.ndim] = array
     yield memory[(slice(1, -1),) * array.ndim]
@@ -260,7 +260,7 @@ def from_places(array: Array) -> Iterator[Array]:
     wide = np.full((*array.shape[:-1], 3 * array.shape[-1]), np.nan, array.dtype)
     wide[..., ::3] = array
     yield wide[..., ::3]
-    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]  # not where such a number should begin
+    memory = np.zeros(array.nbytes + 1, np.uint8)[1:]  # not aligned
     shifted = memory.view(array.dtype).reshape(array.shape)
     shifted[...] = array
     yield shifted
@@ -275,7 +275,7 @@ def test_arrays_are_read_where_they_stand(dtype: Any, backend: str) -> None:
     expected = linear(x, weight, bias, **options)
 
     def same(found: Array) -> None:
-        if backend == "numpy":  # whose products round by the way that arrays stand
+        if backend == "numpy":  # its rounding depends on the memory layout
             np.testing.assert_allclose(
                 found.astype(np.float64), expected.astype(np.float64), 1e-2, 1e-2
             )
@@ -340,7 +340,7 @@ def test_the_same_bits_on_any_number_of_threads(
 
 @pytest.mark.parametrize("dtype", [np.float32, bfloat16])
 def test_a_row_does_not_depend_on_the_others(dtype: Any, backend: str) -> None:
-    if backend == "numpy":  # its products round by their size
+    if backend == "numpy":  # its rounding depends on the number of rows
         return
     x, weight = numbers(200, 500, dtype=dtype), numbers(500, 70, seed=1, dtype=dtype)
     whole = linear(x, weight, activation="gelu")
@@ -392,7 +392,7 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
             kernel.pack(*arguments)
 
     monkeypatch.setattr(module, "kernel", Counting)
-    monkeypatch.setattr(module, "_shelf", np.empty(0, np.float32))  # shared with no other test
+    monkeypatch.setattr(module, "_shelf", np.empty(0, np.float32))  # not shared with other tests
     x, weight = numbers(3, 4), numbers(4, 5, seed=1)
     here = backend != "numpy"
     for _ in range(3):
@@ -404,7 +404,7 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
         for _ in range(3):
             linear(x, kept)
         assert len(packed) == here
-        linear(x.astype(bfloat16), kept)  # promoted: the same product
+        linear(x.astype(bfloat16), kept)  # promoted to float32, which reuses the packed copy
         assert len(packed) == here
 
 
@@ -434,7 +434,7 @@ def test_a_small_weight_does_not_hold_the_room_of_those_that_are_gone(
         small.append(sealed(numbers(8, 9, seed=turn)))
         for weight in (*others, small[-1]):
             linear(np.ones((1, len(weight)), np.float32), weight)
-        if turn >= 6:  # until the end; the first ones go at once
+        if turn >= 6:  # keep these until the end, and delete the first ones at once
             small += others
     del weight, others
     small = [weight for weight in small if weight.size == 72]
@@ -446,7 +446,7 @@ def test_a_small_weight_does_not_hold_the_room_of_those_that_are_gone(
 
 
 def _shelves() -> set[int]:
-    """What kept weights hold in memory."""
+    """Return the ids of the shelves that hold kept weights."""
     return {id(packed.base) for _, packed in module._kept.values()}
 
 
@@ -473,7 +473,7 @@ def test_halves_times_float32_follow_what_is_written() -> None:
     check(x, sealed(weight))
 
 
-# What the door refuses
+# Wrong arguments
 
 
 @native

@@ -1,4 +1,4 @@
-"""Cross entropy and its gradient, on every backend."""
+"""Tests of cross entropy and its gradient, on every backend."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from qkv.ops.loss import cross_entropy
 
 from .support import Array, close, grown, numbers, slope
 
-pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
+pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
 
 
 @pytest.mark.parametrize("weighted", [False, True])

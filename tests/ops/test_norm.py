@@ -1,4 +1,4 @@
-"""The gradients of LayerNorm and RMSNorm, on every backend."""
+"""Tests of the gradients of LayerNorm and RMSNorm, on every backend."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from qkv.ops.norm import norm_grad
 
 from .support import Array, close, grown, numbers, slope
 
-pytestmark = pytest.mark.usefixtures("backend")  # every test, on each of them
+pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
 
 
 @pytest.mark.parametrize("centred", [True, False])

@@ -1,4 +1,4 @@
-"""How many threads compute, and work that is shared among them."""
+"""Tests of the number of threads, and of work that threads share."""
 
 import os
 import subprocess
@@ -33,7 +33,7 @@ def test_the_error_of_a_case_comes_out(threads: int) -> None:
     set_num_threads(threads)
     with pytest.raises(ZeroDivisionError):
         run_all(task, [(i,) for i in range(20)])
-    run_all(task, [(1,), (2,)])  # and the next call works
+    run_all(task, [(1,), (2,)])  # the next call works again
 
 
 def test_after_an_error_nothing_runs_and_nothing_begins() -> None:
@@ -55,7 +55,7 @@ def test_after_an_error_nothing_runs_and_nothing_begins() -> None:
         run_all(task, [(i,) for i in range(200)])
     seen = list(began)
     assert set(ended) == set(seen)
-    assert 1 <= len(seen) < 100  # the system may be slow to let the one that fails go on
+    assert 1 <= len(seen) < 100  # the thread that fails may run late
     time.sleep(0.3)
     assert began == seen
 
@@ -63,7 +63,7 @@ def test_after_an_error_nothing_runs_and_nothing_begins() -> None:
 def test_two_threads_work_at_the_same_time() -> None:
     both = threading.Barrier(2, timeout=60)
     set_num_threads(2)
-    run_all(lambda: both.wait(), [(), ()])  # would time out on one thread
+    run_all(lambda: both.wait(), [(), ()])  # one thread alone would time out
 
 
 def test_a_long_case_ends_where_another_one_fails() -> None:
@@ -74,18 +74,18 @@ def test_a_long_case_ends_where_another_one_fails() -> None:
             assert begun.wait(60)
             raise ZeroDivisionError
         begun.set()
-        while True:  # for good, if nothing says that another one has failed
+        while True:  # endless unless `go_on` ends this case
             go_on()
             time.sleep(0.001)
 
     set_num_threads(2)
     with pytest.raises(ZeroDivisionError):
         run_all(task, [(True,), (False,)])
-    go_on()  # outside of all cases there is nothing to stop
+    go_on()  # outside of a case, `go_on` does nothing
 
 
 def test_numpys_products_do_not_depend_on_what_else_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Shapes of which NumPy's BLAS gives other bits on one thread and on two.
+    # For these shapes, NumPy's BLAS gives different bits on one thread and on two threads.
     threadpoolctl = pytest.importorskip("threadpoolctl")
     monkeypatch.setenv("QKV_BACKEND", "numpy")
     rng = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_numpys_products_do_not_depend_on_what_else_runs(monkeypatch: pytest.Mon
             set_num_threads(threads)
             with threadpoolctl.threadpool_limits(blas):
                 found.append(linear(x, weight))
-                with one_blas_thread():  # as attention on another thread has it
+                with one_blas_thread():  # as while attention runs on another thread
                     found.append(linear(x, weight))
         assert all((each == found[0]).all() for each in found)
         np.testing.assert_allclose(found[0], x @ weight, atol=1e-11)
@@ -121,7 +121,7 @@ def compare(where):
 def later():
     threading.main_thread().join()
     global expected
-    expected = compute()  # the first call of all, after the main thread has ended
+    expected = compute()  # the first call, after the main thread has ended
     compare("thread")
 
 class Last:
@@ -179,7 +179,7 @@ def test_calls_from_eight_threads_at_once(backend: str) -> None:
         assert all((job.result() == expected[i]).all() for i, job in jobs)
 
 
-# Forking beside running threads is what is tested: Python 3.12 warns of it.
+# The test forks while threads are running, for which Python 3.12 warns.
 FORK = """
 import os, sys, threading, time, warnings
 warnings.simplefilter("ignore")

@@ -110,8 +110,8 @@ def train(
         snapshots: the steps after which a snapshot is written, besides the last step; by default
             about twelve steps with growing distances; empty for none.
         settings: more entries of a checkpoint, which must be the same when a run is resumed.
-        products: "bfloat16" rounds factors of products with weights, and in the gradients of inputs,
-            to bfloat16; sums stay float32. This takes about 4/5 of the time on some processors.
+        products: "bfloat16" rounds factors of products with weights to bfloat16, also in gradients
+            of inputs; sums stay float32. On some processors this takes about 4/5 of the time.
         show_progress_bar: None shows a progress bar only on a terminal.
 
     Raises:
