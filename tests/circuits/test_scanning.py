@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qkv
-from circuits.test_head_measures import GPT2, KINDS, uniform
+from circuits.test_means import GPT2, KINDS, uniform
 from models.small_models import CONFIGS, write_small
 from models.support import CONFIG, Folder, bert_tensors, plain_bert
 from qkv.circuits import head_scores, scan_heads

@@ -1,4 +1,4 @@
-"""What each head looks at: beside plain loops over the weights of a trace, and by hand."""
+"""Tests of head scores and of differences between models, against plain loops over traces."""
 
 from math import log
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 import qkv
 from models.small_models import CONFIGS, write_small
 from models.support import CONFIG, Folder, bert_tensors
-from qkv.circuits import head_scores
+from qkv.circuits import diff, head_scores
 from qkv.circuits.inputs import watch
 from qkv.circuits.means import head_sums
 from qkv.layers import MLP
@@ -280,3 +280,96 @@ def test_models_of_two_texts_and_of_images_are_refused(
 def test_a_name_in_place_of_a_model_is_refused() -> None:
     with pytest.raises(TypeError, match=r"head_scores: model is str: give a model"):
         head_scores("minilm", TEXTS)  # type: ignore[arg-type]
+
+
+# Differences between two models
+
+IDS = [[3, 7, 1, 9, 4, 7], [5], [5, 2, 8, 11]]
+SITES = {"resid": "resid_post", "attn": "attn_out", "mlp": "mlp_out", "heads": "z"}
+
+
+def moved(model, seed=0, size=0.3):
+    """The same model with other weights."""
+    rng = np.random.default_rng(seed)
+    parameters = {
+        name: array + size * rng.standard_normal(array.shape) * array.std()
+        for name, array in model.parameters.items()
+    }
+    return model.with_parameters(parameters)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert", "parallel"])
+def test_cosines_and_changes_beside_plain_loops(small, kind):
+    one, other = small(kind), moved(small(kind))
+    found = diff(one, other, iter(IDS))
+    cosines = {name: [] for name in SITES}
+    sizes, kl, same = [], [], []
+    for ids in IDS:
+        a, b = one.trace(ids, logits=True), other.trace(ids, logits=True)
+        for name, site in SITES.items():
+            if kind == "bert" and name == "resid":
+                site = "normalized_resid_post"
+            x, y = (np.moveaxis(run.stack(site)[:, 0], 1, 0) for run in (a, b))  # (T, layers, ...)
+            lengths = np.sqrt((x * x).sum(-1)) * np.sqrt((y * y).sum(-1))
+            cosines[name] += list((x * y).sum(-1) / lengths)
+        for x, y in zip(a["logits"][0], b["logits"][0], strict=True):
+            p, q = (np.exp(logits) / np.exp(logits).sum() for logits in (x, y))
+            sizes.append(np.abs(x - y).mean())
+            kl.append(sum(p * np.log(p / q)))
+            same.append(np.argmax(p) == np.argmax(q))
+    for name, each in cosines.items():
+        np.testing.assert_allclose(found[name], np.mean(each, 0), rtol=0, atol=1e-12)
+        assert found[name].axes == (("layer", "head") if name == "heads" else ("layer",))
+        assert found[name].max() < 0.999
+    for name, each in (("logits", sizes), ("kl", kl), ("same", same)):
+        np.testing.assert_allclose(found[name], np.mean(each), rtol=1e-10, atol=1e-14)
+
+
+def test_a_model_and_itself_do_not_part(small):
+    found = diff(small("gpt2"), small("gpt2"), IDS)
+    for name in SITES:
+        np.testing.assert_allclose(found[name], 1, rtol=0, atol=1e-12)
+    assert (found["logits"], found["same"]) == (0, 1)
+    assert abs(found["kl"]) < 1e-12
+    ablated = small("gpt2").parameters
+    silent = dict(ablated) | {
+        "blocks.1.attn.v_proj.weight": 0 * ablated["blocks.1.attn.v_proj.weight"],
+        "blocks.1.attn.v_proj.bias": 0 * ablated["blocks.1.attn.v_proj.bias"],
+    }
+    silent = small("gpt2").with_parameters(silent)
+    assert not diff(small("gpt2"), silent, IDS)["heads"][1].any()  # beside vectors of 0
+    assert (diff(silent, silent, IDS)["heads"][1] == 1).all()
+
+
+def test_however_texts_are_batched(small, monkeypatch):
+    one, other = small("gpt2"), moved(small("gpt2"))
+    expected = diff(one, other, IDS)
+    monkeypatch.setattr("qkv.circuits.means.PLACES", 8)
+    monkeypatch.setattr("qkv.circuits.inputs.IDS", 2)
+    for name, value in diff(one, other, IDS).items():
+        np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
+
+
+def test_models_that_cannot_be_compared(small, tmp_path):
+    model = small("gpt2")
+    with pytest.raises(TypeError, match="diff: model is str"):
+        diff(model, "gpt2", IDS)
+    with pytest.raises(
+        ValueError, match=r"diff: .* has 2 layers and .* 1: give models of the same"
+    ):
+        diff(model, qkv.load("random"), IDS)
+    with pytest.raises(ValueError, match=r"the blocks of .* and .* have different parts: give mod"):
+        diff(small("parallel"), model, IDS)
+    wide = {**CONFIGS["gpt2"], "vocab_size": 31}
+    wide = qkv.load(str(write_small(tmp_path / "wide", wide)), dtype="float64")
+    with pytest.raises(ValueError, match=r"has 30 words and .* 31"):
+        diff(model, wide, IDS)
+    with pytest.raises(ValueError, match="diff: texts hold no token: give a text"):
+        diff(model, model, [])
+    other = moved(model)
+    other.max_seq_length = 4
+    with pytest.raises(
+        ValueError,
+        match=r"cuts text 0 into 8 tokens and .* into 4 other tokens: give",
+    ):
+        diff(model, other, ["the cat sat on the mat"])
