@@ -39,8 +39,8 @@ def _weight(given: Examples) -> Card:
         f"*{one.text.tokens[query]}* looks. {GAP} is the missing word.",
         "ask": f"Where will {GAP} look most?",
         **_words(one, head, one.place),
-        "told": f"*{word}* has the largest weight. A weight is a share: that much of what {GAP} "
-        "reads in this head comes from there.",
+        "told": f"*{word}* has the largest weight. A weight is a share: in this head, that "
+        f"share of what {GAP} reads comes from *{word}*.",
         "before": _state(one, head, query),
         "after": _state(one, head),
     }
@@ -53,7 +53,7 @@ def _sum(given: Examples) -> Card:
         "name": "sum",
         "read": f"{GAP} gives *{word}* {{0}} of its weight. Now *{word}* is hidden: nothing can "
         "look at it.",
-        "ask": "What becomes of its share?",
+        "ask": f"What happens to the share of *{word}*?",
         "options": [
             "It is lost: less than 100% is left",
             "The others take it over: still 100%",
@@ -65,8 +65,8 @@ def _sum(given: Examples) -> Card:
             _probe(head, one.place, every, hidden),
         ],
         "right": {"of": "change", "from": 1, "to": 2},
-        "told": f"All weights of {GAP} together were {{1}} and are {{2}}. The softmax "
-        "always shares out one whole.",
+        "told": f"All weights of {GAP} together were {{1}} and are {{2}}: the softmax "
+        "always makes them sum to one.",
         "before": _state(one, head),
         "after": _state(one, head, edits=hidden),
     }
@@ -77,14 +77,14 @@ def _back(given: Examples) -> Card:
     place = one.words[word][0]
     return {
         "name": "back",
-        "read": f"{GAP} looks at *{word}* with a weight of {{0}}. The one that looks has a query, "
-        "the one that is looked at has a key.",
+        "read": f"{GAP} looks at *{word}* with a weight of {{0}}. The looking word has a query, "
+        "and the word it looks at has a key.",
         "ask": f"And how much does *{word}* look back at {GAP}?",
         "options": ["Much less", "About as much", "Much more"],
         "probes": [_probe(head, one.place, one.words[word]), _probe(head, place, [one.place])],
         "right": {"of": "change", "from": 0, "to": 1},
-        "told": "{1}. Each word has both, and they are different numbers: what it looks for is "
-        "not what it is found by.",
+        "told": "{1}. Each word has a query and a key with different numbers: what a word looks "
+        "for differs from what it offers.",
         "before": _state(one, head),
         "after": _state(one, head, place),
     }
@@ -108,20 +108,20 @@ def _neighbour(given: Examples) -> list[Card | None]:
         "ask": f"Where will *{names[query]}* look most?",
         **_words(one, head, query),
         "told": f"At *{word}*, the word {side} it. This head goes by position: every token "
-        "carries the number of its place.",
+        "carries the number of its position.",
         "before": _state(one, head, shown),
         "after": _state(one, head, query),
     }
     swapped = {
         "name": "swap",
         "read": f"*{names[query]}* looks at *{word}* with a weight of {{0}}. Now we write "
-        f"*{put}* in that place.",
+        f"*{put}* at that position.",
         "ask": f"How much will *{names[query]}* look there now?",
         "options": ["Much less", "About as much", "Much more"],
         "probes": [_probe(head, query, [query + by]), _probe(head, query, [query + by], swap)],
         "right": {"of": "change", "from": 0, "to": 1},
-        "told": "{1}, and it was {0}. To this head it matters where a word stands, not which word "
-        "it is.",
+        "told": "{1}, and it was {0}. For this head, the position of a word matters, not which "
+        "word it is.",
         "before": _state(one, head, query),
         "after": _state(one, head, query, edits=swap),
     }
@@ -135,11 +135,11 @@ def _other(given: Examples) -> Card | None:
     return {
         "name": "heads",
         "read": f"In head {_name(given.head)} the missing word looks at *{given.word}*. Head "
-        f"{_name(head)} reads the same words, with numbers of its own.",
+        f"{_name(head)} reads the same words, with its own numbers.",
         "ask": f"Where does {GAP} look most in head {_name(head)}?",
         **_words(one, head, one.place),
-        "told": f"At *{word}*. Each head looks for something else, and what they find is put "
-        "together.",
+        "told": f"At *{word}*. Each head looks for something different, and the model combines "
+        "what all heads find.",
         "before": _state(one, given.head),
         "after": _state(one, head),
     }
@@ -156,11 +156,11 @@ def _causal(given: Examples) -> Card | None:
     first, was, now, guesses = _guesses(one, edits)
     return {
         "name": "mask",
-        "read": f"The model says *{first}*, since *{word}* comes later. Now a mask: no word sees "
-        "what stands after it. Models that write text work so.",
+        "read": f"The model says *{first}*, because *{word}* comes later. Now a mask: no word "
+        "sees later words. Models that write text use this mask.",
         "ask": f"What will it say for {GAP} now?",
         **guesses,
-        "told": f"*{first}* falls from {was} to {now}. What is masked has the weight 0, as if it "
+        "told": f"*{first}* falls from {was} to {now}. Masked words have the weight 0, as if they "
         "were not there.",
         "before": _state(one, head),
         "after": _state(one, head, edits=edits),
@@ -173,17 +173,17 @@ def _temperature(given: Examples) -> Card:
     edits = [{"op": "scale", "value": 1 / (TIMES * size**0.5)}]
     return {
         "name": "temperature",
-        "read": f"Before the softmax there are scores. We divide them all by {TIMES}: that is "
-        f"called temperature {TIMES}. *{word}* has {{0}} now.",
-        "ask": f"What becomes of the weight on *{word}*?",
-        "options": ["It gets smaller", "It stays about as it is", "It gets larger"],
+        "read": f"Before the softmax there are scores. We divide them all by {TIMES}, which is "
+        f"called temperature {TIMES}. Before, *{word}* has the weight {{0}}.",
+        "ask": f"What happens to the weight on *{word}*?",
+        "options": ["It gets smaller", "It stays about the same", "It gets larger"],
         "probes": [
             _probe(head, one.place, one.words[word]),
             _probe(head, one.place, one.words[word], edits),
         ],
         "right": {"of": "change", "from": 0, "to": 1},
-        "told": "{1}, and it was {0}. Heat makes weights even, cold gives all to "
-        "the largest score.",
+        "told": "{1}, and it was {0}. A high temperature makes weights even; a low one gives all "
+        "weight to the largest score.",
         "before": _state(one, head),
         "after": _state(one, head, edits=edits),
     }
@@ -203,8 +203,8 @@ def _hide(given: Examples) -> Card | None:
         "read": f"For {GAP} the model says *{first}*. Now *{word}* is hidden from all heads.",
         "ask": "What will it say?",
         **guesses,
-        "told": f"*{first}* falls from {was} to {now}: it came from *{word}*. Hide a word, and you "
-        "see what it was good for.",
+        "told": f"*{first}* falls from {was} to {now}: this guess came from *{word}*. Hide a "
+        "word to see what it contributed.",
         "before": _state(one, head, tab="result"),
         "after": _state(one, head, edits=edits, tab="result"),
     }
@@ -216,12 +216,12 @@ def _remove(given: Examples) -> Card:
     first, was, now, guesses = _guesses(one, edits)
     return {
         "name": "remove",
-        "read": f"All words are in sight again. Now we take out one head, {_name(head)}: the one "
-        f"in which {GAP} looks at *{word}*.",
+        "read": f"All words are visible again. Now we remove head {_name(head)}, in which "
+        f"{GAP} looks at *{word}*.",
         "ask": "What will the model say?",
         **guesses,
         "told": f"*{first}* falls from {was} to {now}. *{word}* is still there, and other heads "
-        "see it, but this one brought it to the gap.",
+        "see it, but this head brought it to the gap.",
         "before": _state(one, head, tab="result"),
         "after": _state(one, head, edits=edits, tab="result"),
     }
@@ -241,16 +241,16 @@ def _equal(given: Examples) -> Card | None:
     at = {head: f"{{{2 + heads.index(head)}}}" for head in heads}
     return {
         "name": "equal",
-        "read": f"Two heads look at *{word}* alike: {{0}} of the weight in head {_name(heads[0])}, "
-        f"{{1}} in head {_name(heads[1])}.",
-        "ask": f"Without which one will the guess for {GAP} change more?",
+        "read": f"Two heads give *{word}* about the same weight: {{0}} in head "
+        f"{_name(heads[0])} and {{1}} in head {_name(heads[1])}.",
+        "ask": f"Without which head will the guess for {GAP} change more?",
         "options": [f"Head {_name(head)}" for head in heads],
         "probes": probes,
         "right": {"of": "largest", "among": [2, 3]},
         "told": f"Without head {_name(less)}, {_first(one, _removed(less))} ({at[less]} of the "
-        f"probability goes to other words), without head {_name(more)}, "
+        f"probability goes to other words). Without head {_name(more)}, "
         f"{_first(one, _removed(more))} ({at[more]}). Equal weights, unequal effects: "
-        "a weight does not say what was read there.",
+        "a weight does not say what the head read.",
         "before": _state(one, heads[0]),
         "after": _state(one, more, edits=_removed(more), tab="result"),
     }
@@ -274,8 +274,8 @@ def _worth(given: Examples) -> Card | None:
         "probes": probes,
         "right": {"of": "largest", "among": [2, 3]},
         "told": f"Without *{seen}*, {_first(one, one.hidden(seen))} ({at[seen]} of the probability "
-        f"goes to other words), without *{used}*, {_first(one, one.hidden(used))} ({at[used]}). "
-        "A weight says where was looked, not what it was worth: to know that, take it away.",
+        f"goes to other words). Without *{used}*, {_first(one, one.hidden(used))} ({at[used]}). "
+        "A weight says where a head looked, not how much it mattered: hide the word to see.",
         "before": _state(one, head, tab="result"),
         "after": _state(one, head, edits=one.hidden(used), tab="result"),
     }
