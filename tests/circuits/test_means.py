@@ -345,7 +345,7 @@ def test_however_texts_are_batched(small, monkeypatch):
     one, other = small("gpt2"), moved(small("gpt2"))
     expected = diff(one, other, IDS)
     monkeypatch.setattr("qkv.circuits.means.PLACES", 8)
-    monkeypatch.setattr("qkv.circuits.inputs.IDS", 2)
+    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 2)
     for name, value in diff(one, other, IDS).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)
 
