@@ -23,7 +23,7 @@ _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILI
 
 
 def roles_in(card: str) -> dict[str, tuple[str, float]]:
-    """Return the first role, the largest, of each head in a card's table.
+    """Return the first (largest) role of each head in a card's table.
 
     >>> roles_in('''| head | roles |
     ... | --- | --- |
