@@ -1,4 +1,4 @@
-"""Read a config key by key, and say what a folder without a config or weights lacks."""
+"""Read and check the keys of a config, and explain why a folder is not a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HARMLESS = frozenset({
     *("sbert_ce_default_activation_function", "sentence_transformers"),  # `rank` reads them
     *("use_cache",),
 })  # fmt: skip
-# Keys of every family that change it, with the values that change nothing.
+# Keys of every family that can change a forward pass, with their values that change nothing.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
@@ -57,27 +57,27 @@ ACTIVATIONS = {
 }
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"  # the values in layer_types
+SLIDING, FULL = "sliding_attention", "full_attention"  # the possible values in layer_types
 MOST_LAYERS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 _MOST_WHOLE = 2**31 - 1  # no array has a larger size
-_LEAST, _MOST = 1e-30, 1e30  # float32 holds them and their inverses, with space to compute
+_LEAST, _MOST = 1e-30, 1e30  # float32 holds these, their inverses and products
 
 
 class Config:
-    """The values of a config.json, with a note of each key that is read.
+    """The values of a config.json, and a record of the keys that were read.
 
     Args:
         values: the JSON object.
         source: the name of the file in errors.
-        defaults: the values of keys that the config leaves out.
-        spellings: the names that a family has for a key, the usual name first; none if the family
-            has no such key, whose value is then its default.
+        defaults: the values for keys missing in the config.
+        spellings: the names of a key in this family, the usual name first; an empty list if the
+            family does not use the key, which then has its default value.
 
     Attributes:
-        used: the keys that were read, among them keys that have only neutral values.
+        used: the keys that were read.
 
     >>> config = Config({"n_embd": 12, "odd": 1}, "config.json", {"intermediate_size": 48},
     ...                 {"hidden_size": ["n_embd", "hidden_size"]})
@@ -101,7 +101,7 @@ class Config:
         """Return the values of a JSON file.
 
         Raises:
-            ModelError: there is no such file, or it holds no JSON object.
+            ModelError: the file is missing, or is not a JSON object.
         """
         return cls(read_json(path), str(path))
 
@@ -115,7 +115,7 @@ class Config:
         return int(value)
 
     def pair(self, key: str) -> tuple[int, int]:
-        """Return height and width: two whole numbers of at least 1, or one for both."""
+        """Return `(height, width)`, given by two whole numbers or by one number for both."""
         key, value = self._get(key)
         both = value if isinstance(value, list) else [value, value]
         fine = len(both) == 2 and all(is_whole(side) and 1 <= side <= _MOST_WHOLE for side in both)
@@ -123,7 +123,7 @@ class Config:
         return both[0], both[1]
 
     def heads(self) -> tuple[int, int, int]:
-        """Return D, the number of heads, which divides it, and the size of a head."""
+        """Return `(D, heads, size)`: the size of vectors, the number of heads, a head's size."""
         dim, heads = self.size("hidden_size"), self.size("num_attention_heads")
         if dim % heads:
             raise ModelError(
@@ -134,21 +134,21 @@ class Config:
         return dim, heads, dim // heads
 
     def sized_heads(self) -> tuple[int, int, int]:
-        """Return the same, with the size of a head from `head_dim`, if the config has it."""
+        """Return `(D, heads, size)` like `heads`, with the head's size from `head_dim`, if any."""
         size = self.size_or_none("head_dim")
         if size is None:
             return self.heads()
         return self.size("hidden_size"), self.size("num_attention_heads"), size
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """Return a number above 0, of a size that can be computed with in float32."""
+        """Return a number above 0 that is neither too small nor too large for float32."""
         key, value = self._get(key, default)
         fine = is_number(value) and _LEAST <= value <= _MOST
         self.need(fine, key, value, f"a number above 0, from {_LEAST:g} to {_MOST:g}")
         return float(value)
 
     def layers(self, key: str = "num_hidden_layers", default: int | None = None) -> int:
-        """Return the number of layers, which a list of them can have."""
+        """Return the number of layers, at most `MOST_LAYERS`."""
         return self.size(key, default, most=MOST_LAYERS)
 
     def whole(self, key: str, default: int | None = None) -> int:
@@ -201,7 +201,7 @@ class Config:
         return len(self.table("id2label")) or self.size("num_labels", 2)
 
     def spelling(self, *keys: str) -> str:
-        """Return which of several names of a key the config has; the first if it has none.
+        """Return the name of a key that the config uses; the usual name if the key is missing.
 
         >>> Config({"hidden_size": 12}, "config.json").spelling("n_embd", "hidden_size")
         'hidden_size'
@@ -217,18 +217,18 @@ class Config:
         return (used or keys)[0]
 
     def key(self, key: str) -> str:
-        """Return the name that this config has for a key."""
+        """Return the name of a key in this config."""
         return self.spelling(*self.spellings.get(key, (key,)))
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str | None = None) -> Choice:
-        """Return what `choices` has for the value."""
+        """Return the entry of `choices` for the value."""
         key, value = self._get(key, default)
         known = isinstance(value, str) and value in choices
         self._support(known, f"{key} is {value!r:.80}", choices)
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Refuse other values than these; a missing key has the first of them."""
+        """Raise unless the value is one of `values`; a missing key has the first value."""
         key, value = self._get(key, allowed[0])
         self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
@@ -247,7 +247,7 @@ class Config:
         return dict(value)
 
     def kinds(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the `layer_types`, one for each layer; `default` if the config does not say.
+        """Return the `layer_types`, one for each layer; `default` if the config has none.
 
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
@@ -261,13 +261,13 @@ class Config:
         return tuple(value)
 
     def given(self, key: str, default: Any) -> Any:
-        """Return a value unchecked, and `default` if it is null or missing."""
+        """Return an unchecked value, or `default` if the value is null or missing."""
         self.used.add(key)
         value = self.values.get(key)
         return default if value is None else value
 
     def finish(self, harmless: Collection[str] = ()) -> None:
-        """Refuse values that no family supports, and warn of keys that nothing read.
+        """Raise if a value is not supported by any family, and warn about keys that were not read.
 
         Args:
             harmless: keys of this family that do not change a forward pass.
@@ -276,7 +276,7 @@ class Config:
             raise ModelError(
                 f"{self.source}: quantization_config is {quantised!r:.80}: the weights are "
                 f"quantised by {quantised.get('quant_method')!r:.40}, which qkv does not support: "
-                "take files in bfloat16, or save such with transformers"
+                "take files in bfloat16, or convert them with transformers"
             )
         for key, allowed in NEUTRAL.items():
             if key not in self.used:
@@ -294,21 +294,21 @@ class Config:
             )
 
     def need(self, fine: bool, key: str, value: Any, must: str, most: int = 40) -> None:
-        """Refuse the value of a key.
+        """Raise unless the value of a key is allowed.
 
         Args:
             fine: whether the value is allowed.
             key: the key.
             value: the value in the file.
-            must: what the value must be.
-            most: how many characters of the value the error shows.
+            must: the allowed values, for the error.
+            most: the number of characters of the value that the error shows.
         """
         if not fine:
             shown = f"{value!r:.{most}}"
             raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
-        """Refuse a value that is not among the known ones; `text` names the key and the value."""
+        """Raise unless a value is known; `text` names the key and the value in the error."""
         if not fine:
             raise ModelError(
                 f"{self.source}: {text}, which qkv does not support: it knows {', '.join(known)}"
@@ -325,7 +325,7 @@ class Config:
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """Return why a folder is not a model, and what to do; `file` is a file that the user named."""
+    """Return why a folder is not a model, and what to do; `file` is the file that the user gave."""
     files = [] if file is None else [file]
     files += sorted(path for path in folder.glob("*") if path.is_file())
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
@@ -349,7 +349,7 @@ def lacking(folder: Path, file: Path | None = None) -> str:
 
 
 def _class_of(folder: Path) -> str:
-    """Return the class of transformers that has all of a model's weights, its head included."""
+    """Return the class of transformers that loads all weights of the model, including its head."""
     with suppress(ModelError):
         match read_json(folder / CONFIG).get("architectures"):
             case [str(name), *_] if name.isascii() and name.isidentifier() and len(name) <= 80:

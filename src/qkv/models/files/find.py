@@ -1,4 +1,4 @@
-"""Find the folder of a model: a path, the Hugging Face cache, an installed package, the Hub."""
+"""Find a model's folder by path, in the Hugging Face cache, in a package, or on the Hub."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ SHORT_NAMES = {
 DATA = Path(__file__).parents[2] / "data"  # the files that come with qkv
 DEFAULT = "books"
 WRITER = "books-decoder"  # the default of `qkv generate`
-_EARLIER = ("wordnet", "wordnet-decoder")  # for one more release
+_EARLIER = ("wordnet", "wordnet-decoder")  # old models, kept for one more release
 
 
 def shipped() -> dict[str, Path]:
-    """Return the models that come with qkv, by the names of their folders, the default first."""
+    """Return the folder of each model that comes with qkv, by name, the default first."""
     names = (DEFAULT, WRITER, *_EARLIER)
     return {name: DATA / name for name in names if _has_model(DATA / name)}
 
@@ -54,18 +54,18 @@ def shipped() -> dict[str, Path]:
 def find_model(
     name: str | os.PathLike[str], revision: str | None = None, *, download: bool = True
 ) -> Path:
-    """Return the folder of a model: a local folder, or the folder of a name; download if needed.
+    """Return the folder of a model, given its path or name; download the model if needed.
 
     Args:
-        name: a folder, a short name ("minilm", or a model that comes with qkv, such as "books") or
-            a Hub id ("organisation/name"). A name is looked up in the Hugging Face cache, then in
-            an installed package, then on the Hub.
-        revision: a branch, tag or commit. The package has no revisions, and is then left out.
-        download: whether to ask the Hub.
+        name: a folder, a short name such as "minilm", the name of a model that comes with qkv, such
+            as "books", or a Hub id ("organisation/name"). qkv searches the Hugging Face cache, then
+            an installed package, then the Hub.
+        revision: a branch, tag or commit. With a revision, installed packages are not searched.
+        download: whether to download the model from the Hub.
 
     Raises:
-        ValueError: the name is empty, or no short name; the message has the nearest names.
-        FileNotFoundError: there is no such folder, or no source has the model.
+        ValueError: the name is empty or unknown; the message has the nearest names.
+        FileNotFoundError: the folder does not exist, or no source has the model.
     """
     if not isinstance(name, str | os.PathLike):
         raise TypeError(f"load: the model is a {type(name).__name__}: give a name or a folder")
@@ -120,10 +120,10 @@ def find_model(
 
 
 def places() -> list[tuple[str, str, Path | None]]:
-    """Return the sources of models: name, source, and the model's folder there, if any.
+    """Return `(name, source, folder)` for each source of a model; the folder may be None.
 
-    The models with a short name come first, each with all its sources, then the other models in the
-    Hugging Face cache that can be read. Nothing is downloaded or opened.
+    Models with a short name come first, with all sources of each model. Other models in the Hugging
+    Face cache follow if they can be read. Nothing is downloaded or opened.
     """
     rows: list[tuple[str, str, Path | None]] = [
         (name, "comes with qkv", folder) for name, folder in shipped().items()
@@ -145,7 +145,7 @@ def places() -> list[tuple[str, str, Path | None]]:
 
 
 def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
-    """Return the model that `find` finds, and the reason if the source cannot be read."""
+    """Return `(folder, why)`: the folder that `find` returns, or why the source cannot be read."""
     try:
         return find(where), ""
     except FileNotFoundError:
@@ -155,7 +155,7 @@ def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
 
 
 def cache_folder() -> Path:
-    """Return the cache folder of huggingface_hub, by the environment variables that it reads."""
+    """Return the cache folder of huggingface_hub, which depends on environment variables."""
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if os.environ.get(variable):
             return Path(os.path.expanduser(os.environ[variable]))
@@ -196,7 +196,7 @@ def packaged(known: Known) -> Path | None:
 
 
 def _has_model(folder: Path) -> bool:
-    """Return whether a folder holds a model with all its shards."""
+    """Return whether a folder holds a complete model, with all its shards."""
     if not (folder / CONFIG).is_file() and not (folder / MODULES).is_file():
         return False
     try:
@@ -210,7 +210,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
-    """Download a model from the Hub; the error lists all sources, and why the cache failed."""
+    """Download a model from the Hub; the error lists all sources that were searched."""
     tried = f"not in the Hugging Face cache ({cache_folder()}{why})"
     ways = "give the path of a local folder"
     if known is not None:
@@ -221,9 +221,9 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
     try:
         hub = need("huggingface_hub", "hub")
         folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
-    except Exception as error:  # of the Hub's library, of its HTTP library, or of the system
+    except Exception as error:  # errors of the Hub's library, of its HTTP library, or of the system
         raise FileNotFoundError(
-            f"load: {name} was not found: {tried}, and not got from the Hub as {hub_id} "
+            f"load: {name} was not found: {tried}, and not downloaded from the Hub as {hub_id} "
             f"({first_line(error)}). Ways out: {ways}"
         ) from error
     return Path(folder)

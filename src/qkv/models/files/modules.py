@@ -1,4 +1,4 @@
-"""The modules of sentence-transformers that a text goes through: modules.json and its routes."""
+"""Read modules.json: the modules of sentence-transformers that process a text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEXT = "text"  # the kind of every input
 
 @dataclass(frozen=True)
 class Module:
-    """A module that a text goes through.
+    """A module of sentence-transformers.
 
     Attributes:
         kind: the name of its class.
@@ -32,11 +32,11 @@ class Module:
 
 @dataclass(frozen=True)
 class Routing:
-    """The routes of texts, by name; a single route without a name if there is no router.
+    """The routes of texts by name; without a router, a single route with the name "".
 
     Attributes:
         ways: the modules of each route, in order.
-        default: the route of a text without a task, if any.
+        default: the route of texts without a task; None if they have no route.
         chosen: (task, kind of input) -> route; None stands for any task or kind.
         files: the files that define the routes, by their path in the model's folder.
     """
@@ -48,20 +48,20 @@ class Routing:
 
     @property
     def first(self) -> str:
-        """The route of the model if the user names none."""
+        """The name of the model's default route."""
         return next(iter(self.ways)) if self.default is None else self.default
 
     @property
     def is_choice(self) -> bool:
-        """Whether there is a router."""
+        """Whether the model has a router."""
         return "" not in self.ways
 
     def way(self, task: str | None) -> str | None:
-        """Return the name of the route of a text with this task, if any.
+        """Return the name of the route for texts with this task; None if they have no route.
 
-        As in sentence-transformers, it is the route that is chosen for task and text, for the task,
-        for text, or for any input; then the route with the name of the task, or "text"; then, for a
-        text without a task, the default.
+        As in sentence-transformers, the first match counts: the route chosen for this task and
+        texts, for this task, for texts, or for all inputs; then the route with the name of the
+        task, or "text"; then, without a task, the default.
         """
         for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
             if key in self.chosen:
@@ -71,10 +71,10 @@ class Routing:
 
 
 def read_routing(folder: Path) -> Routing:
-    """Return the routes in modules.json; one route without modules if there is no such file.
+    """Return the routes in modules.json; without this file, one route without modules.
 
     Raises:
-        ModelError: the file is broken, or names modules that are not read, or in another order.
+        ModelError: the file is broken, or its modules or their order are not supported.
     """
     path = folder / MODULES
     if not path.is_file():
@@ -90,7 +90,7 @@ def read_routing(folder: Path) -> Routing:
 
 
 def _module(path: Path, kind: Any, place: Any) -> Module:
-    """Return a module that a file names."""
+    """Return the module that an entry of a file describes."""
     name = str(kind).rpartition(".")[2]
     if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
         raise ModelError(
@@ -101,7 +101,7 @@ def _module(path: Path, kind: Any, place: Any) -> Module:
 
 
 def _inside(path: Path, place: Any) -> str:
-    """Return a path inside the folder of a file, and raise if it leads out."""
+    """Return a path inside the folder of a file, and raise if the path leads out of it."""
     parts = PurePosixPath(place).parts if isinstance(place, str) else ("..",)
     if ".." in parts or str(place).startswith("/") or "\\" in str(place) or ":" in str(place):
         raise ModelError(f"{path}: the path {place!r:.80} leads out of the model's folder")
@@ -109,7 +109,7 @@ def _inside(path: Path, place: Any) -> str:
 
 
 def _routed(folder: Path, modules: list[Module]) -> Routing:
-    """Return the routes through modules, one of which may be a router with modules of its own."""
+    """Return the routes through modules; one module may be a router with its own modules."""
     numbers = [number for number, module in enumerate(modules) if module.kind in _ROUTER]
     if not numbers:
         return Routing({"": tuple(modules)}, files=(MODULES,))
@@ -145,7 +145,7 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
 def _choice(
     path: Path, options: Any, ways: Mapping[str, Any]
 ) -> tuple[str | None, dict[tuple[Any, Any], str]]:
-    """Return the default route, and the routes for tasks and kinds of input."""
+    """Return `(default, chosen)`: the default route, and the routes by task and kind of input."""
     options = options if isinstance(options, dict) else {}
     default, mappings = options.get("default_route"), options.get("route_mappings") or {}
     if default is None and options.get("allow_empty_key", True):
@@ -159,7 +159,7 @@ def _choice(
                 f"{path}: route_mappings has {written!r:.80}: it must be a task and a kind of input"
             ) from None
         if isinstance(kind, str | None) and isinstance(task, str | None):
-            chosen[task, kind] = way  # others are for images, sounds or several kinds at once
+            chosen[task, kind] = way  # other inputs are images, sounds or mixtures
     for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
             raise ModelError(f"{path}: there is no route {way!r:.80}: it has {', '.join(ways)}")
@@ -167,7 +167,7 @@ def _choice(
 
 
 def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
-    """Raise unless qkv computes modules in this order."""
+    """Raise unless qkv supports these modules in this order."""
     kinds = [module.kind for module in modules]
     if kinds == ["Transformer"] and is_cross_encoder(path.parent):
         return
@@ -183,13 +183,13 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
 
 
 def _pools_itself(folder: Path, module: Module) -> bool:
-    """Return whether a module is a CLIP, whose own head gives a vector of a text."""
+    """Return whether a module is a CLIP model, which pools texts itself."""
     config = folder / module.place / CONFIG
     is_model = module.kind in ("Transformer", "CLIPModel") and config.is_file()
     return is_model and str(read_json(config).get("model_type")).startswith("clip")
 
 
 def is_cross_encoder(folder: Path) -> bool:
-    """Return whether a CrossEncoder of sentence-transformers, with its own head, was saved."""
+    """Return whether the folder was saved by a CrossEncoder of sentence-transformers."""
     path = folder / PROMPTS
     return path.is_file() and read_json(path).get("model_type") == "CrossEncoder"

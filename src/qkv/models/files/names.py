@@ -1,4 +1,4 @@
-"""Families of models: their designs, and the names and layouts of parameters in their files."""
+"""Families of models, and the names and layouts of their parameters in files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 @dataclass(frozen=True)
 class Fused:
-    """One of several parameters that files hold side by side in one tensor; or its only one.
+    """A parameter that files store in one tensor, side by side with others or alone.
 
     Attributes:
-        name: the name of that tensor, with `*` for the layer's number.
-        index: the number of this parameter.
-        count: the number of parameters.
-        groups: the number of equal groups of columns, each with a part of every parameter: the
-            number of heads, if each head's query, key and value are side by side.
-        shares: the relative sizes of the parameters; empty if all have one size.
+        name: the name of the tensor, with `*` for the layer's number.
+        index: the number of this parameter in the tensor, from 0.
+        count: the number of parameters in the tensor.
+        groups: the number of equal groups of columns; each group has a part of every parameter. If
+            the query, key and value of each head are side by side, there is a group for each head.
+        shares: the relative sizes of the parameters; empty if all have the same size.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))
@@ -52,7 +52,7 @@ class Fused:
         return self.shares or (1,) * self.count
 
     def whole(self, columns: int) -> int:
-        """Return the columns of the tensor, from the columns of this parameter."""
+        """Return the number of columns of the tensor, given the number of this parameter."""
         return columns * sum(self._shares) // self._shares[self.index]
 
     def cut(self, whole: Array) -> Array:
@@ -64,7 +64,7 @@ class Fused:
         return split.reshape(*lead, self.groups * (end - begin))
 
     def join(self, parts: list[Array]) -> Array:
-        """Return the tensor of all parameters in their order."""
+        """Join the parameters, in their order, to the tensor in the files."""
         if self.count == 1:
             return parts[0]
         *lead, _ = parts[0].shape
@@ -75,7 +75,7 @@ class Fused:
 def fused(
     name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
 ) -> dict[str, Fused]:
-    """Return a `Fused` for each of our names of the parts that files hold as one tensor.
+    """Return our names of parts that files store as one tensor, with a `Fused` for each.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -85,7 +85,7 @@ def fused(
 
 
 def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
-    """Return our names of an attention's projections, with their names in files behind `prefix`.
+    """Return our names of an attention's projections with their names in files, after `prefix`.
 
     >>> projections("h.*.", "q", "k", "v", "o")["blocks.*.attn.out_proj"]
     'h.*.o'
@@ -95,26 +95,29 @@ def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one `model_type`.
+    """The models with the same `model_type`.
 
     Attributes:
         model_type: the value in config.json.
-        design: reads the sizes and options from a config.
-        names: our name of a part -> the name in the files, or a `Fused`. `*` stands for the layer's
-            number and, behind that, for the expert's; a number stands for that layer alone.
-        rename: from these names and a config to all names, if they depend on the config.
-        heads: for some kinds of head their parts, as in `names`, where they replace others.
-        defaults: the values of keys that a config leaves out.
-        spellings: the names that the family has for a key, as for `Config`.
+        design: a function that returns the design for a config.
+        names: our name of a part -> the name in the files, or a `Fused`. The first `*` stands for
+            the layer's number, the second for the expert's number. A name with a number in place of
+            `*` applies to that layer only.
+        rename: a function that returns all names, given `names` and a config; for families with
+            names that depend on the config.
+        heads: for some kinds of head, the names of their parts; they replace entries of `names`.
+        defaults: the values for keys missing in a config.
+        spellings: the names of each key in this family, as for `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: the prefix of all names in the files of a model with a head.
         old_prefix: the prefix in old files.
-        old: endings of names in old files -> the present endings.
-        instead: a tensor -> the tensor that replaces it in files that lack it.
-        body: the beginnings of the names of the model's own tensors. A tensor with another name
-            belongs to a head that is not computed, and is kept.
+        old: the ends of names in old files -> the present ends.
+        instead: the name of a tensor -> the name of the tensor to read if the first is missing.
+        body: the beginnings of the names of the model's own tensors. All other tensors belong to
+            heads that qkv does not compute; they are kept for `save`.
         unused: patterns of tensors in the body that are ignored.
-        copies: names in the files -> the tensor that it repeats, or replaces if that is missing.
+        copies: the name of a tensor -> the name of the tensor with the same numbers, either of
+            which may be missing.
         harmless: keys of a config that do not change a forward pass.
     """
 
@@ -140,14 +143,14 @@ class Family:
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:
-        """Return the present name, without prefix, of a tensor in files."""
+        """Return the present name of a tensor in files, without the prefix."""
         name = stored.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
         return name
 
     def transposed(self, name: str) -> bool:
-        """Return whether files hold this parameter as (out, in), and we as (in, out)."""
+        """Return whether files store this parameter as (out, in), transposed."""
         out_first = self.layout == "out_in" or name.startswith("head.")
         return out_first and name.endswith("_proj.weight")
 
@@ -158,7 +161,7 @@ class Names:
 
     Attributes:
         family: the model's family.
-        parts: our name of a part -> the name in the files, or a `Fused` of it.
+        parts: our name of a part -> the name in the files, or a `Fused`.
     """
 
     family: Family
@@ -171,7 +174,7 @@ class Names:
         return cls(family, names if family.rename is None else family.rename(names, config))
 
     def place(self, name: str) -> tuple[str, Fused]:
-        """Return the tensor that holds a parameter, and the part of the tensor.
+        """Return `(tensor, part)`: the name of a parameter's tensor in files, and the `Fused`.
 
         >>> family = Family("x", lambda config: None, {"blocks.*.attn.q_proj": "layer.*.query"})
         >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")[0]
@@ -179,7 +182,7 @@ class Names:
         """
         numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
         spelled = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
-        # each as a tensor of its own, or as the weight or the bias of a part
+        # the name of a tensor, or the name of a part before ".weight" or ".bias"
         pairs = [(whole, part) for whole in spelled for part in (whole, whole.rpartition(".")[0])]
         whole, part = next((pair for pair in pairs if pair[1] in self.parts), (name, name))
         theirs = self.parts[part]
@@ -197,9 +200,9 @@ class Weights:
     Attributes:
         names: the names of parameters in the files.
         parameters: the parameters by our names, linear weights as (in, out).
-        heads: tensors of heads that are not computed, by their names in the files.
+        heads: the tensors of heads that qkv does not compute, by their names in the files.
         places: our name of a parameter -> its tensor in the files.
-        stored: the files, or their digest; None if parameters were made or replaced.
+        stored: the files or their digest; None if parameters were created or replaced.
     """
 
     names: Names
@@ -209,14 +212,15 @@ class Weights:
     stored: Tensors | str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copies, with the digest of the files, not the files."""
+        """Return the state for pickle and copies, with the digest instead of the files."""
         return {**self.__dict__, "stored": self.stored and self.sha256}
 
     @cached_property
     def sha256(self) -> str:
-        """The digest of the tensors in the files, whatever type they were converted to.
+        """The digest of the tensors in the files, before any conversion to another type.
 
-        If parameters were replaced, it is the digest of the tensors that `Model.save` would write.
+        If parameters were replaced, this is the digest of the tensors that `Model.save` would
+        write.
         """
         if isinstance(self.stored, str):
             return self.stored
@@ -245,9 +249,10 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
     Args:
         names: the names of parameters in the files.
-        design: which parameters the model has, and their shapes.
+        design: the names and shapes of the parameters.
         tensors: the files.
-        dtype: the type of the parameters; float64 if the files have it, else float32, unless given.
+        dtype: the type of the parameters; by default float64 if the files contain float64, else
+            float32.
 
     Raises:
         ModelError: a tensor is missing, has another shape or type, or is not known.
@@ -304,7 +309,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
-    """Return the token table -> the output matrix, by the names in files, if they are tied."""
+    """Return the names in files `{token table: output matrix}` if both are tied, else `{}`."""
     tied = design.head is not None and design.head.tied
     return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]} if tied else {}
 
@@ -312,7 +317,7 @@ def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the output matrix of a tied head and its shape, if it differs from the table.
+    """Yield the name and shape of a tied head's output matrix if it differs from the table.
 
     An equal output matrix is removed from `stored`.
     """
@@ -325,7 +330,7 @@ def _outputs(
 
 
 def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
-    """Return the present names without prefix -> the names in the files."""
+    """Return the present name of each tensor, without the prefix -> the name in the files."""
     stored: dict[str, str] = {}
     for place in tensors:
         name = family.today(place)

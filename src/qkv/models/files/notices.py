@@ -1,4 +1,4 @@
-"""The documents beside a model's weights: its card, its licences and its notices."""
+"""The documents in a model's folder: the model card, licences and notices."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 from qkv.models.files.read import CARD, LICENCES, ModelError, first_line, need_file, stays
 
-MOST = 2**20  # bytes of all files together
+MOST = 2**20  # the limit for all files together, in bytes
 
 
 def read_notices(folder: Path) -> dict[str, str]:
-    """Return the texts of these files in a folder by their names, the card first.
+    """Return the texts of a folder's documents by file name, the model card first.
 
-    The text of a file that cannot be read says why.
+    If a file cannot be read, the text says why.
     """
     try:
         names = sorted(os.listdir(folder))
-    except OSError:  # a folder that cannot be listed may have files that can be read
+    except OSError:  # some folders cannot be listed, but their files can be read
         return {}
     texts: dict[str, str] = {}
     for pattern in (CARD, *LICENCES):
@@ -29,7 +29,7 @@ def read_notices(folder: Path) -> dict[str, str]:
 
 
 def _text(path: Path, most: int) -> str:
-    """Return the text of a file of at most `most` bytes, or why it cannot be read."""
+    """Return the text of a file of at most `most` bytes, or the reason if it cannot be read."""
     try:
         if not stays(path):
             raise ModelError(f"{path}: is a link that leads out of the folder")

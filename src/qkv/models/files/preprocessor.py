@@ -15,7 +15,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.designs import VisionDesign
 
-_MOST = 1e30  # the largest mean or deviation, which are float32
+_MOST = 1e30  # the largest mean or deviation that float32 can hold
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
@@ -26,16 +26,16 @@ _CLIP["image_std"] = [0.26862954, 0.26130258, 0.27577711]
 
 @dataclass(frozen=True)
 class Pixels:
-    """The conversion of an image to numbers, by preprocessor_config.json.
+    """The conversion of images to numbers, as preprocessor_config.json describes it.
 
     Attributes:
         size: the height and width of the resized image, or the length of its shorter side; None for
             no resizing.
-        crop: the height and width of the middle that is kept; None for all.
+        crop: the height and width of the kept middle of the image; None for the whole image.
         resample: Pillow's number of the method: 2 is bilinear, 3 bicubic.
-        factor: the factor of pixels of 0 to 255.
-        mean: a number that is then subtracted from each channel.
-        std: the divisor of the difference.
+        factor: the number by which pixels, 0 to 255, are multiplied.
+        mean: for each channel, the number that is then subtracted.
+        std: for each channel, the number by which the difference is divided.
         values: the contents of the file.
     """
 
@@ -49,12 +49,12 @@ class Pixels:
 
     @classmethod
     def read(cls, folder: Path, design: VisionDesign) -> Pixels | None:
-        """Read the file in a folder, for a model of this design; None if there is no such file.
+        """Read the file in a folder for a model of this design; return None without a file.
 
-        Without the file, the part for images of processor_config.json is read, if there is one.
+        If the file is missing, the image settings in processor_config.json are read, if any.
 
         Raises:
-            ModelError: the file is broken, or asks for a feature that qkv does not know.
+            ModelError: the file is broken, or needs a feature that qkv does not support.
         """
         path = folder / PREPROCESSOR
         whole = folder / PROCESSOR
@@ -97,7 +97,7 @@ class Pixels:
         return cls(size, crop, resample, factor, mean, std, config.values)
 
     def __call__(self, image: Any) -> Array:
-        """Convert an image (H, W, C) of uint8, or an image of Pillow, to float32 (C, H, W)."""
+        """Convert a uint8 array (H, W, C), or a Pillow image, to a float32 array (C, H, W)."""
         if hasattr(image, "convert"):
             image = np.asarray(image.convert("RGB" if len(self.mean) == 3 else "L"))
         pixels = as_array(image, call="pixels", name="image")
@@ -115,14 +115,14 @@ class Pixels:
             pixels = _resized(pixels, size, self.resample)
         if self.crop is not None:
             pixels = _middle(pixels, self.crop)
-        # in float64, then rounded, as transformers does it
+        # computed in float64 and then rounded, as in transformers
         scaled = (pixels.astype(np.float64) * self.factor).astype(np.float32)
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return np.moveaxis((scaled - mean) / std, -1, 0)
 
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
-    """Return the height and width of resized images or, with `shortest`, their shorter side."""
+    """Return the height and width of resized images, or, with `shortest`, the shorter side."""
     value = config.values.get(key, 224)
     if shortest and not isinstance(value, dict):
         value = {"shortest_edge": value}
@@ -132,7 +132,7 @@ def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
 
 
 def _pair(config: Config, key: str) -> tuple[int, int]:
-    """Return height and width, from two numbers or one for both."""
+    """Return `(height, width)`, given by two numbers or by one number for both."""
     value = config.values.get(key, 224)
     sides = value if isinstance(value, dict) else {"height": value, "width": value}
     if set(sides) != {"height", "width"}:
@@ -173,7 +173,7 @@ def _check_size(
 
 
 def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:
-    """Return height and width in the proportion of `size`, the shorter of them `side`.
+    """Return height and width in the proportion of `size`, with a shorter side of `side`.
 
     >>> _with_shortest((30, 20), 15), _with_shortest((20, 31), 10)
     ((22, 15), (10, 15))
@@ -194,7 +194,7 @@ def _middle(pixels: Array, size: tuple[int, int]) -> Array:
 
 
 def _numbers(config: Config, key: str, default: list[float], channels: int) -> tuple[float, ...]:
-    """Return a number for each channel, from a list or one number for all."""
+    """Return a number for each channel, given by a list or by one number for all channels."""
     value = config.values.get(key, default)
     numbers = value if isinstance(value, list) else [value] * channels
     fine = len(numbers) == channels and all(is_number(n) and abs(n) <= _MOST for n in numbers)

@@ -1,4 +1,4 @@
-"""Read a model's files: their names, their errors, JSON and the list of shards."""
+"""Read a model's files: file names, `ModelError`, JSON, and the list of shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
 PREPROCESSOR = "preprocessor_config.json"
-PROCESSOR = "processor_config.json"  # of texts and images
+PROCESSOR = "processor_config.json"  # settings for texts and images
 MODULES = "modules.json"
 ROUTER = "router_config.json"
 SENTENCE = "sentence_bert_config.json"
@@ -29,21 +29,21 @@ _FILES = (
     *(INDEX, "*.safetensors", "tokenizer_config.json", "special_tokens_map.json"),
     "*sentence_*_config.json",
 )
-NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # of a model on the Hub
+NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # to download
 
-MOST_JSON = 64 * 2**20  # bytes; the index of the largest models has about 10 million
+MOST_JSON = 64 * 2**20  # in bytes; the index of the largest models has about 10 million
 MOST_TOKENIZER = 512 * 2**20
 
 
 class ModelError(ValueError):
-    """A model's files are broken, do not fit each other, or need a feature that qkv lacks."""
+    """A model's files are broken or inconsistent, or need a feature that qkv lacks."""
 
 
 def shards(folder: Path) -> dict[str, str] | None:
-    """Return the file name of each tensor, if a folder has an index of several files.
+    """Return the file name of each tensor in a folder with an index; None without an index.
 
     Raises:
-        ModelError: it is not an index, or a name or a link leads out of the folder.
+        ModelError: the index is broken, or the name of a file or a link leads out of the folder.
     """
     index = folder / INDEX
     if not index.is_file() or (folder / WEIGHTS).is_file():
@@ -65,11 +65,11 @@ def shards(folder: Path) -> dict[str, str] | None:
 
 
 def stays(path: Path) -> bool:
-    """Return whether a file is no link, or a link inside its folder or the Hugging Face cache."""
+    """Return whether a file stays in its folder or in the Hugging Face cache if it is a link."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
-        if above.name == "snapshots":  # the files of its repository, and shared files
+        if above.name == "snapshots":  # the folders of the repository's files and of shared files
             roots += [above.parent / "blobs", above.parent.parent / "blobs"]
     return any(real.is_relative_to(root) for root in roots)
 
@@ -78,7 +78,7 @@ def need_file(path: Path, most: int) -> None:
     """Raise unless this is an ordinary file of at most `most` bytes.
 
     Raises:
-        ModelError: there is no such file, it is something else or too large.
+        ModelError: the file is missing, too large, or not an ordinary file.
     """
     try:
         about = path.stat()
@@ -96,7 +96,7 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     """Return the contents of a JSON file, an object or a list.
 
     Raises:
-        ModelError: there is no such file, or it holds something else.
+        ModelError: the file is missing, or holds something else.
     """
     need_file(path, MOST_JSON)
     try:
@@ -125,7 +125,7 @@ def first_line(error: BaseException) -> str:
 
 
 def plain(text: str, most: int) -> str:
-    r"""Return text from a file so that it can be shown: printable, on one line, not too long.
+    r"""Return text from a file in a form that can be shown: printable, on one line, and short.
 
     >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
     a\nb\x1b[31...

@@ -20,7 +20,7 @@ from qkv.text import Tokenizer
 
 
 def storage_type(dtype: Any) -> np.dtype[Any] | None:
-    """Return the type of saved arrays, int8 or a float type; None keeps the type of each array.
+    """Return the type for saved arrays, int8 or a float; None if each array keeps its type.
 
     >>> storage_type("int8"), storage_type(None)
     (dtype('int8'), None)
@@ -46,9 +46,9 @@ def save_model(
     others: Mapping[str, Mapping[str, Any] | None],
     dtype: np.dtype[Any] | None = None,
 ) -> None:
-    """Write all files of a model, config.json last, if it has one; see `Model.save`.
+    """Write all files of a model, see `Model.save`.
 
-    `others` are JSON files beside config.json, by name; None for a file that the model lacks.
+    `others` are the contents of other JSON files by name; None for a file that the model lacks.
     """
     from safetensors.numpy import save
 
@@ -63,7 +63,7 @@ def save_model(
     kind = dtype or next(iter(weights.parameters.values())).dtype
     about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
     last = None if config is None else {**about, "dtype": kind.name}
-    listed = {**others, CONFIG: last}  # last: without it there is no model
+    listed = {**others, CONFIG: last}  # written last, to mark a complete folder
     contents = {inner / WEIGHTS: save(arrays, {"format": "pt"})}
     contents |= {home / name: content for name, content in sentence.to_files().items()}
     contents |= {
@@ -81,13 +81,13 @@ def save_model(
             file.write(content)
     for path in (
         stale - contents.keys()
-    ):  # of another model, which `load` would read with this model
+    ):  # files of an older model, which `load` would mix with this model
         if path.is_file():
             path.unlink()
 
 
 def _stored(name: str, array: Array, dtype: np.dtype[Any] | None) -> dict[str, Array]:
-    """Return a tensor as the file stores it, with its scales if it is int8."""
+    """Return a tensor as the file stores it; an int8 tensor comes with its scales."""
     if dtype is None or not is_float(array.dtype):
         return {name: np.asarray(array, order="C")}
     from ml_dtypes import finfo

@@ -1,4 +1,4 @@
-"""The way from a text to one vector, by a model's files of sentence-transformers."""
+"""The way from a text to one vector, as sentence-transformers' files describe it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step, to_length_one
 from qkv.ops.packing import frozen
 
-# The files that may have a model's limit; the first that exists counts.
+# Files that may limit the tokens of a text; only the first existing file counts.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMITS = (SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 TOKENIZER_CONFIG = "tokenizer_config.json"
-_NO_LIMIT = 10**20  # transformers writes 10**30 for no limit
+_NO_LIMIT = 10**20  # for no limit, transformers writes 10**30
 NO_PROMPTS = {"query": "", "document": ""}
 _NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-# Other files that are kept beside config.json, and files at the top of the model's folder.
+# Other files that `save` writes: beside config.json, and at the top of the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (PROMPTS, MODULES)
 
@@ -50,25 +50,26 @@ class Sentence:
 
     Attributes:
         home: the folder of config.json inside the model's folder.
-        modes: the poolings of the vectors of the tokens; several results are joined side by side.
-        has_pooling: whether files define the pooling.
+        modes: the ways to pool token vectors; the results of several ways are joined side by side.
+        has_pooling: whether the files define a pooling.
         include_prompt: whether the tokens of a prompt are pooled with the others.
-        steps: the modules behind the pooling, in order.
-        static: whether the vectors of tokens are the rows of a table, as those of
-            `StaticEmbedding`. Blanks around a text then count, there are no special tokens, and a
-            text without tokens has zeros.
-        max_seq_length: the most tokens of a text. If no file has it and there is a modules.json, it
-            is `model_max_length` of tokenizer_config.json, as in sentence-transformers. Without
-            modules.json only the model's own limit counts.
+        steps: the modules after the pooling, in order.
+        static: whether the vectors of tokens are rows of a table, as in `StaticEmbedding`. Then
+            blanks around a text are kept, no special tokens are added, and a text without tokens
+            gives zeros.
+        max_seq_length: the maximum number of tokens in a text. If no file sets it, the limit is
+            `model_max_length` in tokenizer_config.json, as in sentence-transformers. Without
+            modules.json, only the number of positions limits texts.
         lowercase: whether a text is converted to lower case first.
-        prompts: the prompts before a text, by name. "query" and "document" always exist, and are
-            empty unless files define them, as in sentence-transformers.
-        default_prompt: the name of the prompt if the user names none.
+        prompts: the prompts for texts, by name. As in sentence-transformers, the prompts "query"
+            and "document" always exist; they are empty unless files define them.
+        default_prompt: the name of the prompt that is used if the user gives no prompt.
         similarity: the comparison of vectors, one of `SIMILARITIES`.
-        truncate_dim: how many numbers of a vector are kept, unless the user asks for fewer.
-        activation: the activation of a cross-encoder's logits, by its name in torch; None for that
-            in config.json.
-        files: the contents of these files, by their path in the model's folder.
+        truncate_dim: the number of a vector's first numbers that are kept, unless the user chooses
+            another number.
+        activation: the name in torch of the activation of a cross-encoder's logits; None if
+            config.json may name it.
+        files: the contents of the files that were read, by their path in the model's folder.
     """
 
     home: str = ""
@@ -88,12 +89,12 @@ class Sentence:
 
     @property
     def pair_limit(self) -> int | None:
-        """The most tokens of two texts that are read together; None for no limit.
+        """The maximum number of tokens in two texts that are read together; None for no limit.
 
-        It is `model_max_length`, with modules.json or without, as in sentence-transformers.
+        As in sentence-transformers, this limit is always `model_max_length`.
 
         Raises:
-            ModelError: the value in the file is no limit.
+            ModelError: the value in the file is not a number of tokens.
         """
         if self.max_seq_length is not None:
             return self.max_seq_length
@@ -101,10 +102,10 @@ class Sentence:
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Whether two texts that are read together have different segments.
+        """Whether two texts that are read together get different segments.
 
-        As in transformers, `model_input_names` says so or, without it, the class of the tokenizer:
-        tokenizers without a family have no segments.
+        As in transformers, this depends on `model_input_names` or, if that key is missing, on the
+        class of the tokenizer: generic tokenizers have no segments.
         """
         values = self._tokenizer_config().values
         names = values.get("model_input_names")
@@ -113,7 +114,7 @@ class Sentence:
         return values.get("tokenizer_class") not in _NO_FAMILY
 
     def _tokenizer_config(self) -> Config:
-        """Return the contents of tokenizer_config.json, empty if there is no such file."""
+        """Return the contents of tokenizer_config.json; `{}` if the file is missing."""
         place = str(PurePosixPath(self.home, TOKENIZER_CONFIG))
         try:
             values = json.loads(self.files.get(place, b"{}"))
@@ -122,15 +123,15 @@ class Sentence:
         return Config(values if isinstance(values, dict) else {}, place)
 
     def prepared(self, text: str) -> str:
-        """Return a text as the tokenizer gets it."""
+        """Return the text for the tokenizer, in lower case if necessary."""
         return text.lower() if self.lowercase else text
 
     def stripped(self, text: str) -> str:
-        """Return a text without the blanks around it, which count only in a static model."""
+        """Return a text without the blanks around it; static models keep these blanks."""
         return text if self.static else text.strip()
 
     def pool(self, rows: Array, unread: int = 0) -> Array:
-        """Pool one text's vectors (T, D) to one vector, (D,) for each mode.
+        """Pool the vectors (T, D) of a text to one vector: D numbers for each mode.
 
         The first `unread` tokens belong to a prompt and are left out.
         """
@@ -143,10 +144,11 @@ class Sentence:
     def finish(
         self, vectors: Array, *, normalize: bool | None = None, truncate_dim: int | None = None
     ) -> Array:
-        """Apply the modules behind the pooling to vectors (n, width).
+        """Apply the modules after the pooling to vectors (n, width).
 
-        As in sentence-transformers, the vectors are then cut to their first `truncate_dim` numbers
-        and, with `normalize`, scaled to length 1. False skips a scaling that is the last module.
+        As in sentence-transformers, the vectors are then cut to their first `truncate_dim` numbers.
+        With `normalize`, they are scaled to length 1 after that; False skips a scaling at the end
+        of the modules.
         """
         steps = self.steps
         if normalize is False and steps and isinstance(steps[-1], LengthOne):
@@ -159,10 +161,10 @@ class Sentence:
         return to_length_one(vectors) if normalize else vectors
 
     def width(self, dim: int) -> int:
-        """Return the size of the result, if the vectors of tokens have the size `dim`.
+        """Return the size of a text's vector, given the size `dim` of token vectors.
 
         Raises:
-            ModelError: a module does not take vectors of the size before it.
+            ModelError: the input size of a module differs from the size of the vectors before it.
         """
         width = dim * len(self.modes)
         for step in self.steps:
@@ -190,7 +192,7 @@ class Sentence:
 
 
 def tokenizer_limit(config: Config) -> int | None:
-    """Return the limit in tokenizer_config.json, if any."""
+    """Return the limit in tokenizer_config.json; None for no limit."""
     limit = config.values.get("model_max_length")
     fine = limit is None or (is_number(limit) and limit >= 1 and not limit % 1)
     config.need(fine, "model_max_length", limit, "a whole number >= 1")
@@ -214,7 +216,7 @@ _CLASSES = {
     "Tanhshrink": "activation.Tanhshrink",
     "Identity": "linear.Identity",
 }
-# The activations behind a linear layer, by their classes in torch, in full and short form.
+# The activations of a linear layer, by the full and the short name of the class in torch.
 ACTIVATIONS = {
     f"torch.nn.{place}": None if name == "Identity" else name.lower()
     for name, file in _CLASSES.items()
@@ -225,17 +227,17 @@ ACTIVATIONS = {
 def read_sentence(
     folder: Path, modules: Sequence[Module] = (), listed: Sequence[str] = ()
 ) -> Sentence:
-    """Read the files of a text's modules, and the model's files about all modules.
+    """Read the settings for a text's vector: the files of the modules and of the model.
 
     Args:
         folder: the model's folder.
-        modules: the modules that a text goes through, in order; none if no file names them.
-        listed: the files that name them, by their path in the folder.
+        modules: the modules that process a text, in order; empty without modules.json.
+        listed: the files that list the modules, by their path in the folder.
 
     Raises:
-        ModelError: files are broken, or ask for a feature that qkv does not know.
+        ModelError: files are broken, or need a feature that qkv does not support.
     """
-    fields: dict[str, Any] = {}  # the attributes of `Sentence` that files give
+    fields: dict[str, Any] = {}  # the attributes of `Sentence` that come from files
     kinds = [module.kind for module in modules]
     home = fields["home"] = modules[0].place if modules else ""
     fields["static"] = kinds[:1] == ["StaticEmbedding"]
@@ -257,7 +259,7 @@ def read_sentence(
 
 
 def _pooling(path: Path) -> dict[str, Any]:
-    """Return the modes, and whether the tokens of a prompt are pooled with the others."""
+    """Return `(modes, include_prompt)` of the pooling."""
     config = Config.read(path)
     include_prompt = config.flag("include_prompt", True)
     chosen = config.values.get("pooling_mode")
@@ -276,7 +278,7 @@ def _pooling(path: Path) -> dict[str, Any]:
 
 
 def _dense(folder: Path, place: str) -> Dense:
-    """Read the linear layer with files in the folder `place` inside the model's."""
+    """Read the linear layer in the subfolder `place` of the model's folder."""
     config = Config.read(folder / place / CONFIG)
     inputs, outputs = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)
@@ -302,7 +304,7 @@ def _dense(folder: Path, place: str) -> Dense:
 
 
 def _norm(folder: Path, place: str) -> Norm:
-    """Read the LayerNorm with files in the folder `place` inside the model's."""
+    """Read the LayerNorm in the subfolder `place` of the model's folder."""
     config = Config.read(folder / place / CONFIG)
     size = (config.size("dimension", 0),)
     config.finish(())
@@ -311,7 +313,7 @@ def _norm(folder: Path, place: str) -> Norm:
 
 
 def _length_one(folder: Path, place: str) -> LengthOne:
-    """Return a scaling to length 1, which has no file in old folders."""
+    """Return a scaling to length 1; old folders have no file for this module."""
     if (folder / place / CONFIG).is_file() and place:
         _need_vectors(Config.read(folder / place / CONFIG))
     return LengthOne(place)
@@ -326,13 +328,13 @@ _STEPS: Mapping[str, Callable[[Path, str], Step]] = {
 
 
 def _need_vectors(config: Config) -> None:
-    """Raise unless a module reads and writes the one vector of a text."""
+    """Raise unless a module's input and output are the vector of a text."""
     for name in ("module_input_name", "module_output_name"):
         config.only(name, "sentence_embedding", None)
 
 
 def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-    """Read the tensors of a module, of these shapes: float64 if the files have it, else float32."""
+    """Read a module's tensors, which must have these shapes, as float64 or float32."""
     tensors = Tensors(folder)
     for name, size in expected.items():
         tensor = tensors.get(name)
@@ -346,10 +348,10 @@ def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _limit(home: Path, modules: bool) -> dict[str, Any]:
-    """Return the most tokens of a text, and whether it is converted to lower case, by the files.
+    """Return `(limit, lowercase)`: the maximum number of tokens, and whether to lower the case.
 
-    If there is no `max_seq_length` but a modules.json, `model_max_length` is the limit, as in
-    sentence-transformers.
+    As in sentence-transformers, `model_max_length` is the limit if modules.json exists and
+    `max_seq_length` is missing.
     """
     path = next((home / name for name in LIMITS if (home / name).is_file()), None)
     config = Config({}, "") if path is None else Config.read(path)
@@ -363,9 +365,9 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    """Return the prompts, the default prompt, the similarity, and a cross-encoder's activation.
+    """Return `(prompts, default prompt, similarity, activation of a cross-encoder)`.
 
-    The similarity is the cosine, as in sentence-transformers, unless the file has a known name.
+    As in sentence-transformers, the similarity is the cosine unless the file names a known one.
     """
     if not path.is_file():
         return {}

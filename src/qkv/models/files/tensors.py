@@ -1,4 +1,4 @@
-"""Read safetensors files, mapped and checked first; matrices of int8 rows with scales."""
+"""Read safetensors files, including int8 matrices with a scale for each row."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
-SCALE = "_scale"  # the ending of the name of a matrix's scales
+SCALE = "_scale"  # the end of the name of a matrix's scales
 MOST = 127  # the largest number in a row
 _PROBE = 16  # numbers of a row that rule out most scales
 Rows = tuple[Array, Array]  # int8 (rows, columns) and float16 (rows,)
 
 
 def from_rows(rows: Array, scales: Array) -> Array:
-    """Return the numbers, float32 (rows, columns), of int8 (rows, columns) and float16 (rows,).
+    """Return float32 numbers (rows, columns): int8 rows (rows, columns) times scales (rows,).
 
     >>> from_rows(np.int8([[-127, 64]]), np.float16([0.5]))
     array([[-63.5,  32. ]], dtype=float32)
@@ -32,9 +32,9 @@ def from_rows(rows: Array, scales: Array) -> Array:
 
 
 def exact_rows(matrix: Array) -> Rows | None:
-    """Return rows and scales whose product is exactly a matrix of finite floats; None if none are.
+    """Return int8 rows and scales that give a matrix exactly; None if this is impossible.
 
-    The result for an array that is no matrix is None.
+    The numbers must be finite. For arrays with other than two axes, the result is None.
 
     >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
     (array([[-127,   64],
@@ -47,11 +47,11 @@ def exact_rows(matrix: Array) -> Rows | None:
 
 
 def to_rows(matrix: Array) -> Rows:
-    """Return the rows and the scales of a matrix of finite floats of at most 127 * 65504.
+    """Return int8 rows and scales for a matrix of finite floats of at most 127 * 65504.
 
-    Rows with an exact form keep their numbers. Other rows are rounded: the scale is the largest
-    number / 127 in float16, and the error of each number is at most half the scale. The rounded
-    numbers give the same rows and scales again.
+    Rows that int8 and a scale can give exactly keep their numbers. Other rows are rounded: the
+    scale is the largest number / 127 in float16, and the error of each number is at most half the
+    scale. The rounded numbers give the same rows and scales again.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)
@@ -59,13 +59,13 @@ def to_rows(matrix: Array) -> Rows:
     """
     rows, scales, exact = _search(matrix)
     if not exact.all():
-        # near float16's smallest number several scales may give the same row: choose by one rule
+        # near float16's smallest number, several scales may give the same row: take the smallest
         rows[~exact], scales[~exact], _ = _search(_rounded(matrix[~exact]))
     return rows, scales
 
 
 def _search(matrix: Array) -> tuple[Array, Array, Array]:
-    """Return rows, the smallest scales that give them exactly, and which rows have such scales."""
+    """Return int8 rows, the smallest exact scales, and which rows have an exact scale."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1, initial=0)
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
@@ -91,7 +91,7 @@ def _rounded(matrix: Array) -> Array:
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1)
     scales = (largest / MOST).astype(np.float16)
-    # a scale below float16's normal numbers may be too small for the largest number of its row
+    # a scale below float16's normal numbers may be too small for the row's largest number
     small = scales.astype(matrix.dtype) * (MOST + 0.5) < largest
     scales[small] = np.nextafter(scales[small], np.float16(np.inf))
     factors = scales.astype(matrix.dtype)[:, None]
@@ -107,7 +107,7 @@ KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
-_MOST_NUMBERS = 2**59  # not counting dimensions of 0
+_MOST_NUMBERS = 2**59  # ignoring dimensions of 0
 
 
 @dataclass(frozen=True)
@@ -127,15 +127,15 @@ class Stored:
     raw: Array
 
     def same(self, other: Stored) -> bool:
-        """Return whether both have the same type, shape and bytes."""
+        """Return whether two tensors have the same type, shape and bytes."""
         alike = (self.kind, self.shape) == (other.kind, other.shape)
         return alike and np.array_equal(self.raw, other.raw)
 
     def read(self) -> Array:
-        """Return the tensor's numbers, which stay in the file until they are used."""
+        """Return the tensor's numbers, mapped from the file: they are read when they are used."""
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
-        # this copies only on a big-endian machine, or if the tensor is not aligned in the file
+        # copies only on big-endian machines, or if the tensor is not aligned in the file
         array = np.require(array, dtype.newbyteorder("="), "A")
         if self.kind != "BF16":
             return array
@@ -146,7 +146,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Int8Rows(Stored):
-    """A matrix of int8 with a scale for each row.
+    """An int8 matrix with a scale for each row.
 
     Attributes:
         scales: the scales, float16 (rows,).
@@ -155,26 +155,26 @@ class Int8Rows(Stored):
     scales: Stored
 
     def same(self, other: Stored) -> bool:
-        """Return whether both have the same bytes and scales."""
+        """Return whether two matrices have the same bytes and scales."""
         return (
             isinstance(other, Int8Rows) and super().same(other) and self.scales.same(other.scales)
         )
 
     def read(self) -> Array:
-        """Return the numbers, float32."""
+        """Return the numbers as float32."""
         return from_rows(self.raw.view(np.int8).reshape(self.shape), self.scales.read())
 
 
 class Tensors(dict[str, Stored]):
-    """The tensors of a model by their names; `read` of a tensor returns its numbers.
+    """The tensors of a model by name; call `read` of a tensor to get its numbers.
 
-    At first only the headers are read, so that a model can be checked before it takes memory.
+    Only the headers are read at first, so that a model can be checked before it needs memory.
 
     Attributes:
-        source: the file that errors name.
+        source: the name of the file in errors.
 
     Raises:
-        ModelError: there is no such file, it is broken, or two files have the same tensor.
+        ModelError: a file is missing or broken, or two files have the same tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -196,7 +196,7 @@ class Tensors(dict[str, Stored]):
             self[name] = self._scaled(name, self[name], self.pop(name + SCALE))
 
     def sha256(self) -> str:
-        """Return the digest of all tensors as the files store them, a matrix of int8 as int8."""
+        """Return the digest of all tensors as the files store them, including int8 matrices."""
         rows = []
         for name, tensor in self.items():
             if isinstance(tensor, Int8Rows):
@@ -208,7 +208,7 @@ class Tensors(dict[str, Stored]):
         return digest(rows)
 
     def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
-        """Return a matrix of int8 with its scales, which counts as float32."""
+        """Return an int8 matrix with its scales; its numbers are float32."""
         if (rows.kind, len(rows.shape)) != ("I8", 2) or (
             (scales.kind, scales.shape) != ("F16", rows.shape[:1])
         ):
@@ -223,8 +223,8 @@ class Tensors(dict[str, Stored]):
 def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
     """Return the SHA-256, in hexadecimal, of tensors: name, type, shape and bytes of each.
 
-    The tensors are sorted by name. Each adds its name, type and shape, with a zero byte behind each
-    of the three, and its bytes as safetensors writes them. The shape is written as in "16,4".
+    The tensors are sorted by name. Each tensor adds its name, type and shape, each followed by a
+    zero byte, and then its bytes as safetensors writes them. A shape is written like "16,4".
 
     >>> digest([("b", "I8", (1,), b"1"), ("a", "F16", (), b"22")])[:16]
     'f2f043c8ed9c5c29'
@@ -238,12 +238,12 @@ def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
 
 
 def of_array(array: Array) -> tuple[str, tuple[int, ...], bytes]:
-    """Return type, shape and bytes of an array, as safetensors writes them."""
+    """Return `(type, shape, bytes)` of an array, as safetensors writes them."""
     return KINDS[array.dtype.name], array.shape, array.tobytes()
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
-    """Return the safetensors files of a folder: those of its index, model.safetensors, or all."""
+    """Return a folder's safetensors files: those in its index, model.safetensors, or all."""
     paths = [folder / name for name in sorted(set((index or {}).values()))]
     for path in paths:
         if not path.is_file():
@@ -257,14 +257,14 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return the tensors of a file. The library checks the header: length, ranges, file size."""
+    """Return the tensors of a file, whose header the safetensors library checks."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length), object_pairs_hook=_once)
-        # the numbers are read from the file when they are used
+        # mapped: numbers are read when they are used
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
@@ -283,7 +283,7 @@ def header(path: Path) -> dict[str, Stored]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, and raise if it has a name twice."""
+    """Return a JSON object, and raise if it has a key twice."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:

@@ -1,4 +1,4 @@
-"""Run token ids as transformers does: `model(input_ids)`."""
+"""Call a model with token ids, as in transformers: `model(input_ids)`."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from qkv.models.run.layout import columns
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What calling a model gives.
+    """The result of calling a model.
 
     Attributes:
-        last_hidden_state: (B, T, D), 0 where the attention mask is 0.
-        logits: if the model has a head: (B, T, V) over words, 0 where the mask is 0, or (B,
-            classes) for a classifier; for ELECTRA's discriminator (B, T), as in transformers.
-        embeds: (B, E), if the head gives a vector of each text or image instead of logits.
-        encoder_last_hidden_state: (B, S, D), if an encoder stands beside the decoder, to which the
-            other two then belong.
+        last_hidden_state: (B, T, D), 0 at padding.
+        logits: if the model has a head: (B, T, V) over words, 0 at padding; (B, classes) for a
+            classifier; (B, T) for ELECTRA's discriminator, as in transformers.
+        embeds: (B, E), if the head gives a vector for each text or image instead of logits.
+        encoder_last_hidden_state: (B, S, D), for an encoder with a decoder. `last_hidden_state` and
+            `logits` are then the decoder's.
     """
 
     last_hidden_state: Array
@@ -70,25 +70,27 @@ def call(
 
     Args:
         input_ids: (B, T) integers, or (T,) for one text, which means (1, T).
-        attention_mask: of the same shape, True or 1 at tokens; everything else is padding, on
-            either side, and is never read. By default all are tokens.
+        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
+            side. Padding is never read. By default, there is no padding.
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
-            learned and rotary positions; those of padding are not read. RoBERTa's and MPNet's begin
-            at the padding's id + 1, as in transformers. By default positions are as there: a
-            token's column, or the number of tokens before it (OPT; RoBERTa and MPNet count tokens
-            other than the padding token). Where columns are learned positions (GPT-2, BERT), a
-            text with padding on its left differs from the text alone:
-            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` makes them equal. Masks, windows,
-            ALiBi and relative biases always follow the order of the columns.
+            learned and rotary positions. Positions of padding are not read. As in transformers, the
+            positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
+            token's position is its column; in OPT, the number of tokens before it; in RoBERTa and
+            MPNet, the number of earlier tokens other than the padding token. If positions are
+            learned and count columns (GPT-2, BERT), padding on the left changes the result; give
+            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` to avoid this. Masks, windows, ALiBi
+            and relative biases always follow the order of the columns.
         ablate: heads to ablate, as in `trace`.
-        hide: words to mask, as in `trace`, and positions: columns of `input_ids`.
-        edit: activations to change, as in `trace`; arrays, and what functions get, have the columns
-            of `input_ids`, and so does `at.positions`. A function gets all texts.
+        hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
+        edit: activations to change, as in `trace`. Replacement arrays, the arrays that functions
+            get, and `at.positions` have a column for each column of `input_ids`. A function gets
+            all texts.
 
     Raises:
-        TypeError: ids that are not integers, a mask that is not of bools or 0 and 1; as in `trace`.
-        ValueError: shapes that do not fit, an id without a row in the token table, a position that
-            the model does not have; as in `trace`.
+        TypeError: ids are not integers, or a mask has other values than bools, 0 and 1; as in
+            `trace`.
+        ValueError: shapes differ, an id has no row in the token table, or the model does not have a
+            position; also as in `trace`.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -110,7 +112,7 @@ def call(
 def fit_ids(
     model: Core, edits: Edits, ids: Array, mask: Array, **others: Any
 ) -> tuple[EditedRun, Array]:
-    """Check edits against ids (B, T): return them, and the ids with exchanged tokens."""
+    """Check edits against ids (B, T); return `(edits, ids)` after swaps of tokens."""
     if not edits:
         return EditedRun(), ids
     texts = [named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)]
@@ -121,7 +123,7 @@ def fit_ids(
 def options_of_columns(
     model: Core, edited: EditedRun, ids: Array, mask: Array, positions: Array | None = None
 ) -> dict[str, Any]:
-    """Return the options of `Transformer.masked` for edits of ids (B, T) at such positions."""
+    """Return the options of `Transformer.masked` for edits of ids (B, T) at these positions."""
     plain: dict[str, Any] = {"positions": positions}
     if not edited.asked or not mask.any():
         return plain

@@ -26,7 +26,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
-AT_ONCE = 32  # tokens of a prompt whose logits are in memory at once
+AT_ONCE = 32  # the number of prompt tokens with logits in memory at once
 DEFAULT_NEW = 64  # tokens that are added by default
 
 
@@ -35,12 +35,12 @@ class Generated(str):
 
     Attributes:
         prompt: the text that it continues.
-        ids: the new tokens, with the token that ended the text.
-        finish_reason: "eos" after a token that ends texts, "stop" before a stop string, "length"
-            after `max_new_tokens`, or at the model's last position.
-        trace: with `trace=True` the trace of prompt and new tokens, as from `model.trace`.
-        logits: with `trace=True` the logit of each new token, (n,).
-        probabilities: with `trace=True` the model's probability of each, before any temperature.
+        ids: the new tokens, including the token that ended the text.
+        finish_reason: why the text ended: "eos" at a token that ends texts, "stop" at a stop
+            string, "length" after `max_new_tokens` or at the model's last position.
+        trace: with `trace=True`, the trace of the prompt and the new tokens, as from `model.trace`.
+        logits: with `trace=True`, the logit of each new token, (n,).
+        probabilities: with `trace=True`, the probability of each new token at temperature 1.
     """
 
     prompt: str
@@ -51,15 +51,16 @@ class Generated(str):
     probabilities: Array | None = None
 
     def looked_at(self, token: int) -> list[Array]:
-        """Return the weights from which the new token number `token` was chosen.
+        """Return the attention weights at the time when the new token number `token` was chosen.
 
-        The token before it predicts it, so these are the weights of that token over all tokens up
-        to itself. For a model that reads one text and writes another, they are weights over the
-        text that was read; the weights over its own text are row `token` of `trace.decoder`'s.
+        The previous token predicts the new token, so these are the weights of the previous token
+        over all tokens up to itself. For a model that reads one text and writes another, they are
+        weights over the text that was read; for the weights over the new text, take row `token` of
+        the weights in `trace.decoder`.
 
         Returns:
-            For each layer (Hq, K); K counts the prompt and the new tokens before this one, or the
-            tokens of the text that was read.
+            For each layer (Hq, K): K is the number of tokens in the prompt and of earlier new
+            tokens, or the number of tokens in the text that was read.
 
         Raises:
             TypeError: `token` is not a whole number.
@@ -97,41 +98,43 @@ def generate(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Any:
-    """Continue a text, or several at once, token by token.
+    """Continue one text or several texts token by token.
 
     A text ends with a token that ends texts (`eos_token_id` of generation_config.json, or else of
     config.json), before a stop string, or after `max_new_tokens`. With a temperature, tokens are
-    drawn as transformers draws them: logits are divided by the temperature, the `top_k` largest
-    stay, and of these the likeliest until their probabilities sum to `top_p`.
+    drawn as in transformers: logits are divided by the temperature, only the `top_k` largest are
+    kept, and of these only the likeliest, until their probabilities sum to `top_p`.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
             of rows for several.
-        max_new_tokens: the most tokens added to each. By default 64, or as many as the model has
-            positions for.
-        temperature: 0 takes the likeliest token each time; otherwise logits are divided by it.
-            `top_k`, `top_p` and `seed` need a temperature above 0.
-        top_k: how many of the likeliest tokens may be drawn.
-        top_p: the probability, above 0 and at most 1, to which the tokens that may be drawn sum.
+        max_new_tokens: the maximum number of tokens to add to each prompt. By default 64, or fewer
+            if the model has too few positions.
+        temperature: with 0, each new token is the likeliest one; otherwise logits are divided by
+            this number. `top_k`, `top_p` and `seed` need a temperature above 0.
+        top_k: the number of likeliest tokens that may be drawn.
+        top_p: a probability, above 0 and at most 1: only the likeliest tokens that sum to it may be
+            drawn.
         seed: makes the draws repeatable; each text has its own random numbers.
         stream: yield the text as it grows, each word once it is complete.
         stop: strings before which a new text ends.
         trace: keep, for each new token, its attention when it was chosen.
-        ablate: heads to ablate, as in `trace`, for prompt and new tokens; without "mean".
+        ablate: heads to ablate, as in `trace`, for the prompt and new tokens; "mean" is not
+            supported.
         hide: words of the prompt, and positions and edges of the growing text to mask, as in
             `trace`; negative positions count from the end of the prompt.
         edit: activations to change, as in `trace`. A function gets the positions that a step
-            computes, `at.positions`: those of the prompt in `at.step` 0, then one at a time, with
-            weights over all keys that a layer still has. An array applies to the prompt. For a
-            model that reads one text and writes another, names begin with "encoder." or "decoder.",
-            and `ablate` and `hide` apply to the text it reads.
+            computes, in `at.positions`: all of the prompt when `at.step` is 0, then one new
+            position in each step. Weights then have all keys in the layer's cache. An array applies
+            to the prompt only. For a model that reads one text and writes another, names begin with
+            "encoder." or "decoder.", and `ablate` and `hide` apply to the text that is read.
 
     Returns:
-        A `Generated`: a string, the new text without the prompt, with `prompt`, `ids` and
-        `finish_reason`, and with `trace=True` also `trace`, `logits`, `probabilities` and
-        `looked_at`. A list of them for several prompts. With `stream=True` an iterator over
-        strings, or over (number of the prompt, string) for several. A model without a tokenizer
-        shows ids as numbers.
+        A `Generated`, or a list of these for several prompts. A `Generated` is a string, the new
+        text without the prompt, with the attributes `prompt`, `ids` and `finish_reason`; with
+        `trace=True` also `trace`, `logits`, `probabilities` and `looked_at`. With `stream=True`, an
+        iterator over strings, or, for several prompts, over pairs (number of the prompt, string). A
+        model without a tokenizer writes ids as numbers.
 
     Raises:
         TypeError: a prompt or an argument has a wrong type.
@@ -195,12 +198,12 @@ def rows(
 
     Args:
         model: the model.
-        prompt: as in `generate`, with its errors; so are `max_new_tokens` and `seed`.
-        max_new_tokens: the most tokens added to each.
-        usual: how many are added by default, as far as they fit.
-        copies: how often each prompt is continued; its rows follow each other.
+        prompt: as in `generate`, which lists the errors.
+        max_new_tokens: as in `generate`.
+        usual: the default number of new tokens, if the model has enough positions.
+        copies: the number of rows for each prompt; rows of a prompt follow each other.
         stop: strings before which a new text ends.
-        seed: of the random numbers that each row draws.
+        seed: the seed of the random numbers of each row.
     """
     if not model.generates:
         raise ValueError(
@@ -260,10 +263,11 @@ def tokens_to_add(
     name: str,
     usual: int = DEFAULT_NEW,
 ) -> int:
-    """Return the number of tokens to add to a prompt of `given`: `wanted`, or up to the usual.
+    """Return the number of tokens to add to a prompt of `given` tokens.
 
     Raises:
-        ValueError: they do not fit, not even one fits, or the prompt has no token.
+        ValueError: `wanted` tokens do not fit, there is no room for one token, or the prompt is
+            empty.
 
     >>> [tokens_to_add("the prompt", given, None, 256, "tiny") for given in (202, 2)]
     [54, 64]
@@ -292,12 +296,12 @@ class Row:
         prompt: the text of the prompt.
         given: the tokens of the prompt.
         max_new_tokens: the most new tokens.
-        stream: the new text.
-        rng: draws tokens.
+        stream: turns new tokens into text.
+        rng: the random numbers for drawing tokens.
         ids: the new tokens.
         measured: the logit and probability of each new token, if `steps` measures them.
-        measured_prompt: the same of each token of the prompt except the first.
-        finish_reason: as in `Generated`, once the text has ended.
+        measured_prompt: the logit and probability of each prompt token except the first.
+        finish_reason: as in `Generated`, after the text has ended.
     """
 
     prompt: str
@@ -320,7 +324,7 @@ class Row:
         return len(self.measured_prompt) >= len(self.given) - 1
 
     def add(self, token: int, eos_ids: frozenset[int]) -> str:
-        """Add a token, and return the text that is complete with it."""
+        """Add a token, and return the words that are now complete."""
         self.ids.append(token)
         ended = token in eos_ids
         piece = "" if ended else self.stream.add(token)
@@ -371,21 +375,21 @@ def steps(
     measure_prompts: bool = False,
     edited: EditedRun | None = None,
 ) -> Iterator[list[tuple[int, str]]]:
-    """Generate one token of each row at a time, and yield the text that is complete with it.
+    """Generate one token for each row in each step, and yield completed text.
 
-    Rows that have new tokens already continue after them.
+    A row that already has new tokens continues after these tokens.
 
     Args:
         model: the model.
-        rows: from `rows`; the new tokens are added to them.
+        rows: the rows that `rows` returned; new tokens are added to them.
         sampling: how a token is chosen.
-        top: measure each new token, with this many of the likeliest; None measures none.
+        top: measure each new token and this number of likeliest tokens; None measures no token.
         measure_prompts: whether the tokens of the prompts are measured too, before the first step;
             only for a model whose text continues the prompt.
-        edited: what the run does differently.
+        edited: the edits of the run.
 
     Yields:
-        Pairs of the number of a row and its new text.
+        Pairs (number of a row, new text of the row).
     """
     body, eos_ids, edited = model.network, model._eos_ids, edited or EditedRun()
     if not measure_prompts and all(row.finish_reason for row in rows):
@@ -425,7 +429,7 @@ def steps(
 
 
 def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Append the new ids of each row to ids (B, n), of which `lengths` (B,) are real."""
+    """Append the new ids of each row to ids (B, n); `lengths` (B,) counts the real ids."""
     counts = np.array([len(row) for row in new])
     if not counts.any():
         return ids, lengths
@@ -436,7 +440,7 @@ def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[A
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
-    """Measure the tokens of a prompt that are not measured yet, by its last vectors (n, D)."""
+    """Measure the remaining tokens of a prompt, given the prompt's last vectors (n, D)."""
     ids = row.given.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]

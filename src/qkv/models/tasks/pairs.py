@@ -1,4 +1,4 @@
-"""Run a model that reads one text and writes another: its call, its trace, its generated texts."""
+"""Call and trace a model that reads one text and writes another."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from qkv.trace.recorder import kept_unasked, padded
 
 
 def pair_network(model: Core) -> EncoderDecoder:
-    """Return the encoder with its decoder, of a model that has both."""
+    """Return the network of a model that has an encoder and a decoder."""
     assert isinstance(model.network, EncoderDecoder)
     return model.network
 
@@ -48,17 +48,18 @@ def call_pair(
 
     Args:
         input_ids: (B, S) integers, the texts to read; or (S,) for one.
-        attention_mask: of the same shape, True or 1 at tokens; everything else is padding, on
-            either side, and is never read. By default all are tokens.
-        decoder_input_ids: (B, L) integers, what is written so far, beginning with the start token;
-            or (L,) for one text.
-        decoder_attention_mask: the same for these.
-        position_ids: not supported: these models know no positions, only distances of columns.
+        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
+            side. Padding is never read. By default, there is no padding.
+        decoder_input_ids: (B, L) integers, or (L,) for one text: the text that the decoder has
+            written so far, beginning with the start token.
+        decoder_attention_mask: like `attention_mask`, for `decoder_input_ids`.
+        position_ids: not supported: these models use distances instead of positions.
         ablate: heads of the encoder to ablate, as in `trace`.
-        hide: words of the texts to read, positions (columns of `input_ids`) and edges to mask, as
-            in `trace`: neither encoder nor decoder sees masked words and positions.
-        edit: activations to change, as in `trace`, by names that begin with "encoder." or
-            "decoder."; arrays, and what functions get, have the columns of the ids.
+        hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
+            the encoder nor the decoder sees masked words and positions.
+        edit: activations to change, as in `trace`; their names begin with "encoder." or "decoder.".
+            Replacement arrays, and the arrays that functions get, have a column for each column of
+            the ids.
 
     Returns:
         `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, 0 where its mask is 0,
@@ -119,19 +120,18 @@ def trace_pair(
     tokens that predict it: the start token and all tokens of the target except the end token.
 
     Args:
-        texts: what is read; see `Model.trace`.
-        target: what is written, a text for each of `texts`; or token ids beginning with the start
-            token, which are taken as they are.
+        texts: the texts that the encoder reads; see `Model.trace`.
+        target: the texts that the decoder writes, one for each of `texts`; or token ids, which must
+            begin with the start token.
         logits: keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
         ablate: as in `Model.trace`, heads of the encoder.
-        hide: as in `Model.trace`, in what is read; with a target, the decoder does not see these
-            words and positions either.
-        edit: as in `Model.trace`; with a target names begin with "encoder." or "decoder.":
-            "decoder.z" for all of its layers, or ("decoder.z", 3).
-        kept: `layers`, `names` and `top_k` of `Model.trace`, for encoder and decoder alike, and
-            without a target `batch_size`. A name that begins with "encoder." or "decoder." is kept
-            of that side alone: "pattern", "decoder.hook_resid_post",
-            "decoder.0.cross_attn.hook_pattern".
+        hide: as in `Model.trace`, for the texts that are read. With a target, the decoder does not
+            see these words and positions either.
+        edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":
+            "decoder.z" means all layers of the decoder, ("decoder.z", 3) means one layer.
+        kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and
+            the decoder; without a target, also `batch_size`. A name that begins with "encoder." or
+            "decoder.", such as "decoder.hook_resid_post", is kept for that side only.
 
     Returns:
         A `Trace` of the encoder; with a target a `Seq2SeqTrace` of both.
@@ -169,7 +169,7 @@ def traced_pair(
     single: bool = False,
     logits: bool = False,
 ) -> Seq2SeqTrace:
-    """Return the trace of texts, and of the decoder's inputs that belong to them."""
+    """Return the trace of texts and of the decoder's input for each text."""
     network = pair_network(model)
     starts = starts_of(map(len, written))
     ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)

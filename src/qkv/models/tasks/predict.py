@@ -1,4 +1,4 @@
-"""Guess words: at the mask tokens of a text, or after it; losses, and logits of any vector."""
+"""Predict words at the mask tokens of a text or after the text, and compute losses and logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
 
-# For each position the likeliest words and their probabilities, the likeliest first.
+# For each position, the likeliest words and their probabilities, the likeliest first.
 Guesses = list[list[tuple[str, float]]]
 
 
@@ -36,29 +36,29 @@ def predict(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Guesses:
-    """Guess the word at each mask token of a text, or, with a decoder, after the text.
+    """Guess the word at each mask token of a text; with a decoder, the word after the text.
 
-    Words are as a reader knows them: without the mark of the blank before them, and with "##" in
-    front if they continue the word before.
+    Words are shown without the tokenizer's mark for a blank; "##" marks a subword that continues
+    the word before it.
 
     Args:
-        text: one text, in which an encoder needs a gap wherever a word is missing: its mask token,
-            or another way to write a gap (`mask`); or token ids, (T,) or (1, T).
+        text: one text, or token ids, (T,) or (1, T). For an encoder, write a gap where a word is
+            missing: the mask token, or another gap that `mask` describes.
         top_k: the number of words.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`.
         edit: activations to change, as in `trace`.
 
     Returns:
-        For each mask token in turn, or for the next position, a list of `top_k` pairs of a word and
-        its probability, the likeliest first. Probabilities are the softmax of the logits over the
+        For each mask token, or for the next position, a list of `top_k` pairs `(word,
+        probability)`, the likeliest first. Probabilities are the softmax of the logits over the
         whole vocabulary, in float64.
 
     Raises:
         TypeError: `text` is neither a string nor integers, or `top_k` is not a whole number.
         ValueError: the model has no head over words, or reads one text and writes another; the text
-            is empty or too long, has no mask token, or is not one; `top_k` is below 1 or above V;
-            as in `trace`.
+            is empty or too long, or has no mask token; several texts are given; `top_k` is below 1
+            or above V; also as in `trace`.
         FloatingPointError: the model's logits are not finite.
 
     >>> import qkv
@@ -78,10 +78,10 @@ def predict(
 def losses(
     model: Core, text: Any, *, ablate: Ablate = (), hide: Hide = (), edit: Edit = None
 ) -> Array:
-    """Return the cross-entropy of each token of a text except the first, given those before it.
+    """Return the cross-entropy of each token of a text, except the first, given earlier tokens.
 
-    Their mean is the loss of a language model on this text, and the exponential of that mean the
-    perplexity per token.
+    The mean of the cross-entropies is the loss of a language model on this text. The exponential of
+    the mean is the perplexity per token.
 
     Args:
         text: one text, or token ids, (T,) or (1, T).
@@ -94,7 +94,7 @@ def losses(
 
     Raises:
         TypeError: `text` is neither a string nor integers.
-        ValueError: the model is no decoder, or what `trace` rejects.
+        ValueError: the model is not a decoder; also as in `trace`.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
@@ -115,7 +115,7 @@ def losses(
 
 
 def blanks(model: Core, text: Any) -> tuple[Tokenized, list[int]]:
-    """Return the tokens of a text, and the positions at which `predict` reads its guesses.
+    """Return `(tokens, positions)` of a text: `predict` guesses words at these positions.
 
     Args:
         text: as in `predict`, with its errors.
@@ -138,7 +138,7 @@ def guesses(
     top_k: int = 5,
     edits: Edits | None = None,
 ) -> Guesses:
-    """Return what `predict` gives for the tokens and positions that `blanks` returns."""
+    """Return the guesses of `predict`, given the tokens and positions that `blanks` returns."""
     edits = edits or Edits("predict")
     most = model._need_words("predict")
     top_k = whole_number(top_k, call="predict", name="top_k", least=1)
@@ -155,16 +155,16 @@ def guesses(
 
 
 def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
-    """Return the logits over words of vectors: through the final norm, if any, and the head.
+    """Return the logits over words of vectors, computed by the final norm, if any, and the head.
 
-    The head of a masked-LM includes its linear layer, activation and norm. Where the norms of a
-    model stand before its parts, `unembed(trace["resid_post", -1])` is `trace["logits"]`; where
-    they stand after, `unembed(trace["normalized_resid_post", -1])` is.
+    The head of a masked-LM includes its linear layer, activation and norm. In models with
+    pre-norms, `unembed(trace["resid_post", -1])` equals `trace["logits"]`. In models with
+    post-norms, `unembed(trace["normalized_resid_post", -1])` does.
 
     Args:
         resid: (..., D), float.
-        norm: whether vectors go through the final norm first; False for vectors that have been
-            through it. The norm inside a masked-LM head is always part of the head.
+        norm: whether to apply the final norm first; False for vectors that are normalised already.
+            The norm inside a masked-LM head is always applied.
 
     Returns:
         (..., V), float32, or float64 for a model of that type.
@@ -195,7 +195,7 @@ def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
 
 
 def _one_text(model: Core, text: Any) -> Tokenized:
-    """Return the tokens of the one text to guess in, a string or ids.
+    """Return the tokens of the text for `predict`, given as a string or as ids.
 
     Raises:
         TypeError: it is neither a string nor integers.
@@ -213,7 +213,7 @@ def _one_text(model: Core, text: Any) -> Tokenized:
         raise TypeError(f"predict: text is a list of {len(text)}: give one text at a time")
     tokenizer, mask = reader.need_tokenizer("predict"), reader.mask
     text = check_text(text, call="predict", name="text")
-    # a decoder's guess comes after the whole text, so nothing of it may be cut
+    # a decoder predicts the word after the whole text, so the text may not be cut
     truncator = Truncator(tokenizer, None if model.generates else limit, mask)
     [tokens] = truncator([reader.sentence.prepared(text)])
     if truncator.cut.gaps and mask not in tokens.tokens:
@@ -279,9 +279,9 @@ def in_words(
     before: Sequence[Sequence[str]],
     tokenizer: Tokenizer | None,
 ) -> Guesses:
-    """Return ids with their probabilities as words; "##" continues the word before.
+    """Return words with their probabilities, given ids; "##" continues the word before.
 
-    Without a tokenizer, or if no token has an id, the word is the number.
+    Without a tokenizer, or if no token has the id, the word is the id as a number.
 
     Args:
         ranked: ids and probabilities for each position.
@@ -294,7 +294,7 @@ def in_words(
         name = None if tokenizer is None else tokenizer.token(token)
         if tokenizer is None or name is None:
             return str(token)
-        front = ["Ġ"] * marks + list(last)  # shows `plain_tokens` that blanks are marked
+        front = ["Ġ"] * marks + list(last)  # tells `plain_tokens` how blanks are marked
         special = [False] * len(front) + [tokenizer.is_special(token)]
         return plain_tokens([*front, name], special)[-1]
 

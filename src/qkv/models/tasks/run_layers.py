@@ -20,27 +20,29 @@ _CALL = "run_layers"
 def run_layers(
     model: Core, resid: ArrayLike, first: int, stop: int | None = None, *, edit: Edit = None
 ) -> Array:
-    """Run some of the layers, on the vectors that the first of them takes.
+    """Run some consecutive layers on given input vectors.
 
-    `unembed(run_layers(trace["resid_pre", 3], 3))` is `trace["logits"]`, without computing anything
-    below layer 3.
+    `unembed(run_layers(trace["resid_pre", 3], 3))` equals `trace["logits"]`, but layers 0 to 2 are
+    not run.
 
     Args:
         resid: (B, T, D), or (T, D) for one text, float: `resid_pre` of layer `first`. All T
             positions are tokens, without padding.
-        first: the first layer that is run, from the end with -1; the number of layers runs none.
-        stop: the layer before which the run ends; None for after the last.
-        edit: activations of these layers to change, as in `trace`; arrays, and what functions get,
-            are (B, T, ...).
+        first: the first layer to run; -1 is the last layer. If `first` is the number of layers, no
+            layer runs.
+        stop: the run ends before this layer; None runs all layers from `first` on.
+        edit: activations of these layers to change, as in `trace`. Replacement arrays, and the
+            arrays that functions get, are (B, T, ...).
 
     Returns:
-        The output of the last of these layers, of the shape of `resid`, before the final norm;
-        float32, or float64 for a model of that type.
+        The output of the last of these layers, before the final norm, in the shape of `resid`;
+        float64 for a float64 model, otherwise float32.
 
     Raises:
-        TypeError: `resid` is not of floats, or a layer no whole number; as in `trace`.
-        ValueError: `resid` has another shape, a layer does not exist, an edit is of a layer that is
-            not run, or the model reads one text and writes another; as in `trace`.
+        TypeError: `resid` does not hold floats, or a layer is not a whole number; also as in
+            `trace`.
+        ValueError: `resid` has another shape, a layer does not exist, an edit changes a layer that
+            is not run, or the model reads one text and writes another; also as in `trace`.
         KeyError: an activation does not exist; the message has the nearest names.
 
     >>> import qkv
@@ -104,7 +106,7 @@ def run_layers(
 
 
 def _layer(number: Any, count: int, name: str) -> int:
-    """Return the number of a layer counted from 0; the number of layers stands after the last."""
+    """Return a layer's number from 0; the number of layers means the end."""
     if not is_whole_number(number):
         raise TypeError(f"{_CALL}: {name} is {shown(number)}: give a whole number")
     if not -count <= number <= count:

@@ -18,8 +18,9 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; 0 takes the largest.
-        top_k: the number of largest logits that may be chosen; ties with the last may be too.
-        top_p: the likeliest tokens may be chosen until their probabilities sum to this.
+        top_k: only tokens with the largest `top_k` logits may be chosen, including ties with the
+            last of these logits.
+        top_p: only the likeliest tokens may be chosen, until their probabilities sum to `top_p`.
 
     Raises:
         TypeError: a value is not a number.
@@ -44,7 +45,7 @@ class Sampling:
                 raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
 
     def check_draws(self, seed: int | None) -> None:
-        """Raise a ValueError if an option for drawing is given and no token is drawn."""
+        """Raise a ValueError if an option for drawing is given with temperature 0."""
         options = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
         named = [
             f"{name} is {shown(value)}" for name, value in options.items() if value is not None
@@ -57,7 +58,7 @@ class Sampling:
             )
 
     def allowed(self, logits: Array) -> tuple[Array, Array]:
-        """Return the tokens that may be chosen by logits (V,), and their probabilities.
+        """Return `(tokens, probabilities)` of the tokens that may be chosen, given logits (V,).
 
         >>> ids, probabilities = Sampling(1.0, top_k=2).allowed(np.log([0.1, 0.6, 0.3]))
         >>> ids, probabilities.round(2)
@@ -89,11 +90,11 @@ class Sampling:
 
 
 class Measured(NamedTuple):
-    """The likelihood of a token, before any temperature.
+    """The logit and probability of a token, before the temperature is applied.
 
     Attributes:
-        logit: of the token.
-        log_probability: of the token, in nats.
+        logit: the logit of the token.
+        log_probability: the logarithm of the token's probability, in nats.
         top: the likeliest tokens at its position and their log probabilities, the likeliest first.
     """
 

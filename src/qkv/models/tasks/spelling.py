@@ -1,4 +1,4 @@
-"""Spell tokens as text while they come, as soon as a character or a word is complete."""
+"""Turn new tokens into text as soon as a character or a word is complete."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # last tokens of the prompt that are spelled with the first new tokens
+CONTEXT = 8  # the number of last prompt tokens that are decoded with the first new tokens
 _BROKEN = "\ufffd"  # stands for bytes that are not a character, or not yet
 
-# Letters that are written without blanks between words: Thai to Khmer, Chinese, Japanese, ...
+# Letters of scripts without blanks between words: Thai to Khmer, Chinese, Japanese, ...
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
 
 
 class Spelling:
-    """Spells tokens as text, as soon as a character is complete.
+    """Turns tokens into text as soon as a character is complete.
 
     Args:
-        decode: from ids to their text.
+        decode: returns the text of ids.
         before: the tokens that the text continues.
 
     Attributes:
-        spans: the first character of each spelled token in the text, and the one after its last;
-            tokens that make one character together have the same span.
+        spans: for each decoded token, where its characters begin and end in the text. Tokens that
+            form one character together have the same span.
 
     >>> spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
     >>> [spelling.add(byte) for byte in "né".encode()], spelling.spans
@@ -36,7 +36,8 @@ class Spelling:
     def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
         self._ids = [int(token) for token in before[-CONTEXT:]]
-        # Ids from `_done` on are not yet text; they are spelled with those from `_first` on.
+        # Ids from `_done` on are not yet text; they are decoded together with the ids from `_first`
+        # on.
         self._first, self._done = 0, len(self._ids)
         self.spans: list[tuple[int, int]] = []
 
@@ -50,7 +51,7 @@ class Spelling:
         return self._spelled(final=True)
 
     def _spelled(self, *, final: bool) -> str:
-        """Return the text of the ids that have none; "" if it ends on half a character."""
+        """Return the text of the ids that are not yet text; "" if a character is incomplete."""
         before = self._decode(self._ids[self._first : self._done])
         whole = self._decode(self._ids[self._first :])
         new = whole[len(before) :]
@@ -62,7 +63,7 @@ class Spelling:
         return new
 
     def named(self, token: int) -> str:
-        """Return the text of a token after these; "" for part of a character or a special token."""
+        """Return the text of a further token; "" for a part of a character or a special token."""
         before = self._ids[-CONTEXT:]
         known, whole = self._decode(before), self._decode([*before, token])
         new = whole[len(known) :]
@@ -70,12 +71,12 @@ class Spelling:
 
 
 class TextStream:
-    """Spells tokens as text, as soon as a word is complete.
+    """Turns tokens into text as soon as a word is complete.
 
     Args:
-        decode: from ids to their text.
+        decode: returns the text of ids.
         before: the tokens that the text continues.
-        stop: the text ends before any of these.
+        stop: the text ends before the first of these strings.
 
     >>> words = {0: "one", 1: " tw", 2: "o", 3: " three"}
     >>> stream = TextStream(lambda ids: "".join(words[i] for i in ids), [0])
@@ -100,7 +101,7 @@ class TextStream:
         return self._release(self.spelling.finish(), final=True)
 
     def _release(self, new: str, *, final: bool) -> str:
-        """Return the text that is complete with `new`, and hold the rest."""
+        """Return the complete words after `new` was added, and keep the rest for later."""
         held = self._held + new
         stops = [at for at in map(held.find, self._stop) if at >= 0]
         if stops:
@@ -110,14 +111,14 @@ class TextStream:
             last = _LAST_WORD.search(held)
             assert last is not None
             size = min(last.start(), *(_begun(held, stop) for stop in self._stop), size)
-            size = len(held[:size].rstrip())  # a blank comes with the next word
+            size = len(held[:size].rstrip())  # a blank is returned with the next word
         self._held = held[size:]
         self.text += held[:size]
         return held[:size]
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return where `stop` may have begun at the end of `text`; its length if nowhere."""
+    """Return the index at which `stop` may begin at the end of `text`, or the text's length."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size
@@ -125,7 +126,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
-    """Return a function from ids to their text; to numbers without a tokenizer."""
+    """Return a function that returns the text of ids; without a tokenizer, their numbers."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids))
     # a token table may have more rows than there are tokens
