@@ -59,7 +59,7 @@ def test_blocks_of_keys_that_are_right_pass(size):
 def test_what_goes_wrong_with_a_second_block_is_told_by_lengths(size, wrong):
     result = check(tiled(size, **wrong))
     assert result.mistakes == ("some-lengths",), str(result)
-    assert "as many keys as queries" not in str(result)
+    assert "number of keys equals the number of queries" not in str(result)
     # the last of these keys is a block by itself
     assert len(result.example["key"]) == max(3, size + 1)
     assert "blocks" in result.hint[1]

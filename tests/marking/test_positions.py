@@ -202,7 +202,7 @@ def test_the_base_is_read_from_the_table():
 
 def test_the_other_size_is_read_from_the_table():
     said = check(speeds_from_outside, task="positions").message
-    assert "the speeds are always those of a table with 32 columns" in said
+    assert "as fast as in a table with 32 columns" in said
 
 
 def test_two_mistakes_are_told_apart():
