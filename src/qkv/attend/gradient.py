@@ -327,26 +327,19 @@ def _heads(
     outputs = outputs.each(lambda array: rounded(array, call.kind))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
-        rows = tuple(slice(t, t + 1) for t in text)
-        index = (*rows, slice(head, head + 1))
+        index = tuple(slice(t, t + 1) for t in (*text, head))
         for array in (*gradients[:3], gradients.sinks, gradients.slopes):
             array[index] = 0
-        heads.append((call, index, rows, outputs, gradients))
+        heads.append((call, index, outputs, gradients))
     return heads
 
 
-def _head(
-    call: Grouped,
-    index: tuple[Any, ...],
-    rows: tuple[Any, ...],
-    outputs: Outputs,
-    gradients: Gradients,
-) -> None:
+def _head(call: Grouped, index: tuple[Any, ...], outputs: Outputs, gradients: Gradients) -> None:
     """Compute one key head, one tile after the other, so that sums always have the same order."""
     *_, group, length = call.shape
     step = max(1, QUERIES // max(group, 1))
     for start in range(0, length, step):
-        tile = Tile(rows, index, slice(start, min(length, start + step)))
+        tile = Tile(index[:-1], index, slice(start, min(length, start + step)))
         with np.errstate(all="ignore"):
             _tile(call, tile, outputs.each(operator.itemgetter(tile.at)), gradients)
 

@@ -96,49 +96,38 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
     def share(tile: tiled.Tile) -> tuple[Any, int]:
         return tile.index, tile.queries.start * SHARES // max(1, call.shape[-1])
 
-    cases = [
-        (call, list(tiles), lse, indices, weights, received[number])
-        for (_, number), tiles in groupby(tiled.tiles(call), share)
-    ]
-    run_all(_summarize, cases)
+    def summarize(tiles: list[tiled.Tile], sums: Array) -> None:
+        """Read the keys again, now that each row's sum is known."""
+        kept = indices.shape[-1]
+        with np.errstate(all="ignore"):
+            for tile in tiles:
+                exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
+                base = exact.astype(call.kind)
+                rest = np.exp(base - exact).astype(call.kind)  # the part that rounding removed
+                far = np.abs(exact) > FAR
+                if far.any():
+                    rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
+                best, positions = weights[tile.at] - 1, indices[tile.at]  # -1: no key yet
+                for j in tiled.key_blocks(call, tile):
+                    scores, visible = tiled.scores_of(call, tile, j)
+                    block = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
+                    if visible is not None:
+                        block = np.where(visible, block, 0)
+                    sums[(*tile.index, slice(None), j)] += block.sum(axis=-2, dtype=np.float64)
+                    if visible is not None:
+                        block[~visible] = -1  # masked: below every weight, so never chosen
+                    keys = np.broadcast_to(np.arange(j.start, j.stop), block.shape)
+                    best, positions = _largest(
+                        np.concatenate([best, block], axis=-1),
+                        np.concatenate([positions, keys], axis=-1),
+                        kept,
+                    )
+                indices[tile.at] = np.where(best < 0, -1, positions)
+                weights[tile.at] = np.where(best < 0, 0, best)
+
+    shares = groupby(tiled.tiles(call), share)
+    run_all(summarize, [(list(tiles), received[number]) for (_, number), tiles in shares])
     return np.asarray(received.sum(axis=0))
-
-
-def _summarize(
-    call: Grouped,
-    tiles: list[tiled.Tile],
-    lse: Array,
-    indices: Array,
-    weights: Array,
-    received: Array,
-) -> None:
-    """Read the keys again, now that each row's sum is known."""
-    kept = indices.shape[-1]
-    with np.errstate(all="ignore"):
-        for tile in tiles:
-            exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
-            base = exact.astype(call.kind)
-            rest = np.exp(base - exact).astype(call.kind)  # the part that rounding removed
-            far = np.abs(exact) > FAR
-            if far.any():
-                rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
-            best, positions = weights[tile.at] - 1, indices[tile.at]  # -1: no key yet
-            for j in tiled.key_blocks(call, tile):
-                scores, visible = tiled.scores_of(call, tile, j)
-                block = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
-                if visible is not None:
-                    block = np.where(visible, block, 0)
-                received[(*tile.index, slice(None), j)] += block.sum(axis=-2, dtype=np.float64)
-                if visible is not None:
-                    block[~visible] = -1  # masked: below every weight, so never chosen
-                keys = np.broadcast_to(np.arange(j.start, j.stop), block.shape)
-                best, positions = _largest(
-                    np.concatenate([best, block], axis=-1),
-                    np.concatenate([positions, keys], axis=-1),
-                    kept,
-                )
-            indices[tile.at] = np.where(best < 0, -1, positions)
-            weights[tile.at] = np.where(best < 0, 0, best)
 
 
 def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array]:
