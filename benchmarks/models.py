@@ -1,4 +1,4 @@
-"""Models of a given shape with random weights, the same for both libraries."""
+"""Models of a given shape, with the same random weights for both libraries."""
 
 import tempfile
 from collections.abc import Callable

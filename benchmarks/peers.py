@@ -1,4 +1,4 @@
-"""The same work in other libraries, each in its fastest configuration."""
+"""The work of the benchmarks in other libraries, each in its fastest configuration."""
 
 import functools
 import math

@@ -81,7 +81,7 @@ def tidy_notebooks(app, error):
 
 
 def fill_in(app, docname, source):
-    """Put the numbers of the shipped models into a page."""
+    """Put the numbers of the included models into a page."""
     source[0] = filled(source[0])
 
 
@@ -109,14 +109,14 @@ def fold_boxes(app, doctree):
 
 
 def write_notebooks(app, error):
-    """Write the notebooks of each lesson beside its page."""
+    """Write the notebooks of each lesson into the folder of its page."""
     if error is None and app.builder.format == "html":
         for page in notebooks.lessons():
             notebooks.write(page, Path(app.outdir, "course"))
 
 
 def write_slides(app, error):
-    """Write the slides of each lesson beside its page."""
+    """Write the slides of each lesson into the folder of its page."""
     if error is None and app.builder.format == "html":
         for page in notebooks.lessons():
             slides.write(Path(app.outdir, "course", f"{page.stem}.html"))

@@ -176,7 +176,7 @@ def ship(
 
     Args:
         run: the folder of an encoder's or a decoder's run.
-        source: of the books.
+        source: the source of the books, as for `training.books.read`.
         place: the folder to write; by default the folder of this kind of model in the package.
         wordnet_folder: the folder of WordNet's files.
         beside: other runs, or folders of models made from runs, of the same shape; the mean of all
@@ -270,8 +270,8 @@ def _together(
 ) -> list[dict[str, Any]]:
     """Return the records of all runs, the first run's chain first.
 
-    If a mean of weights ships, the last record lists its runs by their numbers, counted from 1; a
-    model that is itself a mean is listed by the numbers of its own runs.
+    If the included weights are a mean, the last record lists its runs by their numbers, counted
+    from 1; a model that is itself a mean is listed by the numbers of its own runs.
     """
     [run, *others], abouts = runs, [dict(about) for about in chains[0]]
     own = _learned(abouts[-1])

@@ -69,7 +69,7 @@ def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
     """Describe the recipe of the first run, and the settings that later runs changed.
 
     The folder from which a run started is left out. A run "beside" the previous run started from
-    the same weights as it.
+    the same weights as the previous run.
 
     >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]
     >>> recipes(abouts)

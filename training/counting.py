@@ -2,7 +2,7 @@
 
 The first model looks up the longest context around a gap, or before a next word, that occurs in the
 books. The second is an interpolated Kneser-Ney model of five words. Both read the training books of
-the shipped models.
+the included models.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Candidate:
         family: the family in `stories.txt`.
         why: the family's reason, with {hidden} for the masked word.
         cue: the words of the filler in lower case.
-        right: the right words for the gap, written beside the filler.
+        right: the right words for the gap, written after the filler.
         fits: words that would be right with another filler.
     """
 

@@ -50,23 +50,23 @@ Card = dict[str, Any]
 Edit = dict[str, Any]
 Head = tuple[int, int]
 
-SURE, LEAST = 0.05, 0.02  # chances of a first guess
-LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # weights, and what tells an answer from others
-AHEAD = 0.0005  # chances
-STAYS, ALIKE = 0.08, 0.01  # weights that are nearly the same
+SURE, LEAST = 0.05, 0.02  # least probabilities of a first guess: preferred, allowed
+LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # least weights, and least distance from other weights
+AHEAD = 0.0005  # least difference of probability to the next guess
+STAYS, ALIKE = 0.08, 0.01  # largest differences of nearly equal weights
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
 
 
 @dataclass(frozen=True, eq=False)
 class Sentence:
-    """A sentence with a missing word, as a model reads it.
+    """The tokens of a sentence with a missing word, and runs of a model on it.
 
     Attributes:
         model: the model.
         spelled: the sentence.
-        text: its tokens, each of them a word.
-        place: of the missing one.
-        candidate: where the sentence is from, if it is from `stories.txt`.
+        text: the tokens of the sentence; each is a word.
+        place: the position of the missing word.
+        candidate: the origin of the sentence, if it is from `stories.txt`.
     """
 
     model: Model

@@ -10,10 +10,10 @@ from typing import Any
 
 from training.lesson import Card, Edit, Examples, Head, Sentence
 
-WORDS, GUESSES = 6, 4  # that there are to choose from
-TIMES = 4  # the temperature
+WORDS, GUESSES = 6, 4  # number of options of a question
+TIMES = 4  # the temperature of the card
 GAP = "*?*"
-NAMES = ["weight", "sum", "back", "position", "swap", "heads"]  # of the cards, in their order
+NAMES = ["weight", "sum", "back", "position", "swap", "heads"]  # the names of the cards, in order
 NAMES += ["mask", "temperature", "hide", "remove", "equal", "worth"]
 
 
@@ -285,7 +285,7 @@ def _worth(given: Examples) -> Card | None:
 
 
 def _state(one: Sentence, head: Head, query: int | None = None, **more: Any) -> dict[str, Any]:
-    """What the page shows: a head of a sentence, from the missing word unless said."""
+    """Return a state of the page: a head of a sentence; the missing word is the default query."""
     own = {"text": one.spelled, "edits": [], "place": one.place}
     own |= {"query": one.place if query is None else query, "layer": head[0], "head": head[1]}
     return own | {"inside": False, "colouring": "pattern", "tab": "heads"} | more
@@ -294,13 +294,13 @@ def _state(one: Sentence, head: Head, query: int | None = None, **more: Any) -> 
 def _probe(
     head: Head | None, query: int, keys: Sequence[int], edits: Sequence[Edit] = ()
 ) -> dict[str, Any]:
-    """The weight from a query on keys together, in a head, or the mean of all."""
+    """Return a probe: the total weight of a query on keys, in one head or averaged over all."""
     own = {} if head is None else {"layer": head[0], "head": head[1]}
     return {"of": "weight", "edits": list(edits), **own, "query": query, "keys": list(keys)}
 
 
 def _words(one: Sentence, head: Head, query: int) -> dict[str, Any]:
-    """The words of a sentence to choose from: those with the largest weights."""
+    """Return options of a question: the words of a sentence with the largest weights."""
     row = one.run([])[0][head][query]
     largest = sorted(one.words, key=lambda word: -float(row[one.words[word]].sum()))[:WORDS]
     words = [word for word in one.words if word in largest]
@@ -312,7 +312,7 @@ def _words(one: Sentence, head: Head, query: int) -> dict[str, Any]:
 
 
 def _guesses(one: Sentence, edits: list[Edit]) -> tuple[str, str, str, dict[str, Any]]:
-    """Words for the gap to choose from: the first guess before, the first now, the next before.
+    """Return options for the gap: the first guess before, the first guess now, and the next before.
 
     Returns:
         The first guess before, the marks of its chance before and now, and what a card needs.
@@ -334,13 +334,13 @@ def _removed(head: Head) -> list[Edit]:
 
 
 def _first(one: Sentence, edits: Sequence[Edit]) -> str:
-    """Which word comes first with edits, in words."""
+    """Say which word comes first with edits."""
     [(before, _)], [(after, _)] = one.guesses([]), one.guesses(edits)
     return f"*{after}* stays first" if after == before else f"*{after}* comes first"
 
 
 def _strongest(one: Sentence, word: str) -> Head:
-    """The head in which the missing word looks most at a word."""
+    """Return the head in which the missing word looks most at a word."""
     weights = one.looks[:, :, one.words[word]].sum(-1)
     layer, head = divmod(int(weights.argmax()), weights.shape[1])
     return layer, head

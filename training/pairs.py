@@ -217,7 +217,8 @@ def _pairs_at(
 def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) -> list[Pair | None]:
     """Find for each pair unrelated words at the same positions of another sentence.
 
-    Positions are counted in words from the beginning. None if no sentence has such words.
+    Positions are counted in words from the beginning. A pair gets None if no sentence has unrelated
+    words at these positions.
     """
     rng = np.random.default_rng(seed)
     known = set(pairs)

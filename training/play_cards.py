@@ -1,16 +1,16 @@
-"""The cards of the live page: a first lesson on attention, twelve guesses that a reader can check.
+"""The cards of the live page: a first lesson on attention with twelve questions.
 
-`python -m training.play_cards MODEL` searches and prints them; MODEL is a folder, a name, or
-nothing for the shipped encoder. `--keep` writes them to cards.json beside the model, where the page
-of `qkv.play` reads them; `training.ship` does so for a new model. `training.lesson` has the rules
-that find the examples, `training.lesson_text` the texts.
+`python -m training.play_cards MODEL` finds and prints the cards; MODEL is a folder, a name, or
+nothing for the included encoder. `--keep` writes them to cards.json in the model's folder, where
+the page of `qkv.play` reads them; `training.ship` does this for a new model. `training.lesson` has
+the rules that find the examples, and `training.lesson_text` has the texts.
 
-The module searches the sentences of `stories.txt` (read by `training.frames`). The pool is the
-sentences whose words are one token each, and for which the model's first guess is a right word of
-the filler, with a probability of 2% or more. A card without a match in the pool is left out, and
+The module searches the sentences of `stories.txt` (read by `training.frames`). The pool has the
+sentences in which each word is one token, and the model's first guess is a right word of the
+filler with a probability of 2% or more. A card without a match in the pool is left out and
 reported.
 
-A card holds all that the page needs to ask the question and to check it with its own run:
+A card holds everything that the page needs to ask the question and to check the answer:
 
     {"name": "hide", "read": str, "ask": str, "options": [str, ...], "told": str,
      "before": STATE, "after": STATE,       what the page shows before and after the guess
@@ -18,13 +18,13 @@ A card holds all that the page needs to ask the question and to check it with it
      "right": {"of": "largest", "among": [probe of each option]}
            or {"of": "change", "from": probe, "to": probe}}     options: less, as much, more
 
-    STATE = {"text", "edits", "place", "query", "layer", "head"} and what else the page's state has
+    STATE = {"text", "edits", "place", "query", "layer", "head"} and other keys of the page's state
     PROBE = {"of": "weight", "edits", "query", "keys": [...], "layer"?, "head"?}   without: mean
-          | {"of": "chance", "edits", "word"}      of a word at the place
-          | {"of": "moved", "edits"}               the chance that is with other words than without
+          | {"of": "chance", "edits", "word"}      of a word at the position
+          | {"of": "moved", "edits"}               the probability that moves to other words
 
-In its texts *word* is a word of the text or of the vocabulary ("?" the missing one), {0} is the
-number of the first probe.
+In the texts of a card, *word* is a word of the sentence or of the vocabulary ("?" is the missing
+word), and {0} is the number of the first probe.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def right(card: Card, measured: Sequence[float]) -> int:
 
 
 def keep(folder: Path, kept: dict[str, Any]) -> None:
-    """Write the cards beside a model, each on a line."""
+    """Write the cards into the folder of a model, one card on each line."""
     cards = ",\n".join(json.dumps(card) for card in kept["cards"])
     counts = ", ".join(f'"{name}": {kept[name]}' for name in ("searched", "pool"))
     with replacing(folder / CARDS) as file:

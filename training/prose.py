@@ -85,7 +85,7 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     Args:
         model: a decoder whose tokens keep the blank before a word, as GPT-2's do.
         text: one book.
-        known: words in small letters.
+        known: words in lower case.
 
     Raises:
         ValueError: the tokenizer has no blanks before words.
@@ -168,7 +168,7 @@ def perplexity(
     Args:
         model: as for `surprise`.
         read: the passages of each book.
-        known: words in small letters.
+        known: words in lower case.
 
     Returns:
         "perplexity", and "words", the number of words in the mean.
@@ -230,7 +230,7 @@ def induction(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> dict
     Args:
         model: a decoder.
         sentences: sentences of held-out books; only sentences of 8 to 16 words are used.
-        seed: decides what is drawn.
+        seed: the seed of all random draws.
 
     Returns:
         For each kind "heads", the scores (layers, heads) as lists, and "best": "score", "layer"
@@ -311,7 +311,7 @@ def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list
     Args:
         model: a decoder.
         texts: the beginnings.
-        seed: of what is drawn.
+        seed: the seed of all random draws.
     """
     written, ended = [""] * len(texts), [False] * len(texts)
     for turn in range(TURNS):
@@ -356,9 +356,9 @@ def continued(
 
     Args:
         model: a decoder.
-        known: words in small letters.
+        known: words in lower case.
         texts: the texts to continue; by default the beginnings of the file.
-        seed: of what is drawn.
+        seed: the seed of all random draws.
 
     Returns:
         A dict of counts: "texts"; texts that "loop" (beginning and continuation together);
@@ -392,7 +392,7 @@ def figures(
         model: the decoder.
         read: the passages of each held-out book.
         known: the words of the training books in lower case.
-        seed: of what is drawn.
+        seed: the seed of all random draws.
 
     Returns:
         "model"; "perplexity", "induction" and "continued", the results of the functions with these

@@ -2,7 +2,7 @@
 
 `python -m training.roles MODEL` prints them; MODEL is a folder, a name or nothing for the default.
 
-The rule. A head has a role if one of these is 0.4 or more:
+The rule. A head has a role if one of these weights is 0.4 or more:
 
 - the mean weight of all tokens on the previous token, on the next token, on all tokens equal to the
   looking token (including itself), on the first token ([CLS]) or on the last token ([SEP]), as in

@@ -148,7 +148,7 @@ def ship(
 
 
 def keep_card(place: Path, text: str, wordnet_folder: Path) -> None:
-    """Write the card of a model, and WordNet's licence beside it."""
+    """Write the card of a model and WordNet's licence into the model's folder."""
     for name, content in (("README.md", text), ("LICENSE.wordnet", licence(wordnet_folder))):
         with replacing(place / name) as file:
             file.write(content.encode())

@@ -56,7 +56,7 @@ Ranked = tuple[tuple[str, float], ...]  # words and their chances, the likeliest
 
 @dataclass(frozen=True)
 class Found:
-    """What one edit does to the first guess of a sentence.
+    """The effect of one edit on the first guess of a sentence.
 
     Attributes:
         candidate: the sentence.
@@ -68,7 +68,7 @@ class Found:
         ablate: (layer, head), if the edit removes a head.
         median: for a head, the fall of the log odds without the median head.
         looks: the word that the head looks at most from the gap, and the weight.
-        alike: whether masking that word leads to the same guess.
+        alike: whether masking the word that the head looks at leads to the same guess.
     """
 
     candidate: Candidate
