@@ -1,4 +1,4 @@
-"""`load`: from a name to a model."""
+"""`load`: find and read a model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.subwords import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # ends of classes without a head
+_BARE = ("Model", "Encoder", "Backbone")  # how the names of classes without a head end
 
 
 @advising("load", LOADING)
@@ -58,23 +58,23 @@ def load(
     """Load a model.
 
     Args:
-        name_or_path: a folder with config.json, `*.safetensors` and tokenizer.json (without the
-            last it runs on ids), a short name ("books", "books-decoder", "minilm"),
-            a Hub id ("organisation/name"), or "random" for a small model with random weights. The
-            first two come with qkv; another name is looked for in the Hugging Face cache, in an
-            installed package, then on the Hub. Without one: the environment variable `QKV_MODEL`,
-            else "books".
-        revision: a branch, tag or commit on the Hub; a folder has none.
-        dtype: float32, float64 or bfloat16; by default that of the files, float16 and bfloat16 as
-            float32. In bfloat16 weights take half the memory, products about half the time, and
-            numbers have two to three digits.
+        name_or_path: a folder with config.json, `*.safetensors` and tokenizer.json (without
+            tokenizer.json, the model takes ids only), a short name ("books", "books-decoder",
+            "minilm"), a Hub id ("organisation/name"), or "random" for a small model with random
+            weights. The models "books" and "books-decoder" come with qkv; other names are searched
+            in the Hugging Face cache, in an installed package, then on the Hub. By default, the
+            environment variable `QKV_MODEL`, or "books" if the variable is not set.
+        revision: a branch, tag or commit on the Hub; folders have no revisions.
+        dtype: float32, float64 or bfloat16; by default the type in the files, with float16 and
+            bfloat16 converted to float32. With bfloat16, weights take half the memory, products
+            take about half the time, and numbers have two to three digits.
 
-    Weights stay in their files, which are mapped into memory: to change a model that is in use,
-    replace its files instead of writing into them.
+    Weights stay in their files, which are mapped into memory: while a model is in use, do not write
+    into its files; replace them instead.
 
     Raises:
-        ModelError: the files are broken, do not fit each other, or are of a family, or have an
-            option, that qkv does not support.
+        ModelError: the files are broken or inconsistent, or qkv does not support the model's family
+            or one of its options.
         FileNotFoundError: the folder does not exist, or the model was not found.
         ValueError: the name does not exist.
 
@@ -94,7 +94,7 @@ def load(
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
-        if chosen and len(error.args) == 1:  # qkv raised it, about a name of QKV_MODEL
+        if chosen and len(error.args) == 1:  # an error of qkv about the name in QKV_MODEL
             raise type(error)(f"{error} (QKV_MODEL names it)") from error
         raise
     if Path(name).is_dir():
@@ -121,7 +121,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
 
 
 def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
-    """Read the model of a config.json, or of a table of vectors without one."""
+    """Read a model with a config.json, or a table of vectors without a config.json."""
     home = folder / sentence.home
     if sentence.static:
         return _static(folder, name, sentence, kind)
@@ -158,7 +158,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
 
 
 def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
-    """Read the model of a table of vectors, whose tokenizer limits the length of texts."""
+    """Read a model that is a table of vectors; the tokenizer limits the length of texts."""
     home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
     need_file(home / TOKENIZER, MOST_TOKENIZER)
@@ -180,7 +180,7 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | N
 
 
 def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
-    """Return a design without its head if the files hold no tensor of it, as of some embedders."""
+    """Return a design without its head if the files have no tensor of the head."""
     if type(design) is not Design or design.head is None:
         return design
     if design.head.embeds:
@@ -199,7 +199,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
 
 
 def _warn_of_left_out(config: Config, weights: Weights) -> None:
-    """Warn of a head that qkv does not compute."""
+    """Warn about a head that qkv does not compute."""
     parts = sorted({name.removesuffix(".weight").removesuffix(".bias") for name in weights.heads})
     is_bare = config.architecture().endswith(_BARE)
     if config.head() or (config.architecture() and not is_bare and parts):
@@ -215,7 +215,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
 
 
 def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:
-    """Load a model as `load` does; "random" knows the words of these texts."""
+    """Load a model as `load` does; the vocabulary of "random" is taken from these texts."""
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", CONFIG).is_file():
         return random_model(texts)
@@ -225,7 +225,7 @@ def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None =
 def _tokenizer(
     path: Path, kind: type[SubwordTokenizer] = SubwordTokenizer
 ) -> SubwordTokenizer | None:
-    """Read and try the tokenizer of a file; None if the file does not exist."""
+    """Read and test the tokenizer in a file; return None if the file does not exist."""
     if not path.is_file():
         return None
     need_file(path, MOST_TOKENIZER)
@@ -233,16 +233,16 @@ def _tokenizer(
         tokenizer = kind.from_file(path)
         tokenizer.tokenize("a")  # some faults show only here
     except BaseException as error:
-        # a panic of the tokenizers library is no Exception
+        # a panic of the tokenizers library is not an Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = first_line(error.__cause__ or error)  # without the name of the call
+        reason = first_line(error.__cause__ or error)  # the message without the name of the call
         raise ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 
 
 def _float_type(dtype: Any) -> np.dtype[Any]:
-    """Return the type of a model that a user asks for."""
+    """Return the type for a model, given the user's `dtype`."""
     with suppress(TypeError):
         kind = float_type(dtype, call="load")
         if kind != np.float16:

@@ -1,4 +1,4 @@
-"""`Model`: the list of what a model can be asked, each a function of its tokenizer and network."""
+"""`Model`, which lists all methods of a model, and its subclasses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Model(Core):
 
     Attributes:
         config: the contents of its config.json.
-        design: its sizes and options, from which the same network can be built on other parameters.
+        design: the sizes and options of the network.
         reader: turns texts into the tokens that the network runs.
 
     >>> import qkv
@@ -75,7 +75,7 @@ class Model(Core):
         """The models of its routes by name, if its files have a `Router`; read-only.
 
         `encode`, `encode_query` and `encode_document` choose the route; every other call uses the
-        default route, whose model this is. Ask the model of another route directly:
+        default route, whose model this is. To use another route, call its model:
         `model.routes["query"].trace(text)`.
 
         >>> import qkv
@@ -86,7 +86,7 @@ class Model(Core):
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """The prompts that may stand before a text, by name; read-only.
+        """The prompts that `encode` can put before a text, by name; read-only.
 
         >>> import qkv
         >>> dict(qkv.load("random").prompts)
@@ -100,7 +100,7 @@ class Model(Core):
         return self.sentence.similarity
 
     def get_embedding_dimension(self) -> int:
-        """Return the size of a vector from `encode`; with several routes, of the first.
+        """Return the size of the vectors from `encode`; with several routes, of the first route.
 
         >>> import qkv
         >>> qkv.load("random").get_embedding_dimension()
@@ -110,7 +110,7 @@ class Model(Core):
         return first.sentence.width(first._vector_size)
 
     def get_sentence_embedding_dimension(self) -> int:
-        """Return `get_embedding_dimension()`: its old name, which is still in wide use.
+        """Return `get_embedding_dimension()`; this is its old name, which is still widely used.
 
         >>> import qkv
         >>> qkv.load("random").get_sentence_embedding_dimension()
@@ -119,19 +119,19 @@ class Model(Core):
         return self.get_embedding_dimension()
 
     def pieces(self, word: str) -> list[list[str]]:
-        """Return `subwords(word)`, by its old name."""
+        """Return `subwords(word)`; `pieces` is the old name."""
         return self.subwords(word)
 
 
 class CrossEncoderModel(Model):
-    """A model that reads two texts together and scores the pair, or gives each class a score."""
+    """A model that reads two texts together and gives the pair one score, or one per class."""
 
     predict: Any = predict_pairs  # takes pairs of texts, as in sentence-transformers
 
     @property
     def num_labels(self) -> int:
-        """C, the number of scores of a pair."""
-        assert self.head is not None  # `qkv.load` makes this class only of a model with a head
+        """C, the number of scores for a pair of texts."""
+        assert self.head is not None  # `qkv.load` uses this class only for models with a head
         return self.head.steps.outputs
 
 
@@ -148,6 +148,6 @@ class Seq2SeqModel(Model):
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
-    """Return the names that a trace may have for the output of a layer."""
+    """Return the possible names in a trace for the output of a layer."""
     own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
     return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

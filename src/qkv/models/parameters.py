@@ -1,4 +1,4 @@
-"""A model's arrays by name: read-only, and each can be replaced."""
+"""A model's arrays by name, which are read-only but can be replaced."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from qkv.ops.packing import frozen
 class Parameters(MutableMapping[str, Array]):
     """A model's arrays by name.
 
-    They are read-only, so that the model lays them out for its products only once. To change one,
-    assign another array: `model.parameters[name] = array`.
+    The arrays are read-only, because the model prepares them for its products only once. To change
+    one, assign another array: `model.parameters[name] = array`.
 
     Args:
-        arrays: by name; frozen.
-        changed: called after each change.
+        arrays: the arrays by name; they must be read-only.
+        changed: a function that is called after each change.
 
     >>> import numpy as np, qkv
     >>> model = qkv.load("random")
@@ -40,8 +40,8 @@ class Parameters(MutableMapping[str, Array]):
 
         Raises:
             KeyError: the parameter does not exist; the message has the nearest names.
-            TypeError: `value` is not of floats.
-            ValueError: it has another shape.
+            TypeError: `value` does not hold floats.
+            ValueError: `value` has another shape.
         """
         if name not in self._arrays:
             near = difflib.get_close_matches(str(name), self._arrays, n=3)

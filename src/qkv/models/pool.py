@@ -20,20 +20,20 @@ CHUNKS = 10  # for each process, so that all of them end at about the same time
 
 
 class Pool:
-    """Processes for `model.encode(texts, pool=...)`; `close` or leaving a `with` ends them.
+    """Processes for `model.encode(texts, pool=...)`; end them with `close` or a `with` block.
 
-    One process already computes with all threads. Several help if texts are so short that Python's
-    own work between them matters, or on machines with many processors. The processes share the
-    threads of this process. As with every pool in Python, a script creates it under
+    One process already computes with all threads. Several processes help on machines with many
+    processors, or if texts are so short that Python itself takes much of the time. The processes
+    share the threads of this process. As with every pool in Python, a script creates it under
     `if __name__ == "__main__":`.
 
     Args:
-        model: copies of it, as it is now, encode.
-        processes: their number; None for the number of threads of this process.
+        model: each process gets a copy of the model in its present state.
+        processes: the number of processes; None for the number of threads of this process.
 
     Raises:
         TypeError: `processes` is not a whole number.
-        ValueError: it is below 1.
+        ValueError: `processes` is below 1.
 
     >>> import qkv
     >>> Pool(qkv.load("random"), 0)

@@ -1,1 +1,1 @@
-"""The parts of models: arithmetic without files."""
+"""The networks of models, independent of files."""

@@ -1,4 +1,4 @@
-"""A decoder that writes one text and attends to another, which an encoder has read."""
+"""An encoder that reads a text, and a decoder that attends to it and writes another text."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from qkv.trace.recorder import of_heads, padded, unkept
 
 
 class DecoderCache(KVCache):
-    """Keys and values of a decoder's layer: those of its own text, which grow, and of the other.
+    """The key/value cache of a decoder's layer, for its own text and for the text it attends to.
 
     Args:
-        window: the window of its own text, as for `KVCache`.
+        window: the window in the decoder's own text, as for `KVCache`.
         key: the keys of the other text, (B, Hkv, S, d).
         value: the values of the other text, (B, Hkv, S, dv).
-        key_lengths: (B,), the number of real keys of the S.
-        visible: the visible keys, broadcasts to (B, Hq, L, S); None for all.
+        key_lengths: (B,), the number of real keys among the S keys.
+        visible: which keys are visible, broadcasts to (B, Hq, L, S); None if all are.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class DecoderCache(KVCache):
 
 
 class CrossAttention:
-    """Attention of one text to another, whose keys and values are computed once.
+    """Attention of one text to another text; keys and values of the other are computed once.
 
     Args:
         attn: the projections.
-        options: the options of `qkv.attention` in every run.
+        options: the options of `qkv.attention`.
     """
 
     hooks = (
@@ -101,12 +101,12 @@ class CrossAttention:
         top_k: int | None = None,
         save: bool = False,
     ) -> tuple[Array, None]:
-        """Return the context of word vectors (B, L, D) in the other text, (B, L, D).
+        """Return what word vectors (B, L, D) read from the other text, (B, L, D).
 
         Args:
             x: word vectors.
             cache: the keys and values of the other text.
-            lengths: (B,), the number of real words of the L.
+            lengths: (B,), the number of real words among the L words.
             residual: (B, L, D), added to the result.
             record: collects the activations.
             top_k: with `record`, keep only the largest weights of each query.
@@ -153,7 +153,7 @@ class DecoderBlock(Block):
 
 
 class EncoderDecoder(Transformer):
-    """An encoder, which is a transformer, and the decoder that attends to it.
+    """An encoder, and a decoder that attends to the encoder's vectors.
 
     Args:
         encoder: a transformer with the encoder's parts.
@@ -173,7 +173,7 @@ class EncoderDecoder(Transformer):
 
     @property
     def cross_attention(self) -> list[CrossAttention]:
-        """The attention to the encoder's vectors, of each layer of the decoder."""
+        """Each decoder layer's attention to the encoder's vectors."""
         return [
             block.cross_attn for block in self.decoder.layers if isinstance(block, DecoderBlock)
         ]
@@ -201,11 +201,13 @@ class EncoderDecoder(Transformer):
             ids: (B, L) token ids.
             mask: (B, L), the visible tokens; a masked token between two keeps their distance.
             rows: the encoder's vectors, packed.
-            cu_lengths: (B + 1,), where each of the encoder's texts begins and the last one ends.
-            visible: the visible vectors of these, broadcasts to (B, Hq, L, S); None for all.
+            cu_lengths: (B + 1,), where each of the encoder's texts begins and where the last text
+                ends.
+            visible: which of the encoder's vectors are visible, broadcasts to (B, Hq, L, S); None
+                if all are.
             record: collects the activations, as (B, L, ...).
             top_k: with `record`, keep only the largest weights of each query.
-            stop: the layer before which the run ends; None for behind the final norm.
+            stop: the run ends before this layer; None runs all layers and the final norm.
         """
         between = without_holes(mask)
         lengths = between.sum(1)
@@ -253,12 +255,12 @@ class EncoderDecoder(Transformer):
         record: Recorder | None = None,
         **options: Any,
     ) -> tuple[list[KVCache], Array, Array]:
-        """Encode texts: return the decoder's caches, the first id of each text (B, 1), and ones.
+        """Encode texts; return `(caches, ids, lengths)` for the decoder's first step.
 
         Args:
             texts: the ids of each text, (T,).
             visible: as for `decode`.
-            record: collects the activations of both sides, each under its name.
+            record: collects the activations of the encoder and the decoder.
             options: the other options of the encoder's call.
         """
         sides = [

@@ -37,13 +37,13 @@ class Attention:
         num_heads: Hq.
         num_kv_heads: Hkv.
         head_size: d.
-        rotary: rotates queries and keys.
+        rotary: the rotary positions of queries and keys.
         options: the options of `qkv.attention` in every run: `is_causal`, `window`, `scale`,
             `softcap`.
         alibi: whether scores fall with the distance.
         sinks: whether each head has a learned sink.
-        qk_norm: whether queries and keys are normalised: each "head", or all heads side by side,
-            over their "width".
+        qk_norm: how queries and keys are normalised: "head" for each head separately, "width" for
+            all heads together, or not at all.
     """
 
     num_heads: int
@@ -58,7 +58,7 @@ class Attention:
     def within(self, width: int | None) -> Attention:
         """Return this attention with a window of `width` tokens; None for no window.
 
-        A causal window ends at the query, another has half of its tokens on each side.
+        A causal window ends at the query; other windows have half of their tokens on each side.
         """
         if width is None:
             return self
@@ -68,7 +68,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Mixture:
-    """A router and experts in the place of each MLP, as in GPT-OSS.
+    """A router and experts that replace each MLP, as in GPT-OSS.
 
     Attributes:
         count: E, the number of experts.
@@ -93,7 +93,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class GatedMixture:
-    """A router and gated MLPs in the place of each MLP.
+    """A router and gated MLPs that replace each MLP.
 
     Attributes:
         count: E, the number of experts.
@@ -124,7 +124,7 @@ class GatedMixture:
 
 @dataclass(frozen=True)
 class Design:
-    """Token ids, through embeddings and blocks, to vectors, and through a head to logits.
+    """The sizes and options of a transformer: embeddings, blocks and a head.
 
     Attributes:
         vocabulary: V.
@@ -133,31 +133,31 @@ class Design:
         activation: the activation of the MLP.
         eps: the `eps` of the norms.
         layers: the attention of each layer.
-        same_as: for each layer the first layer that has its parameters, which have that layer's
-            names; empty if each layer has its own parameters.
-        max_seq_length: the most tokens of a text; None for no limit.
-        positions: the rows of a table of learned positions, 0 for none.
+        same_as: for each layer, the first layer with the same parameters; the parameters have that
+            layer's names. Empty if each layer has its own parameters.
+        max_seq_length: the maximum number of tokens in a text; None for no limit.
+        positions: the number of rows in the table of learned positions; 0 without a table.
         first_position: the row of a text's first token.
-        padding: the id of the padding token, if positions count only the other tokens.
-        counted: whether positions count only the visible tokens of a mask.
-        token_types: the rows of a table of segments, 0 for none.
-        embed_dim: E, the size of the rows of these tables if it is not D. A projection from E to D
-            then follows the norm of the embeddings.
+        padding: the padding token's id if positions skip padding tokens.
+        counted: whether positions skip masked tokens.
+        token_types: the number of rows in the table of segments; 0 without a table.
+        embed_dim: E, the size of these tables' rows if it is not D. A projection from E to D then
+            follows the norm of the embeddings.
         embed_bias: whether that projection has a bias.
-        projects_first: whether the projection applies to the rows of the token table alone, before
-            the other rows, which have size D, are added.
+        projects_first: whether only the rows of the token table are projected. Rows of the other
+            tables then have size D and are added after the projection.
         embed_scale: the factor of the rows of the token table.
         embed_norm: whether the embeddings have a norm.
-        norms: where the norms of a block are: "after" the sum behind each part, "before" each part,
-            on "both" sides of it, or only "behind" it, before the sum.
-        parallel: whether the MLP of a block reads the same input as its attention, and not the sum
-            behind the attention; only with norms "before".
-        mlp_norm: whether the MLP has its own norm; without it, in parallel, both parts share one.
+        norms: where the norms of a block are: "before" each part (attention and MLP), "after" each
+            residual sum, "behind" each part but before the sum, or on "both" sides of each part.
+        parallel: whether a block's MLP reads the same input as the attention, instead of the
+            attention's output; only with norms "before".
+        mlp_norm: whether the MLP has its own norm; parallel parts may share one norm.
         first_norm: whether the first layer's attention has a norm, with norms "before".
         layer_scale: whether the output of each part is multiplied by a learned vector.
         final_norm: whether a norm follows the last block.
-        last_is_normed: whether the last of the hidden states, as `transformers` counts them, is
-            behind that norm.
+        last_is_normed: whether the last of the hidden states in `transformers` is normalised by the
+            final norm.
         rms: whether the norms are RMSNorms.
         norm_bias: whether the norms have biases.
         norm_offset: a number that is added to the weights of the norms.
@@ -165,11 +165,11 @@ class Design:
         qkv_bias: whether the linear layers to queries, keys and values have biases.
         out_bias: whether the output projection of the attention has a bias.
         mlp_bias: whether the linear layers of the MLP have biases.
-        experts: the mixture of experts in the place of the MLPs; None for one MLP in each block.
-        buckets: biases by the distance of two tokens, shared by all layers.
-        cross: whether each layer also attends to another text, between its attention and its MLP,
-            with as many heads and a norm of its own.
-        head: from the last vectors to logits.
+        experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
+        buckets: biases that depend on the distance between tokens, shared by all layers.
+        cross: whether each layer also attends to another text, between its attention and its MLP.
+            This attention has the same number of heads, and its own norm.
+        head: the head after the last vectors; None without a head.
     """
 
     vocabulary: int
@@ -300,7 +300,7 @@ class Design:
                 yield "scale2.weight", (dim,)
 
     def _mlp_shapes(self, number: int) -> Iterator[tuple[str, Shape]]:
-        """Yield the parameters of the MLP, or of the experts in its place, and their shapes."""
+        """Yield the parameters of the MLP, or of the experts that replace it, and their shapes."""
         dim, hidden = self.dim, self.hidden
         experts = None if self.experts is None else self.experts.shapes(number, dim, hidden)
         if experts is not None:
@@ -345,13 +345,13 @@ class Design:
         return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
 
     def _mlp(self, parameters: Mapping[str, Array]) -> Feed:
-        """Return the MLP, or the experts in its place."""
+        """Return the MLP, or the experts that replace it."""
         if self.experts is not None and "router_proj.weight" in parameters:
             return self.experts.build(parameters, self.activation)
         return MLP.from_parameters(parameters, activation=self.activation)
 
     def norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm | None:
-        """Return the norm of this name; None if it has no parameters."""
+        """Return the norm with this name; None if the norm has no parameters."""
         own = under(parameters, f"{name}.")
         if not own:
             return None
@@ -372,7 +372,7 @@ class Design:
 
 
 def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    """Return the parameters whose names begin with `prefix`, by the rest of their names."""
+    """Return the parameters with names that begin with `prefix`, without the prefix."""
     return {
         name.removeprefix(prefix): array
         for name, array in parameters.items()

@@ -19,16 +19,17 @@ SCALE = "logit_scale"
 
 @dataclass(frozen=True, kw_only=True)
 class VisionDesign(Design):
-    """A transformer for images: their patches are its tokens, behind one token for the whole.
+    """A transformer for images: the tokens are one token for the whole image, then its patches.
 
     Attributes:
         channels: C.
         image: the height and width of an image.
-        patch: the height and width of a patch; a rest at the lower and right edge is not read.
-        any_size: whether it also takes images of other sizes, with interpolated positions.
+        patch: the height and width of a patch; pixels at the lower and right edge that do not fill
+            a patch are not read.
+        any_size: whether images of other sizes are allowed; their positions are interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
-        batched: whether files hold the first token as (1, 1, D) and the positions as
-            (1, N + 1, D), in place of (D,) and (N + 1, D).
+        batched: whether files store the first token as (1, 1, D) instead of (D,), and the positions
+            as (1, N + 1, D) instead of (N + 1, D).
     """
 
     last_is_normed: bool = False
@@ -71,13 +72,13 @@ class VisionDesign(Design):
 
 @dataclass(frozen=True)
 class Seq2SeqDesign:
-    """An encoder, a decoder that attends to it in each layer, and one token table for both.
+    """An encoder, a decoder that attends to it in each layer, and a shared token table.
 
     Attributes:
-        encoder: its head is not used.
-        decoder: it has `cross`.
-        start: the id of the token that the decoder begins with.
-        head: from the decoder's last vectors to logits.
+        encoder: the encoder's design; its head is not used.
+        decoder: the decoder's design, with `cross` set.
+        start: the id of the decoder's first token.
+        head: the head after the decoder's last vectors.
     """
 
     encoder: Design
@@ -87,7 +88,7 @@ class Seq2SeqDesign:
 
     @property
     def last_is_normed(self) -> bool:
-        """Whether the last hidden states of both are behind their final norms."""
+        """Whether the last hidden states of encoder and decoder are normalised."""
         return self.encoder.last_is_normed
 
     @property
@@ -107,7 +108,7 @@ class Seq2SeqDesign:
             yield from self.head.shapes(self.decoder.dim)
 
     def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
-        """Return both with these parameters, without copying them."""
+        """Return encoder and decoder with these parameters, without copying them."""
         table = {"embed.weight": parameters["embed.weight"]}
         encoder, decoder = (
             design.build(under(parameters, f"{side}.") | table)
@@ -120,7 +121,7 @@ class Seq2SeqDesign:
 
 @dataclass(frozen=True)
 class DualDesign:
-    """A transformer for texts and one for images, whose heads give vectors that can be compared.
+    """A transformer for texts and a transformer for images, with heads for comparable vectors.
 
     Attributes:
         text: the transformer for texts.
@@ -142,7 +143,7 @@ class DualDesign:
 
     @property
     def last_is_normed(self) -> bool:
-        """Whether the last hidden state of a text is behind the final norm."""
+        """Whether the last hidden state of a text is normalised by the final norm."""
         return self.text.last_is_normed
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:

@@ -1,4 +1,4 @@
-"""Token ids or images to the vectors that the first layer takes."""
+"""Embeddings of token ids or images: the input of the first layer."""
 
 from __future__ import annotations
 
@@ -39,21 +39,21 @@ class EmbeddingSaved(NamedTuple):
 
 
 class Embedding:
-    """Token ids and their positions to vectors.
+    """A layer that turns token ids and their positions into vectors.
 
     Args:
         table: (V, D), a row for each token.
         positions: (rows, D), a row for each position in a text.
         token_types: (segments, D), a row for each segment; row 0 unless segments are given.
         norm: the norm of the sum of these rows.
-        projection: "weight" (E, D) and optional "bias" (D,) behind that norm, if the rows of the
-            tables have another size E.
-        projects_first: whether the projection applies to the rows of the token table alone, before
-            the other rows, which have size D, are added.
+        projection: "weight" (E, D) and optional "bias" (D,), applied after that norm if the rows of
+            the tables have another size E.
+        projects_first: whether only the rows of the token table are projected. Rows of the other
+            tables then have size D and are added after the projection.
         scale: the factor of the rows of the token table.
         first_position: the row of position 0.
-        padding: the id of the padding token, if positions count only the other tokens.
-        counted: whether positions count only the visible tokens of a mask.
+        padding: the padding token's id if positions skip padding tokens.
+        counted: whether positions skip masked tokens.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Embedding:
 
     @property
     def hooks(self) -> list[str]:
-        """The names of all activations that it records."""
+        """The names of all activations that the embedding records."""
         segments = ["hook_token_type_embed"] * (self.token_types is not None)
         positions = ["hook_pos_embed"] * (self.positions is not None)
         return ["hook_embed", *segments, *positions, "hook_full_embed"]
@@ -102,7 +102,7 @@ class Embedding:
         """Return vectors (..., D) of ids (...) at these positions, and the values for `backward`.
 
         The vectors are float32 if the table is in half precision. `segments` (...) are rows of
-        `token_types`, and are not used without these.
+        `token_types`; a model without that table ignores them.
         """
         keep = of_rows(record, cu_lengths) or unkept
         x, rows = self._rows(ids)
@@ -136,9 +136,9 @@ class Embedding:
     ) -> dict[str, Array]:
         """Return the gradients of the tables, from the gradient (..., D) of the vectors.
 
-        They have the names of a design: "embed.weight" (V, D), "pos_embed.weight" and so on.
-        `record` collects the gradients of activations, of packed rows as (B, T, D). With a
-        `GradientRecorder` no gradients of tables are computed.
+        The gradients have the names in a design, such as "embed.weight" (V, D). `record` collects
+        the gradients of activations, of packed rows as (B, T, D). With a `GradientRecorder` no
+        gradients of tables are computed.
         """
         gradients = for_parameters(record)
         keep = of_rows(record, cu_lengths) or unkept
@@ -194,8 +194,8 @@ class Embedding:
     def places(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
         """Return the position of each token of ids (B, T) that a mask (B, T) computes, (total,).
 
-        The position is the token's column or, for some families, the number of tokens before it
-        that are not padding, or that are `shown`, (B, T); all computed tokens unless given.
+        The position is the token's column. In some families, it is the number of earlier tokens
+        that are not padding, or that are `shown` (B, T); by default, all computed tokens are.
         """
         if self.counted:
             real = mask if shown is None else shown
@@ -207,7 +207,7 @@ class Embedding:
 
     @property
     def first_id(self) -> int:
-        """The first position in `position_ids` of transformers, which are rows for RoBERTa."""
+        """The first position in `position_ids` of transformers; not 0 in RoBERTa."""
         return 0 if self.padding is None else self.first_position
 
     @property
@@ -217,14 +217,14 @@ class Embedding:
 
 
 class PatchEmbedding(Embedding):
-    """Images to vectors: a first token, then the patches, each with its position.
+    """A layer that turns an image into vectors: a first token, then the patches, plus positions.
 
     Args:
-        first: D numbers, the first token.
-        weight: (D, C, h, w), from a patch to its vector.
+        first: D numbers, the vector of the first token.
+        weight: (D, C, h, w), the linear layer from a patch to its vector.
         bias: (D,), or None.
-        positions: (N + 1, D), for the first token and each patch, row by row. Like `first`, it may
-            have more dimensions of 1 in front, and its gradient has them too.
+        positions: (N + 1, D), for the first token and each patch, row by row. `positions` and
+            `first` may have further leading dimensions of 1, which their gradients keep.
         norm: the norm of the sum of vectors and positions.
         grid: the grid of patches of `positions`, if they are interpolated for other grids.
     """
@@ -305,7 +305,7 @@ def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
 def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
     """Return the gradient of a table, from the gradient (n, D) of chosen rows.
 
-    A row that was chosen several times gets the sum of its gradients, in their order.
+    The gradient of a row that was chosen several times is the sum of these gradients.
     """
     table = np.zeros(shape, grad.dtype)
     order = np.argsort(rows, kind="stable")
@@ -343,7 +343,8 @@ def resampling(count: int, wanted: int) -> Array:
 def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
     """Resample rows (1 + H * W, D) for a grid of h x w patches, (1 + h * w, D).
 
-    Row 0 belongs to the token before the patches and does not change. Half precision gives float32.
+    Row 0 belongs to the token before the patches and does not change. For half precision, the
+    result is float32.
     """
     by = [resampling(*pair) for pair in zip(grid, wanted, strict=True)]
     rows = _resampled(table[1:], grid, by)

@@ -1,4 +1,4 @@
-"""Heads of models: from the last vectors to logits, or to one vector for each text."""
+"""Heads of models, which turn the last vectors into logits or into one vector for each text."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ _BOTH = "cls and mean"
 
 @dataclass(frozen=True)
 class Head:
-    """The steps of a head, in their order; all but the last projection are optional.
+    """The steps of a head, in order; only the last projection is mandatory.
 
     Attributes:
-        outputs: the number of words V, of classes, or of numbers in a vector.
-        tied: whether the last projection is the token table, unless the files have another.
+        outputs: the number of words V, of classes, or of numbers in the text's vector.
+        tied: whether the last projection is the token table, unless the files have another matrix.
         bias: whether the last projection has a bias.
         pool: how the vectors of a text become one vector: a name in `POOLING`; "patches", the mean
-            of all tokens but the first; "cls and mean", (2 D,), the first token's vector beside
-            that mean; or "end", the vector of the token that ends a text. None gives logits for
-            each token.
-        end: the id of the token that ends a text: its first occurrence, or the first token of a
-            text without it. None takes the first token with the largest id.
+            of all tokens except the first; "cls and mean", (2 D,), the first token's vector joined
+            with the mean of the others; or "end", the vector of the token that ends a text. None
+            gives logits for each token.
+        end: the id of the token that ends a text. The first token with this id is taken; in a text
+            without it, the first token. None takes the first token with the largest id.
         classes: whether the logits of each token are over classes, not words.
-        embeds: whether the head gives a vector of each text in place of logits; it pools.
+        embeds: whether the head pools and gives a vector for each text instead of logits.
         projects: whether there is a last projection.
-        flat: whether the one logit of each token has no axis of its own, (B, T).
+        flat: whether the logits are (B, T), with a single logit for each token.
         dense: whether a linear layer comes before the last projection, (D, D) unless `width`.
         width: the output size of that layer.
         dense_bias: whether that layer has a bias.
-        activation: the activation behind that layer: "tanh", or an activation of `MLP`.
+        activation: the activation after that layer: "tanh", or an activation of `MLP`.
         norm: whether a norm follows.
         norm_bias: whether the norm has a bias.
         scale: the factor of the vectors before the last projection.
@@ -107,16 +107,16 @@ class BuiltHead:
 
     @property
     def pools(self) -> bool:
-        """Whether the head gives one row for each text, not for each token."""
+        """Whether the head gives one row for each text instead of one row for each token."""
         return self.steps.pool is not None
 
     @property
     def predicts(self) -> bool:
-        """Whether the logits are over words, for each token."""
+        """Whether the head gives logits over words for each token."""
         return not self.pools and not self.steps.classes
 
     def __call__(self, rows: Array, cu_lengths: Array, ids: Array | None = None) -> Array:
-        """Return the logits of packed rows (total, D), whose texts begin at `cu_lengths`.
+        """Return the logits of packed rows (total, D); texts begin at `cu_lengths`.
 
         `ids` (total,) are the token ids, which a head that pools at the end of a text needs.
         """
@@ -167,8 +167,8 @@ class BuiltHead:
     ) -> Gradient:
         """Return the gradients of rows and parameters, from the gradient of the logits.
 
-        A tied projection has its own gradient "head.out_proj.weight" (D, V), to be added to that of
-        the token table. With a `GradientRecorder` no gradients of parameters are computed.
+        The gradient of a tied projection is "head.out_proj.weight" (D, V); add it to the gradient
+        of the token table. With a `GradientRecorder` no gradients of parameters are computed.
         """
         steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:
@@ -195,7 +195,7 @@ class BuiltHead:
         return Gradient(grad, gradients or {})
 
     def _linear(self, name: str, rows: Array) -> Array:
-        """Apply a linear layer of the head, which gives float32 for half precision."""
+        """Apply a linear layer of the head; for half precision, the result is float32."""
         weight, bias = self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias")
         return linear(narrowed(rows, weight), weight, bias, wide=True)
 

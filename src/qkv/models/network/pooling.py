@@ -1,4 +1,4 @@
-"""The pooling of a text's vectors, and the modules that follow: linear layers, norms, scaling."""
+"""The pooling of a text's vectors, and the modules after it: linear layers, norms, scaling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.ops.linear import linear, multiply
 
 
 def _mean_sqrt(rows: Array) -> Array:
-    """Return the sum of rows, divided by the root of their number."""
+    """Return the sum of rows, divided by the square root of the number of rows."""
     pooled: Array = rows.sum(0) / np.sqrt(rows.dtype.type(len(rows)))
     return pooled
 
@@ -27,8 +27,8 @@ def _weighted_mean(rows: Array, first: int) -> Array:
     return pooled
 
 
-# Functions of a text's vectors and of the number of vectors at its beginning that belong to a
-# prompt and are left out. They are in the order in which old files name several of them.
+# Functions of a text's vectors; the second argument is the number of vectors to leave out at the
+# beginning, which belong to a prompt. Old files list several poolings in this order.
 POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "cls": lambda rows, unread: rows[unread],
     "max": lambda rows, unread: rows[unread:].max(0),
@@ -96,14 +96,14 @@ def to_length_one(vectors: Array) -> Array:
 
 @dataclass(frozen=True)
 class Step:
-    """A module behind the pooling; this class itself changes nothing, as Dropout.
+    """A module after the pooling; this base class changes nothing, like Dropout.
 
     Attributes:
         home: the folder of its files inside the model's folder.
     """
 
     home: str
-    size_key: ClassVar[str] = ""  # the key of its input size in its file
+    size_key: ClassVar[str] = ""  # the key of the input size in the module's file
 
     def __call__(self, x: Array) -> Array:
         """Apply the module to `x` (n, in): (n, out), in the type of `x`."""
@@ -136,7 +136,7 @@ class Dense(Step):
         bias: (out,), if any.
         activation: one of `ACTIVATIONS`, if any.
         residual: whether the input is added to the output.
-        through: (in, out), a linear layer for this input, if the sizes differ.
+        through: (in, out), the linear layer that adapts this input if the sizes differ.
     """
 
     weight: Array

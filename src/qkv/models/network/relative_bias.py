@@ -1,4 +1,4 @@
-"""Biases by distance: each short distance has its own bias, and long distances share some."""
+"""Biases that depend on distances; ranges of long distances share a bias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Buckets:
 
     Attributes:
         count: the number of buckets.
-        furthest: the distance from which on all distances share the last bucket.
+        furthest: this distance and all longer distances share the last bucket.
         both_ways: whether keys before and after a query have different buckets; otherwise
             all keys after it share the first bucket.
 
@@ -49,7 +49,7 @@ class Buckets:
         return buckets
 
     def with_table(self, table: Array) -> RelativeBias:
-        """Return these buckets with their biases (count, Hq)."""
+        """Return these buckets with a table of biases (count, Hq)."""
         return RelativeBias(self, table)
 
 
@@ -61,9 +61,9 @@ class RelativeBias:
     table: Array  # (count, Hq)
 
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
-        """Return the bias (1, Hq, L, S) of queries from position `q_offset` on, for keys from 0 on.
+        """Return the bias (1, Hq, L, S) for L queries from position `q_offset` on, and S keys.
 
-        It is a view of L + S - 1 numbers for each head, one for each distance.
+        The result is a view of L + S - 1 numbers for each head, one for each distance.
 
         >>> bias = Buckets(4, 8).with_table(np.array([[0.0], [1.0], [2.0], [3.0]]))
         >>> bias(2, 4)[0, 0]
@@ -75,7 +75,7 @@ class RelativeBias:
         return sliding_window_view(biases, keys, axis=-1)[None, :, ::-1]
 
     def backward(self, grad: Array, length: int, keys: int, q_offset: int = 0) -> Array:
-        """Return the gradient of the table (count, Hq), from that of the bias (..., Hq, L, S).
+        """Return the gradient of the table (count, Hq), given the bias's gradient (..., Hq, L, S).
 
         >>> bias = Buckets(4, 8).with_table(np.zeros((4, 1)))
         >>> bias.backward(np.ones((1, 1, 2, 4)), 2, 4).ravel()

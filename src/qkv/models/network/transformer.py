@@ -39,16 +39,17 @@ class TransformerSaved(NamedTuple):
 
 
 class Transformer:
-    """Token ids to contextual vectors.
+    """A transformer: turns token ids into contextual vectors.
 
     Args:
-        embedding: from ids to vectors.
+        embedding: turns ids into vectors.
         layers: the blocks, in order.
-        options: for each layer its options of `qkv.attention`.
-        same_as: for each layer the first layer that has its parameters; itself unless given.
+        options: the options of `qkv.attention` in each layer.
+        same_as: for each layer, the first layer with the same parameters; by default the layer
+            itself.
         bias: the bias of the scores of every layer.
         final_norm: the norm after the last layer.
-        head: from the last vectors of packed texts to logits.
+        head: turns the last vectors of packed texts into logits.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class Transformer:
 
     @property
     def hook_names(self) -> list[str]:
-        """The names of all activations in a trace, the summaries of `top_k` included."""
+        """The names of all activations in a trace, including the summaries of `top_k`."""
         blocks = [
             f"blocks.{number}.{hook}"
             for number, layer in enumerate(self.layers)
@@ -116,7 +117,7 @@ class Transformer:
     def packed(
         self, texts: Sequence[Array], *, segments: Sequence[Array] | None = None, **options: Any
     ) -> tuple[Array, Array]:
-        """Return the vectors (total, D) of packed texts, and where each begins, (B + 1,).
+        """Return `(rows, cu_lengths)` of packed texts: vectors (total, D), and (B + 1,).
 
         Args:
             texts: the ids of each text, (T,).
@@ -131,7 +132,7 @@ class Transformer:
         return rows, cu_lengths
 
     def spans(self, mask: Array) -> Array:
-        """Return which columns (B, T) are computed, by a mask of the tokens.
+        """Return which columns (B, T) are computed, given a mask of the tokens.
 
         Masked columns between two tokens keep their positions, except with ALiBi, which counts
         only the tokens.
@@ -209,7 +210,7 @@ class Transformer:
             record: collects the activations, as (B, T, ...).
             segments: (total,) the segment of each token, for a model with a table of segments;
                 segment 0 unless given.
-            stop: the layer before which the run ends; None for behind the final norm.
+            stop: the run ends before this layer; None runs all layers and the final norm.
             options: the other options of `run_layers`.
 
         Returns:
@@ -242,18 +243,18 @@ class Transformer:
             x: (total, D), the input of the first of these layers, packed texts.
             cu_lengths: (B + 1,) where each text begins and the last one ends.
             first: the first layer of the run.
-            stop: the layer before which the run ends; None for behind the last.
+            stop: the run ends before this layer; None runs all layers from `first` on.
             record: collects the activations, as (B, T, ...).
             top_k: with `record`, keep only the largest weights of each query.
-            masks: for some layers the keys that each head sees: broadcasts to (B, Hq, T, T), T the
-                length of the longest text.
+            masks: for some layers, the keys that each head sees: broadcasts to (B, Hq, T, T), where
+                T is the length of the longest text.
             positions: the positions by which attention rotates; each text counts from 0 unless
                 given.
             save: whether to keep the values for `backward`.
 
         Returns:
-            The output of the last of these layers, (total, D), and the values of each for its
-            backward pass.
+            `(rows, saved)`: the output (total, D) of the last of these layers, and the values of
+            each layer for the backward pass.
         """
         settings = self.settings(int(np.diff(cu_lengths).max(initial=0)), masks)
         saved: list[BlockSaved] = []
@@ -276,8 +277,8 @@ class Transformer:
             record: collects the gradients of activations by the names of a trace, as (B, T, ...).
 
         Returns:
-            The gradients of all parameters but those of the head, by the names of the design
-            ("blocks.0.attn.q_proj.weight"); none with a `GradientRecorder`.
+            The gradients of all parameters except the head's, by the names of the design, such as
+            "blocks.0.attn.q_proj.weight"; empty with a `GradientRecorder`.
         """
         gradients, cu = for_parameters(record), saved.cu_lengths
         longest = int(np.diff(cu).max(initial=0))
@@ -316,7 +317,7 @@ class Transformer:
         return self.predicts and all(options.get("is_causal") for options in self.options)
 
     def logits(self, rows: Array) -> Array:
-        """Return the logits (n, V) of last vectors (n, D), each of a text of its own."""
+        """Return the logits (n, V) of last vectors (n, D), which belong to n different texts."""
         if self.head is None:
             raise ValueError("logits: this model has no head")
         return self.head(rows, np.arange(len(rows) + 1))
@@ -351,7 +352,7 @@ class Transformer:
 
         Args:
             ids: (B, n) token ids, one row for each text.
-            caches: one for each layer; with fewer caches the run ends behind their layers.
+            caches: one cache for each layer; with fewer caches, only the first layers run.
             lengths: (B,), the number of real tokens in each row; n unless given.
             masks: for some layers the tokens so far that each head sees: broadcasts to
                 (B, Hq, n, S).
@@ -363,7 +364,7 @@ class Transformer:
         """
         quick = None
         if record is None and not masks:
-            quick = self._quick()  # packs weights, which other steps then use
+            quick = self._quick()  # packs weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
         places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
@@ -391,7 +392,7 @@ class Transformer:
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
     def _quick(self) -> Steps | None:
-        """Return the layers for single tokens, made again if a part or the backend changed."""
+        """Return the layers for single tokens; rebuild them if a part or the backend changed."""
         backend, parts, last = body_and_threads(), made_of(self.layers), self._steps
         same = last is not None and last[0] == backend and len(last[2]) == len(parts)
         if last is None or not same or not all(map(is_, last[2], parts)):

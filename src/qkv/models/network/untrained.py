@@ -1,4 +1,4 @@
-"""Detect the attention of a model that has not been trained: its weights are random numbers."""
+"""Detect untrained attention, which has random weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 
-# The stretch of a random matrix is about 1, for small matrices up to 1.08, after training over 1.3.
+# The stretch of a random matrix is about 1 (up to 1.08 if it is small); after training, above 1.3.
 LEARNED = 1.2
 _STEPS = 20
 
@@ -18,8 +18,8 @@ _STEPS = 20
 def is_untrained(layers: Iterable[Any]) -> bool:
     """Return whether every W_Q and W_K of these layers looks like a matrix of random numbers.
 
-    A trained matrix stretches vectors in some directions further than random numbers do. The result
-    is False if no layer has such matrices.
+    In some directions, a trained matrix stretches vectors more than a random matrix does. The
+    result is False if no layer has such matrices.
     """
     weights = [
         layer.attn.parameters[f"{name}_proj.weight"]
