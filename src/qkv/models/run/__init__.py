@@ -1,1 +1,1 @@
-"""A run of texts: ids, layout, edits, masks."""
+"""Prepare and edit a run: ids, layout, edits and masks."""

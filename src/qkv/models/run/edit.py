@@ -20,14 +20,14 @@ CANNOT = "its weights or its type cannot compute this text"
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """The place in a run of the array that a function of `edit` gets.
+    """Describes the array that a function of `edit` gets.
 
     Attributes:
         name: the full name of the activation.
         layer: its layer; None outside layers, for example for the embeddings.
         texts: (B,), the number of each text among all texts of the call.
-        positions: (B, T), the position of each token, as `hide` counts; -1 in padding. For
-            scores and weights, the positions of the queries.
+        positions: (B, T), the position of each token, counted as in `hide`; -1 in padding. For
+            scores and weights, these are the positions of the queries.
         step: the step of `generate`, 0 for the prompt; None in every other call.
     """
 
@@ -42,7 +42,7 @@ Change = Callable[[Array, At], Array]
 
 
 class Step(NamedTuple):
-    """The effect of a record on an activation, and on the gradient in the backward pass."""
+    """The effect of a record on an activation, and on its gradient in the backward pass."""
 
     do: Change
     back: Change
@@ -90,11 +90,12 @@ class EditedRun:
     Attributes:
         call: the public call that errors name.
         changes: by full name, functions of an array and an `At`, and arrays (B or 1, ...).
-        recorded: by full name, the steps of records that change an array in turn, before `changes`.
+        recorded: by full name, the steps of records, which change an array before `changes` do.
         ablated: by layer and head, the replacement of the head's output.
         masked: the masked keys.
         heads: the number of heads in each layer.
-        is_pair: whether an encoder and a decoder run; then all names begin with the side.
+        is_pair: whether an encoder and a decoder run; all names then begin with "encoder." or
+            "decoder.".
         asked: the user's edits: names under "edit", pairs of layer and head under "ablate",
             and words, positions and edges under "hide". Keys without edits are omitted.
         first: the caller's number for the first text.
@@ -122,13 +123,13 @@ class EditedRun:
 
     @property
     def calls(self) -> bool:
-        """Whether a function of the user is called."""
+        """Whether the run calls a user's function."""
         return any(
             callable(change) and not isinstance(change, Spliced) for change in self.changes.values()
         )
 
     def below(self, stop: int | None) -> EditedRun:
-        """Return the interventions below a layer, or all of them for None."""
+        """Return the interventions below a layer; None returns all interventions."""
         if stop is None:
             return self
 
@@ -151,7 +152,7 @@ class EditedRun:
         *,
         inputs: dict[str, Array] | None = None,
     ) -> Recorder | None:
-        """Return a recorder that changes activations of a batch, and keeps the wanted ones.
+        """Return a recorder that changes activations of a batch, and keeps wanted activations.
 
         Return None if the recorder would have no effect. `inputs` receives the inputs of spliced
         layers, for `gradient_recorder`.
@@ -171,7 +172,7 @@ class EditedRun:
         added: Mapping[str, Array],
         inputs: Mapping[str, Array],
     ) -> GradientRecorder:
-        """Return a recorder that takes gradients through the changes in the backward pass.
+        """Return a recorder for the backward pass, which passes gradients through the changes.
 
         The gradient before an array or a function is 0: `check_functions` rejects targets that need
         the gradient of a function.
@@ -315,7 +316,7 @@ class EditedRun:
         return {"record": record, "masks": masks, "visible": visible}
 
     def check_summaries(self, top_k: int | None) -> None:
-        """Raise a ValueError if edits change weights of which `top_k` keeps summaries."""
+        """Raise a ValueError if edits change weights that `top_k` summarises."""
         names = (name for name in self.changed if activation(name).is_weights)
         name = next(names, None)
         if top_k is not None and name is not None:
@@ -338,7 +339,7 @@ class EditedRun:
         return next(own, {})
 
     def _at(self, name: str, layout: Layout, shown: Array) -> At:
-        """Return the place of an array in the run, for a user's function."""
+        """Return the `At` of an array, for a user's function."""
         texts = self.first + np.asarray(layout.texts, np.int64)
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
@@ -403,7 +404,7 @@ class EditedRun:
         return layout.computed(edited, name)
 
     def _returned(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        """Return a function's result, which must be an array of this shape."""
+        """Return the result of a user's function, which must be an array of this shape."""
         where = f"{self.call}: the function for {name}"
         if value is None:
             raise TypeError(f"{where} gave None: give the array back, changed or not")

@@ -1,4 +1,4 @@
-"""The effect of each kind of record on a run: a function for each `op`, and its derivative."""
+"""The effects of records on a run: for each `op`, a function and its derivative."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Plan:
         sources: other texts whose activations are patched in.
         masked: the masked keys.
         ablated: by layer and head, the replacement of the head's output.
-        changes: by full name, the steps that change an array, in turn.
+        changes: by full name, the steps that change an array, in order.
     """
 
     call: str
@@ -187,7 +187,7 @@ def scale(plan: Plan, record: Record) -> None:
 
 
 def row(plan: Plan, record: Record) -> None:
-    """Replace the softmax's weights of one query."""
+    """Replace the attention weights of one query, after the softmax."""
     fields = record.fields
     head, query, weights = fields["head"], fields["query"], np.asarray(fields["weights"])
 
@@ -306,6 +306,6 @@ def is_plain(body: Transformer, layer: int) -> bool:
 
 
 def _times(factor: float, array: Array, at: At) -> Array:
-    """Return an array times a factor; masked scores stay masked."""
+    """Return an array times a factor; masked scores remain -inf."""
     masked = np.isneginf(array)
     return np.where(masked, array, np.where(masked, 0, array) * factor)

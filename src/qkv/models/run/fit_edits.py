@@ -38,21 +38,22 @@ def fit(
     first: int = 0,
     absent: set[Any] | None = None,
 ) -> tuple[list[Tokenized], EditedRun]:
-    """Check edits: return the texts with swapped tokens, and the interventions of their run.
+    """Check edits; return `(batch, edited)`: the texts after swaps, and the interventions.
 
     Args:
-        edits: what the user asked for.
+        edits: the user's edits.
         batch: the texts.
         body: the network.
         reader: the model's reader of texts.
-        more: the most tokens that a run may add to each text.
+        more: the maximum number of tokens that the run may add to each text.
         written: the number of positions at which a decoder begins; None without a decoder.
         first: the caller's number for the first text.
-        absent: entries of `hide` that no earlier text has, if more texts follow; entries that
-            these texts have are removed from this set. With None, a missing entry is an error.
+        absent: if more texts follow, the set of entries of `hide` that no earlier text has; entries
+            found in these texts are removed from the set. With None, an entry that no text has is
+            an error.
 
     Raises:
-        TypeError: a replacement of an activation is no array of numbers.
+        TypeError: the replacement of an activation is not an array of numbers.
         ValueError: a layer, head, word, position or entry of the vocabulary does not exist, a shape
             does not fit, or a text has no visible word left.
         KeyError: an activation does not exist; the message has the nearest names.
@@ -228,7 +229,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # a second parameter with a default is the user's own, unless its name is `at`
+    # a second parameter with a default gets no argument, unless its name is `at`
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)

@@ -1,4 +1,4 @@
-"""Checks of inputs (token ids, masks, positions) and of what files say about tokens."""
+"""Check inputs (token ids, masks, positions), tokenizers and end tokens."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.transformer import Transformer
 from qkv.text import Tokenized, Tokenizer
 
-# One text or several, or the ids of their tokens.
+# One text or several texts, as strings or as token ids.
 Texts = str | Iterable[str] | Sequence[Sequence[int]] | Array
 
 
 def as_ids(ids: Any) -> Any:
-    """Return integers of another library, such as a torch tensor, as an array; all else unchanged.
+    """Convert integers of another library, such as a torch tensor, to an array; keep other inputs.
 
     >>> as_ids(np.array([3, 5])), as_ids("a text")
     (array([3, 5]), 'a text')
@@ -71,7 +71,7 @@ def ids_given(
 
 
 def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
-    """Return one text's ids (T,) as tokens with names; those outside the mask (T,) have none."""
+    """Return a text's ids (T,) as tokens with names; ids outside the mask (T,) get no name."""
     tokens, special = [], []
     for token, is_real in zip(ids.tolist(), mask.tolist(), strict=True):
         name = tokenizer.token(token) if is_real and tokenizer is not None else None
@@ -110,7 +110,7 @@ def checked_ids(
 
 
 def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Array:
-    """Return which ids are tokens, (B, T) bool; all of them by default."""
+    """Return which ids are tokens, (B, T) bool; by default, all ids are."""
     if attention_mask is None:
         return np.ones(shape, bool)
     name = f"{side}attention_mask"
@@ -137,13 +137,13 @@ def checked_positions(
     Args:
         body: the network.
         position_ids: (B, T), or (1, T) for all texts, as transformers counts them.
-        mask: (B, T), which are tokens; the positions of others are not read.
-        name: of the model.
+        mask: (B, T), which ids are tokens; positions of other ids are not read.
+        name: the name of the model.
 
     Raises:
-        TypeError: they are no integers.
-        ValueError: they have another shape, or the model does not have one of them, or the model
-            has neither learned nor rotary positions.
+        TypeError: the positions are not integers.
+        ValueError: the positions have another shape, the model does not have one of the positions,
+            or the model has neither learned nor rotary positions.
     """
     if position_ids is None:
         return None

@@ -1,4 +1,4 @@
-"""How the positions that a batch computes map to the positions that the caller sees."""
+"""Map the positions that a batch computes to the positions that the caller sees."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from qkv.trace.activations import activation, parse
 
 
 class Layout(NamedTuple):
-    """The texts of a batch, and the positions of them that a caller sees.
+    """The texts of a batch, and the positions that the caller sees.
 
     Attributes:
-        texts: their numbers among all texts of the call.
-        lengths: (B,), the number of tokens of each that are run; None if all positions are tokens.
-        first: (B,), the number of tokens of each that were run before; None for none.
-        spans: (B, T), the columns that are computed, if the caller has others beside them.
+        texts: the index of each text among all texts of the call.
+        lengths: (B,), the number of tokens in each text that are run; None if all positions are
+            tokens.
+        first: (B,), the number of tokens in each text that were run before; None if none were.
+        spans: (B, T), the columns that are computed; None if all are.
         seen: (B, T), the columns that are tokens.
-        step: the step of `generate` that runs them; None in other calls.
+        step: the step of `generate`; None in other calls.
         other: the layout of the text that a decoder reads.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
@@ -40,7 +41,7 @@ class Layout(NamedTuple):
 
     @property
     def is_later(self) -> bool:
-        """Whether these positions follow others that were run before."""
+        """Whether earlier positions of these texts were run before."""
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """Return the array that is computed from the one that the caller sees."""
+        """Return the array for the computation, given the array that the caller sees."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
@@ -68,14 +69,14 @@ class Layout(NamedTuple):
         return out
 
     def without_padding(self, shown: Array, axis: int, name: str) -> Array:
-        """Return an array with 0 (scores: -inf) at columns that are no tokens."""
+        """Return an array with 0 (scores: -inf) at columns that are padding."""
         assert self.seen is not None
         fill = activation(name).fill
         filled: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
         return filled.astype(shown.dtype, copy=False)
 
     def computed_position(self, row: int, column: int) -> int | None:
-        """Return the position at which a column of a text is computed, if it is."""
+        """Return the position at which a column of a text is computed; None if it is not."""
         if self.spans is None:
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
@@ -96,7 +97,7 @@ class Layout(NamedTuple):
         return np.where(columns < layout.lengths[:, None], positions, -1)
 
     def _axes(self, name: str) -> list[tuple[int, Layout]]:
-        """Return the axes of an array that count positions, each with its layout."""
+        """Return the axes of an array that count positions, and the layout of each axis."""
         other = self.other or Layout(())
         one, crosses = activation(name), parse(name).crosses
         whose = {"token": other if crosses and one.of_keys else self, "query": self}
@@ -105,7 +106,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(texts: Sequence[int], batch: Sequence[Sized]) -> Layout:
-    """Return the layout of a batch that is run end to end, whose texts have these numbers."""
+    """Return the layout of packed texts with these indices."""
     return Layout(texts, np.array([len(text) for text in batch], np.int64))
 
 

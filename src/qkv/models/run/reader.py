@@ -1,4 +1,4 @@
-"""From texts, or the ids of their tokens, to the batch that a network runs."""
+"""Turn texts or token ids into batches for a network."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from qkv.text.tokenizer import check_text, check_texts
 
 @dataclass(frozen=True)
 class TextReader:
-    """Turn texts, or the ids of their tokens, into batches for a network.
+    """Turns texts or token ids into batches for a network.
 
     Attributes:
         name: the model's name, for errors.
         tokenizer: splits a text into tokens; None if the model's folder has none.
-        sentence: what the model's files say about texts.
-        limit: the most tokens of a text, special tokens included; None for no limit.
+        sentence: the settings for texts, read from the model's files.
+        limit: the maximum number of tokens in a text, including special tokens; None for no limit.
         rows: the number of rows in the token table.
-        fills_gaps: whether a gap in a text is read as the mask token.
+        fills_gaps: whether the mask token replaces each gap in a text.
         has_images: whether another part of the model reads images, which errors then mention.
     """
 
@@ -43,7 +43,7 @@ class TextReader:
 
     @property
     def mask(self) -> str | None:
-        """The token that a gap is read as, if any."""
+        """The token that replaces gaps; None if gaps are not replaced."""
         return self.tokenizer.mask if self.fills_gaps and self.tokenizer is not None else None
 
     @property
@@ -70,7 +70,7 @@ class TextReader:
         return self.tokenizer
 
     def need_text(self, call: str) -> None:
-        """Raise a ValueError if the model reads no text; ids of tokens are text."""
+        """Do nothing, as this model reads texts; readers of images raise a ValueError."""
 
     def tokenize(self, text: str) -> Tokenized:
         """Return the tokens of a whole text, see `Model.tokenize`."""
@@ -100,7 +100,7 @@ class TextReader:
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
         """Return `(single, tokens)`: whether there is one text, and the tokens, truncated.
 
-        Ids are taken as they are. Errors number the texts from `first`.
+        Ids do not change. Errors number the texts from `first`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:
@@ -130,7 +130,7 @@ class TextReader:
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)
 
     def subwords(self, word: str) -> list[list[str]]:
-        """Return each way in which a word may be split into tokens, see `Model.subwords`."""
+        """Return the ways to split a word into subwords, see `Model.subwords`."""
         unknown = self.need_tokenizer("subwords").unknown
         before = ["Ġ"] if marks_blanks(self.tokenize("a a").tokens) else []
         splits = []
@@ -147,7 +147,7 @@ class TextReader:
     def run(
         self, network: Transformer, batch: Sequence[Tokenized], **options: Any
     ) -> tuple[Array, Array]:
-        """Run a batch end to end: return vectors (total, D) and where each text begins (B + 1,).
+        """Run a packed batch; return `(rows, cu_lengths)`: vectors (total, D), and (B + 1,).
 
         The options are those of a call of `Transformer`.
         """

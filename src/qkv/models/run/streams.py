@@ -1,4 +1,4 @@
-"""Run many texts a few at a time: choose batches, and join their arrays."""
+"""Divide many texts into batches, and join the arrays of the batches."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes
 
-POSITIONS = 1024  # the most in a batch, padding included, if no batch size is given
+POSITIONS = 1024  # the maximum for a batch, including padding, if no batch size is given
 
 
 def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:
-    """Return which texts run together, in order: `batch_size` texts, or up to `POSITIONS`.
+    """Return the batches, as ranges of texts: `batch_size` texts, or up to `POSITIONS` positions.
 
     >>> texts = [Tokenized(np.zeros(n, int), [""] * n, [], []) for n in (500, 500, 500, 10)]
     >>> parts(texts, None), parts(texts, 3)
@@ -40,7 +40,7 @@ class Joined:
 
     Args:
         texts: B, the number of texts.
-        longest: T, the number of tokens of the longest.
+        longest: T, the number of tokens in the longest text.
 
     Attributes:
         arrays: by name, (B, T, ...), 0 in the padding, scores -inf.
@@ -58,7 +58,7 @@ class Joined:
         self._same: dict[str, str] = {}  # from a name to the first name of the same array
 
     def add(self, first: int, arrays: Mapping[str, Array]) -> None:
-        """Add the arrays of the texts from number `first` on, (n, their longest, ...)."""
+        """Add the arrays of a batch; its first text has the index `first`."""
         if not self.arrays:
             self._begin(arrays)
         for name, array in arrays.items():
@@ -85,7 +85,7 @@ class Joined:
 def joined(
     batch: Sequence[Tokenized], batch_size: int | None, run: Callable[[range], dict[str, Array]]
 ) -> dict[str, Array]:
-    """Return the arrays of all texts; `run` returns those of some."""
+    """Return the arrays of all texts; `run` returns the arrays of a batch."""
     which = parts(batch, batch_size)
     if len(which) == 1:
         return run(which[0])
@@ -99,7 +99,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
     """Return texts in their order, `batch_size` at a time; an array is split into arrays.
 
     Raises:
-        TypeError: they are one text, or not iterable.
+        TypeError: `texts` is a single text, or not iterable.
         ValueError: `batch_size` is below 1.
     """
     call = "trace_stream"

@@ -1,4 +1,4 @@
-"""Cut texts at a model's limit, and warn once about what was cut."""
+"""Cut texts at a model's limit, and warn once about all cut texts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import numpy as np
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
-MOST = 2**20  # the characters of a text that are read
+MOST = 2**20  # the maximum number of characters of a text that are read
 ROOM = 8  # the characters read at first, for each token of the limit
 
 
 @dataclass
 class Cut:
-    """Counts of texts that were cut; those of two parts of a corpus can be added.
+    """Counts of texts that were cut; the counts of two parts of a corpus can be added.
 
     Attributes:
-        limit: the most tokens of a text; None for no limit.
+        limit: the maximum number of tokens in a text; None for no limit.
         total: the number of texts.
         count: the number of texts with more tokens than the limit.
         torn: the number of texts that were cut to a million characters first.
-        longest: the most tokens in a text.
-        unread: the most characters in a text whose tokens were not all counted.
+        longest: the number of tokens in the longest text.
+        unread: the number of characters in the longest text with tokens that were not counted.
         gaps: the number of texts with a mask token after the limit.
     """
 
@@ -79,7 +79,7 @@ _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
 
 @contextmanager
 def counting(cut: Cut) -> Iterator[None]:
-    """Add to `cut` what is cut in this context, without a warning."""
+    """Add the texts cut in this context to `cut`, without a warning."""
     token = _counted.set(cut)
     try:
         yield
@@ -90,13 +90,13 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    Only the beginning of a long text is split: enough that the tokens kept are those of the whole
-    text, and never more than its first million characters.
+    Only the beginning of a long text is split: enough that the kept tokens are the first tokens of
+    the whole text, but at most a million characters.
 
     Args:
-        tokenizer: the model's.
-        limit: the most tokens of a text; None for no limit.
-        mask: the token that a gap is read as (`qkv.text.gaps`); None reads texts as written.
+        tokenizer: the model's tokenizer.
+        limit: the maximum number of tokens in a text; None for no limit.
+        mask: the token that replaces gaps (`qkv.text.gaps`); None keeps texts as written.
 
     >>> from qkv.text import WordTokenizer
     >>> truncator = Truncator(WordTokenizer("the cat sat"), 2)
@@ -126,7 +126,7 @@ class Truncator:
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Return the tokens of texts whose gaps are written as the mask token."""
+        """Return the tokens of texts in which the mask token already replaces gaps."""
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)

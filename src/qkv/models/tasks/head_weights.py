@@ -1,4 +1,4 @@
-"""The weights of each head of a layer, and the products through which they act."""
+"""The weight matrices of each head of a layer, and their products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qkv.models.core import Core
 
 @dataclass(frozen=True, eq=False)
 class Factored:
-    """A matrix (D, D) of each head as the product of two thin ones.
+    """A (D, D) matrix for each head, stored as the product of two smaller matrices.
 
     Attributes:
         left: (Hq, D, d).
@@ -50,21 +50,20 @@ class Factored:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of each head of a layer, and the model's tables, by TransformerLens's names.
+    """The weights of each head of a layer, and the model's tables, with TransformerLens's names.
 
-    These are the raw weights: no norm is folded in, no mean is subtracted, and rotary positions,
-    which stand between queries and keys, are left out. Key heads that several query heads share are
-    repeated. A missing bias is 0.
+    These are the raw weights: no norm is folded in, no mean is subtracted, and rotary positions are
+    ignored. A key head that several query heads share is repeated. A missing bias is 0.
 
     Attributes:
-        W_Q: (Hq, D, d), from vectors to queries.
+        W_Q: (Hq, D, d), turns vectors into queries.
         W_K: (Hq, D, d).
         W_V: (Hq, D, dv).
-        W_O: (Hq, dv, D), from weighted values to what the head adds.
+        W_O: (Hq, dv, D), turns weighted values into the head's output.
         b_Q: (Hq, d).
         b_K: (Hq, d).
         b_V: (Hq, dv).
-        b_O: (D,), which the layer adds once, not each head.
+        b_O: (D,), added once in the layer, not by each head.
     """
 
     W_Q: Array
@@ -79,7 +78,7 @@ class HeadWeights:
 
     @property
     def W_E(self) -> Array:
-        """The token table, (V, D), without the scale that Gemma multiplies its rows by."""
+        """The token table, (V, D); Gemma's scale of the rows is not applied."""
         table = self._end("embed")
         assert table is not None
         return table
@@ -91,15 +90,15 @@ class HeadWeights:
 
     @property
     def W_U(self) -> Array | None:
-        """From vectors to logits over words, (D, V); None for a model that gives none.
+        """The matrix from vectors to logits over words, (D, V); None without such logits.
 
-        A masked-LM head has more than this matrix: `model.unembed` is all of it.
+        A masked-LM head has further layers; `model.unembed` applies all of them.
         """
         return self._end("unembed")
 
     @property
     def b_U(self) -> Array | None:
-        """The bias of the logits, (V,); None where `W_U` is."""
+        """The bias of the logits, (V,); None if `W_U` is None."""
         unembed, bias = self._ends["unembed"], self._end("bias")
         if unembed is None or bias is not None:
             return bias
@@ -121,12 +120,12 @@ class HeadWeights:
 
     @property
     def ov(self) -> Factored:
-        """`W_V @ W_O`: `x @ full()` is what the head adds when all of its weight is on `x`."""
+        """`W_V @ W_O`: `x @ full()` is the head's output if all of its weight is on `x`."""
         return Factored(self.W_V, self.W_O)
 
 
 def head_weights(model: Core, layer: int) -> HeadWeights:
-    """Return the raw weights of each head of a layer: no norm folded in, rotary left out.
+    """Return the raw weights of each head of a layer, without norms and rotary positions.
 
     Args:
         layer: counted from 0, or from the end with -1; of a model that reads one text and writes

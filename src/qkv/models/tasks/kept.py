@@ -10,10 +10,10 @@ from typing import Any
 from qkv.arrays import is_whole_number, shown
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, spellings
 
-# An activation in full or short, or by a tuple as a trace is indexed; and one or several such.
+# The name of an activation (full, short, or a tuple, as in a trace); and one name or several.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
-_USUAL = ("pattern", "q", "resid_post")  # suggested if no name is near
+_USUAL = ("pattern", "q", "resid_post")  # suggested if no similar name exists
 
 
 def names_to_keep(
@@ -24,10 +24,10 @@ def names_to_keep(
     *,
     call: str = "trace",
 ) -> Callable[[str], bool]:
-    """Return a function that says of each known name whether a trace keeps it.
+    """Return a function that returns whether a trace keeps a name.
 
     Args:
-        known: every name that a trace of the model may hold.
+        known: all names that a trace of the model may have.
         layers: the numbers of the layers to keep, from the end with -1; all if None.
         names: the names to keep, in full, short, or as tuples; the default names if None.
         top_k: keep the summaries of this many weights, and the names in `names`.
@@ -65,7 +65,7 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
 
     Args:
         known: every name that a trace of the model may hold.
-        keep: says of each name whether it is kept.
+        keep: returns whether a name is kept.
         side: count only names of this side, "encoder" or "decoder"; all names by default.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
@@ -79,7 +79,7 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
 
 
 def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
-    """Return the full names that are asked for, and those among them that are outside layers."""
+    """Return `(names, outside)`: the wanted full names, and those of them outside layers."""
     wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(wanted, Iterable):
         raise TypeError(f'{call}: names is {shown(names)}: give names, as ["pattern", ("q", 0)]')
@@ -102,7 +102,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
 
 
 def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
-    """Return the names that a tuple stands for, on each side that has one."""
+    """Return the names that a tuple stands for, in the encoder, the decoder or both."""
     matches = set()
     for side, count in _counts(known).items():
         before = f"{side}." if side else ""
@@ -112,7 +112,7 @@ def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
 
 
 def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
-    """Return the message about an unknown name; `ways` are all spellings of known ones."""
+    """Return the message about an unknown name; `ways` are all spellings of known names."""
     most = max(_counts(known).values())
     layer: Any = name[1] if is_tuple_name(name) else None
     if layer is not None and not -most <= layer < most:
@@ -131,7 +131,7 @@ def _counts(known: Sequence[str]) -> dict[str, int]:
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
-    """Return the names in one of these layers, or outside layers; the final norm is in the last."""
+    """Return names in these layers or outside layers; the last layer includes the final norm."""
     counts = _counts(known)
     numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())

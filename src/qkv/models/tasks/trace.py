@@ -34,44 +34,43 @@ def trace(
 ) -> Trace:
     """Run texts and keep every intermediate by its name.
 
-    A text longer than `max_seq_length` is cut, with a warning; its last special token stays.
-    Padding after a shorter text is 0 in the arrays, and -inf in scores.
+    A text longer than `max_seq_length` is cut, with a warning; its last special token is kept. In
+    padding after shorter texts, arrays are 0 and scores are -inf.
 
-    To ask whether a head, a word or a direction matters, run the texts without it (`ablate`,
-    `hide`) or change an activation (`edit`): everything computed after it follows, and nothing
-    before it changes. The trace holds the changed activations, and `trace.changed` lists the edits.
+    To test whether a head, a word or a direction matters, run the texts without it (`ablate`,
+    `hide`), or change an activation (`edit`). All later activations are then computed from the
+    changed values. The trace holds the changed activations, and `trace.changed` lists the edits.
 
     Args:
         texts: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
             of rows for several.
         layers: the layers to keep, counted from 0, or from the end with -1; all by default. The
-            final norm (`ln_final`) is kept with the last layer. No layer above the last one kept is
-            run, unless `logits` are asked for.
+            final norm (`ln_final`) is kept with the last layer. Layers above the last kept layer
+            are run only for `logits`.
         names: the names to keep, in full ("blocks.0.attn.hook_pattern"), short ("pattern",
             "ln1.scale"), or as tuples (("pattern", 3)). By default all except `attn.hook_result`.
-        top_k: keep only a summary of each layer's attention, `top_indices`, `top_weights`
-            (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B, Hq, T), and the names in `names`:
-            for texts whose (T, T) weights need too much memory.
-        logits: keep `trace["logits"]` (B, T, V) too, the logits of the head for every word of the
-            vocabulary.
-        batch_size: the number of texts that are run at once; None for about a thousand tokens at
-            once. Activations that are not kept need memory for one batch only.
+        top_k: keep only the activations in `names` and a summary of each layer's attention:
+            `top_indices` and `top_weights` (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B,
+            Hq, T). Use this for long texts, for which the (T, T) weights need too much memory.
+        logits: also keep `trace["logits"]` (B, T, V), the logits over the vocabulary.
+        batch_size: the number of texts in a batch; None for batches of about a thousand tokens.
+            Activations that are not kept need memory for one batch only.
         ablate: heads to ablate, as (layer, head), or (layer, None) for all heads of a layer: their
             `hook_z` is 0, so they add nothing; their `hook_pattern` stays. Or a mapping from such
             pairs to the new `hook_z`: "zero", an array (d,), or "mean", the mean over all tokens of
             all these texts in an unedited run. If a head is named twice, the last one counts.
-        hide: tokens that no query may see, itself included: words or special tokens such as
-            "[SEP]", wherever they occur, or positions in each text that has them, from its end with
-            -1. A masked token still sees the others; a query that sees nothing gets 0. Or edges, in
-            a list: (query, key) masks one key for one query, (query, key, layer) and (query, key,
-            layer, head) only there.
+        hide: the tokens to mask for all queries, including their own: words or special tokens such
+            as "[SEP]" wherever they occur, or positions in each text that is long enough, from the
+            end with -1. A masked token still sees other tokens; the result of a query that sees no
+            token is 0. Or a list of edges: (query, key) masks one key for one query in all layers,
+            (query, key, layer) in one layer, and (query, key, layer, head) in one head.
         edit: a list of records, such as `{"op": "mask", "query": 4, "key": 1}`, which apply to each
-            text and mean the same over HTTP and in the page (`qkv.edits.schema()` describes them);
-            or a mapping from activations to functions or arrays. An activation is a full name, or a
-            tuple, ("resid_post", 3); "resid_post" and ("resid_post", None) mean all layers,
-            ("resid_post", (1, 2)) several. A function f(array) or f(array, at) gets a copy of the
-            array as the trace shows it, (B, T, ...), 0 in padding, -inf in masked scores, and
-            returns an array of that shape. `at` has `name`, `layer`, `texts`, `positions` and
+            text; HTTP requests and the page use the same records (`qkv.edits.schema()` describes
+            them). Or a mapping from activations to functions or arrays. An activation is a full
+            name, or a tuple, ("resid_post", 3); "resid_post" and ("resid_post", None) mean all
+            layers, ("resid_post", (1, 2)) several. A function f(array) or f(array, at) gets a copy
+            of the array as the trace shows it, (B, T, ...), 0 in padding, -inf in masked scores,
+            and returns an array of that shape. `at` has `name`, `layer`, `texts`, `positions` and
             `step`, see `qkv.models.At`. A function gets all texts at once, or `batch_size` texts at
             a time. An array, (B, T, ...) or (1, T, ...), replaces the activation. Scores are edited
             after masking, weights after the softmax; `hook_z` of an ablated head is its
@@ -124,30 +123,30 @@ def trace_stream(
 ) -> Iterator[Trace]:
     """Trace any number of texts, a batch at a time, in order.
 
-    Texts are read as the iterator advances. Memory is that of one trace, and of the trace before as
-    long as you hold it.
+    Texts are read as the iterator advances. Only one trace is in memory, unless you keep earlier
+    traces.
 
     Args:
         texts: any iterable of texts, or of token ids, (T,) each.
         batch_size: the number of texts in each trace; the last may have fewer.
-        layers: as in `trace`, and so are the next three.
-        names: the names to keep.
-        top_k: keep only a summary of each layer's attention.
-        logits: keep the logits too.
-        ablate: heads to ablate, without "mean", which is over all texts of a call.
+        layers: as in `trace`.
+        names: as in `trace`.
+        top_k: as in `trace`.
+        logits: as in `trace`.
+        ablate: heads to ablate, as in `trace`; "mean" is not supported, as it needs all texts.
         hide: words, positions and edges to mask, in the texts that have them.
         edit: activations to change, in each batch separately: a function gets all texts of a batch,
             and `at.texts` has their numbers among all texts; an array is (1, T, ...), or has the
             shape of a batch, T being its longest text.
 
     Returns:
-        An iterator over traces, whose `tokens` are nested as for a list of texts.
+        An iterator over traces; each is the trace of a list of texts.
 
     Raises:
         TypeError: `texts` is a single text, or an argument has a wrong type.
         ValueError: as in `trace`; texts are numbered over all batches. An error about a text is
-            raised when its batch is reached; an error about `hide` naming something that no text
-            has, after the last batch.
+            raised when the text's batch is reached. If `hide` names a word or position that no text
+            has, the error is raised after the last batch.
         KeyError: a name does not exist.
 
     >>> import qkv
@@ -181,14 +180,14 @@ def trace_stream(
 
 
 def _known_names(model: Core, edits: Edits) -> list[str]:
-    """Return every name that a trace of a run with these edits may have."""
+    """Return all names that a trace may have after these edits."""
     return [*model.network.hook_names, *spliced_names(edits, model.network)]
 
 
 def _keeping(
     model: Core, call: str, known: Sequence[str], logits: bool = False, **kept: Any
 ) -> Callable[[str], bool]:
-    """Return a function that says of each known name whether a trace keeps it."""
+    """Return a function that returns whether a trace keeps a name."""
     if logits:
         model._need_words(call)
         if not model.continues:
@@ -207,7 +206,7 @@ def _traced(
     first: int = 0,
     absent: set[Any] | None = None,
 ) -> Trace:
-    """Return the trace of texts, which errors number from `first`; `absent` is as in `fit`."""
+    """Return the trace of texts; errors number the texts from `first`; `absent` is as in `fit`."""
     call, known = edits.call, _known_names(model, edits)
     keep = _keeping(model, call, known, **kept)
     if batch_size is not None:
@@ -242,7 +241,7 @@ def as_trace(
     single: bool = False,
     changed: Mapping[str, Sequence[Any]] | None = None,
 ) -> Trace:
-    """Return the arrays that a network recorded of a batch as a `Trace`."""
+    """Return a `Trace` of the arrays that a network recorded for a batch."""
     return Trace(
         arrays,
         tokens=[text.tokens for text in batch],
