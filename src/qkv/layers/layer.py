@@ -17,6 +17,7 @@ from qkv.trace.recorder import GradientRecorder
 
 # No NumPy warnings, because padding may hold any numbers, and infinities follow IEEE 754.
 quiet = np.errstate(all="ignore")
+ByName = dict[str, Array]  # parameters, or their gradients
 
 
 def first_parameters(
@@ -218,7 +219,7 @@ def part_back(
     grad: Array,
     saved: Any,
     name: str,
-    gradients: dict[str, Array] | None,
+    gradients: ByName | None,
     record: Recorder | None = None,
 ) -> Gradient:
     """Run the backward pass of a part, and add the gradients of its parameters to `gradients`."""
@@ -230,11 +231,7 @@ def part_back(
 
 
 def project_back(
-    x: Array,
-    parameters: Mapping[str, Array],
-    name: str,
-    grad: Array,
-    gradients: dict[str, Array] | None,
+    x: Array, parameters: Mapping[str, Array], name: str, grad: Array, gradients: ByName | None
 ) -> Array:
     """Return the gradient of `x` in `project`; add those of the parameters to `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"
@@ -248,7 +245,7 @@ def project_back(
     return grad_x
 
 
-def for_parameters(record: Recorder | None) -> dict[str, Array] | None:
+def for_parameters(record: Recorder | None) -> ByName | None:
     """Return a dict for the gradients of parameters; None if the backward pass computes none."""
     return None if isinstance(record, GradientRecorder) else {}
 
