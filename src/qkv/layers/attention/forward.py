@@ -18,7 +18,7 @@ from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import answer_packed, in_rows
 from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
-from qkv.layers.layer import is_wide, project, working, working_type
+from qkv.layers.layer import ByName, is_wide, project, working, working_type
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.layers.packed import PADDED, padded_heads, unpadded_heads
 from qkv.ops.linear import linear
@@ -351,11 +351,7 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
 
 
 def attention_out(
-    z: Array,
-    parameters: Mapping[str, Array],
-    residual: Array | None,
-    record: Recorder | None,
-    cu: Array | None,
+    z: Array, parameters: ByName, residual: Array | None, record: Recorder | None, cu: Array | None
 ) -> Array:
     """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 
