@@ -76,11 +76,11 @@ def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
         ((TEXT, "--top", "0"), "0 is not in the range x>=1"),
         ((TEXT, "--top", "31"), "guess: --top is 31 and model has 30 words: give 1 to 30"),
         ((TEXT, "--hide", "dog"), "hide has 'dog', which is in no text: the words are the, cat"),
-        ((TEXT, "--ablate", "0"), "0: write LAYER.HEAD, as 0.3"),
-        ((TEXT, "--ablate", "0.x"), "0.x: write LAYER.HEAD, as 0.3"),
+        ((TEXT, "--ablate", "0"), "0: write LAYER.HEAD, for example 0.3"),
+        ((TEXT, "--ablate", "0.x"), "0.x: write LAYER.HEAD, for example 0.3"),
         ((TEXT, "--ablate", "2.0"), "ablate has layer 2 and the model has 2, 0 to 1"),
         ((TEXT, "--ablate", "0.3"), "ablate has head 3 and layer 0 has 3, 0 to 2"),
-        ((TEXT, "--ablate", "\u0660.\u0661"), "write LAYER.HEAD, as 0.3"),
+        ((TEXT, "--ablate", "\u0660.\u0661"), "write LAYER.HEAD, for example 0.3"),
         (("the " * 20 + "[MASK]",), "the gap is beyond the first 16 tokens, and model reads no"),
         ((), "Missing argument 'TEXT'"),
     ],
@@ -108,7 +108,7 @@ def test_without_a_text_a_story_is_told_and_the_others_are_named() -> None:
     kept = qkv.see.stories()
     first, *others = kept.told
     assert (result.exit_code, result.stderr) == (0, "")
-    told, _, rest = result.stdout.partition("\nChosen, with the next ones, out of ")
+    told, _, rest = result.stdout.partition("\nThis sentence and the next ones were chosen from ")
     assert told.strip() == str(guess(first, top_k=2))
     assert rest.startswith(f"{kept.searched:,} sentences")
     lines = [shlex.split(line) for line in rest.splitlines() if line.startswith("  qkv ")]
@@ -125,6 +125,8 @@ def test_without_a_text_a_story_is_told_and_the_others_are_named() -> None:
 
 def test_a_story_is_of_the_model_that_ships(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for args in (("--model", folder), ("--hide", "crown"), ("--ablate", "0.1")):
-        assert "Missing argument 'TEXT': only books" in refused(run("guess", *args), "guess")
+        assert "Missing argument 'TEXT': it can be left out only" in refused(
+            run("guess", *args), "guess"
+        )
     monkeypatch.setenv("QKV_MODEL", folder)
     assert "without --hide, --ablate, --model and QKV_MODEL" in refused(run("guess"), "guess")

@@ -324,7 +324,7 @@ def test_too_many_tokens_of_one_request(here: TestClient) -> None:
     response = post(here, prompt=[1] * 60, n=4, max_tokens=1)
     assert response.status_code == 400
     assert response.json()["error"]["message"] == (
-        "completions: prompt has 240 tokens, each text as often as it is continued: "
+        "completions: prompt has 240 tokens, counting each text once per completion: "
         "send at most 200"
     )
 

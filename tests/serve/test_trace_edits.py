@@ -248,7 +248,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"at": 3}, "at", "is 3: give a list of positions"),
     ({"inside": [12]}, "inside", "has 12: this model has 12, 0 to 11"),
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
-    ({"top_k": 2, "at": []}, "top_k", "is for weights alone"),
+    ({"top_k": 2, "at": []}, "top_k", "is only for weights"),
     ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "an edit sets a row"),
     ({"top_k": 2, "edits": [{"op": "scale", "value": 2}]}, "top_k", "sets a row or a scale"),
     (

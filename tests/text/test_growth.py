@@ -89,7 +89,7 @@ FIRST = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (sequence(*[replace("a", "a" * 100)] * 3), "normalizer may make 1e+06 characters of one"),
+        (sequence(*[replace("a", "a" * 100)] * 3), "normalizer may make 1e+06 characters from one"),
         (sequence(*[replace("a", "a" * 100)] * 999), "normalizer may make inf characters"),
         (sequence({"type": "Prepend", "prepend": "a" * 10**7}), "has 10,000,000 characters"),
         (sequence(table("a" * 20_000)), r"normalizer may make 2e\+04 characters"),
@@ -99,9 +99,9 @@ FIRST = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
         ({"model": {"vocab": {"a" * 5000: 1}}}, "has 5,000 characters"),
         ({"added_tokens": [{"content": "a" * 5000}]}, "has 5,000 characters"),
         ({"model": {"max_input_chars_per_word": 10**9}}, "max_input_chars_per_word is 1000000000"),
-        (around([FIRST] * 60 + [TEXT], 2), "post_processor makes 121 pieces"),
-        (around([FIRST, TEXT], 10**6), "post_processor makes 1,000,001 pieces"),
-        (around([TEXT, TEXT]), "post_processor makes 102 pieces"),
+        (around([FIRST] * 60 + [TEXT], 2), "post_processor makes 121 tokens"),
+        (around([FIRST, TEXT], 10**6), "post_processor makes 1,000,001 tokens"),
+        (around([TEXT, TEXT]), "post_processor makes 102 tokens"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )

@@ -1,4 +1,4 @@
-"""The command line: parses options, calls the library and prints; no arithmetic."""
+"""The command line: it parses options, calls the library, and prints the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from qkv.cli.views import compare, guess, play, replay, show, walk
 @debug_option
 @click.pass_context
 def main(context: click.Context) -> None:
-    """A sentence goes in, its attention comes out.
+    """Show the attention of a language model over your own sentences.
 
     \b
         qkv walk "The cat sat on the mat"
@@ -32,7 +32,7 @@ def main(context: click.Context) -> None:
         qkv guess "A triangle has [MASK] legs." --hide triangle
         qkv generate "once upon a"
         qkv play --open
-    """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
+    """  # noqa: D301 (\b tells click not to wrap the next lines)
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 

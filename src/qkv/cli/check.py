@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...")
 @click.option(
-    "--task", metavar="NAME", help="Mark only this task. Default: each task that a file answers."
+    "--task", metavar="NAME", help="Mark only this task. Default: each task that a file contains."
 )
 @click.option(
     "--list",
     "as_list",
     is_flag=True,
-    help="Print the tasks and the function or values that each asks for.",
+    help="Print each task, with the function or values that it expects.",
 )
 @click.option(
     "--hint",
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--seed",
     type=click.IntRange(0),
     default=0,
-    help="Draw the inputs with this seed. Default: 0, whose inputs are the shortest to print.",
+    help="Draw the inputs with this seed. Default: 0, whose inputs print shortest.",
 )
 @click.option(
     "--seconds",
@@ -84,19 +84,19 @@ def check(
     as_json: bool,
     **outputs: str | None,
 ) -> None:
-    """Mark FILEs (.py, .ipynb) for the tasks of the course: points, mistakes, and a hint.
+    """Mark FILEs (.py, .ipynb) for the tasks of the course: print points, mistakes and a hint.
 
-    The notebook of a lesson is marked for its tasks. For a folder, the command marks every file in
-    it and prints a table of the class with its commonest mistakes. If every file is in a folder of
-    its student, the table has a row for each student. A file that cannot be marked gets a verdict
-    that gives the reason, and the other files are marked.
+    The notebook of a lesson is marked for the tasks of that lesson. For a folder, the command marks
+    every file in the folder, and prints a table of the class with the commonest mistakes. If each
+    student has a folder, the table has a row for each student. If a file cannot be marked, its
+    verdict gives the reason, and the other files are still marked.
 
-    With a roster, a file belongs to the student whose id, or else whose name, is part of the name
-    of the file or of its folder. Students who handed in nothing have a row too.
+    With a roster, a file belongs to the student whose id is part of the name of the file or its
+    folder; if no id is found, names are compared. Students without files have a row too.
 
-    Each file runs in a process of its own, which ends when it takes too long or too much memory.
-    The results of its functions are judged in another process. There are no points where qkv, torch
-    or scipy answers for the student. This is not a sandbox: a file may do whatever you may do.
+    Each file runs in a separate process, which is ended if it takes too long or too much memory.
+    Another process judges the results. If a function of qkv, torch or scipy computes the answer,
+    there are no points. This is not a sandbox: a file may do whatever you may do.
 
     \b
         qkv check --list
@@ -104,7 +104,7 @@ def check(
         qkv check mine.py --task softmax --hint 2
         qkv check 3-one-function-student.ipynb
         qkv check submissions --roster roster.csv --csv grades.csv --html grades.html
-    """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
+    """  # noqa: D301 (\b tells click not to wrap the next lines)
     from qkv import marking
     from qkv.marking.marker import task_of
 
@@ -127,7 +127,7 @@ def check(
         students = marking.by_roster(listed, paths, folders)
     if outputs["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
         raise ValueError(
-            f"--gradescope writes the results of one submission, and these are of"
+            "--gradescope writes the results of one submission, but these are from"
             f" {len(students.rows)} students: name the files of one, or use --csv"
         )
     table = marking.ClassTable(_marked(paths, task, seed=seed, seconds=seconds), students)
@@ -149,9 +149,9 @@ def check(
 
 
 def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
-    """Yield the files that are named, and the files in folders; an empty folder yields itself.
+    """Yield the named files, and the files in named folders; an empty folder yields itself.
 
-    An empty folder that is named alone is an error.
+    If the only named path is an empty folder, raise an error.
     """
     from qkv.marking import files_in
 
@@ -170,7 +170,7 @@ def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 def _marked(
     files: Sequence[str], task: str | None, **options: Any
 ) -> list[tuple[str, Sequence[CheckResult]]]:
-    """Mark each file; an error of the marker is the verdict on that file."""
+    """Mark each file; if the marker itself fails, the verdict on that file says so."""
     from qkv.marking import check_file
     from qkv.marking.files.verdicts import unmarked
     from qkv.progress import progress
@@ -188,7 +188,7 @@ def _marked(
 
 
 def _unwritten(table: ClassTable, paths: Mapping[str, str | None]) -> Iterator[str]:
-    """Write each output file, and say which of them could not be written."""
+    """Write each output file, and return messages about files that could not be written."""
     from qkv import marking
 
     writers: dict[str, Callable[[str], None]] = {
@@ -228,7 +228,7 @@ def _print_tasks(as_json: bool) -> None:
             click.echo(f"    it may be called {' or '.join(task.looks_for)}")
 
 
-_COMMON = 10  # mistakes below the table
+_COMMON = 10  # maximum mistakes below the table
 
 
 def _print_table(table: ClassTable) -> None:
@@ -263,7 +263,7 @@ def _row(file: str, result: CheckResult) -> dict[str, Any]:
 
 
 def _text(file: str, result: CheckResult, grade: int) -> str:
-    """Write a verdict for a terminal, with hints up to a grade."""
+    """Return a verdict as text for a terminal, with the first `grade` hints."""
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"

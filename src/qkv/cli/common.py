@@ -1,4 +1,4 @@
-"""What all commands share: options, errors on one line, exit codes."""
+"""Shared by all commands: options, one-line errors, and exit codes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILED, BAD_REQUEST = 1, 2
 
 _DISK_FULL = [getattr(errno, name, None) for name in ("ENOSPC", "EFBIG", "EDQUOT")]
 
-# Errors that a user can correct in the command; any other is a failure while running.
+# Errors that users can correct in their command; all other errors are failures while running.
 _REQUESTS = (
     ValueError,
     LookupError,
@@ -42,10 +42,10 @@ _REQUESTS = (
 
 
 class Program(click.Group):
-    """The group of all commands: errors and warnings are one line on standard error."""
+    """The group of all commands; it prints errors and warnings as one line on standard error."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run, and exit with 0 (done), 1 (a failure), 2 (a bad request) or 128 plus a signal."""
+        """Run; exit with 0 (done), 1 (failure), 2 (bad request) or 128 + the signal's number."""
         extra = {"prog_name": self.name, **extra, "standalone_mode": False}
         if not standalone_mode:
             return super().main(*args, **extra)
@@ -62,16 +62,16 @@ class Program(click.Group):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; print its error, which becomes an exit code."""
+        """Run the command; print its error, and exit with the code for the error."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda text, *_: complain(_path(ctx), f"warning: {text}")
             try:
                 result = super().invoke(ctx)
-                if sys.stdout is not None:  # the shell may have closed it
+                if sys.stdout is not None:  # the shell may have closed the stream
                     sys.stdout.flush()
                 return result
-            except BrokenPipeError:  # the reader of the output has stopped
+            except BrokenPipeError:  # the program that reads the output has ended
                 _forget_stdout()
             except Interrupted as error:
                 leave(error.signal)
@@ -91,7 +91,7 @@ class Program(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or name those that are like it."""
+        """Find the command, or list commands with similar names."""
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             names = self.list_commands(ctx)
             near = difflib.get_close_matches(args[0], names, n=2, cutoff=0.5) or names
@@ -104,7 +104,8 @@ class Program(click.Group):
 def _fill_closed_streams() -> None:
     """Open the streams that the shell closed (`2>&-`) on the null device.
 
-    Otherwise the next opened file would get their number, and what a library prints.
+    Otherwise the next opened file would get the number of a closed stream, and a library's prints
+    would go into that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -129,7 +130,7 @@ debug_option = click.option(
 
 
 def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Make a check, before any work, that a file with one of these endings can be written."""
+    """Make a callback that checks, before any work, that an option's file can be written."""
 
     def check(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
         if path is None:
@@ -148,7 +149,7 @@ def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], 
 
 
 def _named_model(names: str, default: str) -> Callable[..., Any]:
-    """Make `--model`, with examples of names and the default model in its help."""
+    """Make the option `--model`; its help has example names and the default model."""
     return click.option(
         "--model",
         metavar="NAME",
@@ -163,25 +164,25 @@ _HEAD = re.compile(r"([0-9]+)\.([0-9]+)")
 def _heads(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> list[tuple[int, int]]:
-    """Parse each LAYER.HEAD to a pair."""
+    """Parse each LAYER.HEAD into a pair of numbers."""
     heads: dict[tuple[int, int], None] = {}
     for value in values:
         match = _HEAD.fullmatch(value)
         if match is None:
-            raise click.BadParameter(f"{value}: write LAYER.HEAD, as 0.3")
+            raise click.BadParameter(f"{value}: write LAYER.HEAD, for example 0.3")
         heads[int(match[1]), int(match[2])] = None
     return list(heads)
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """Make `--hide WORD`, with its effect as its help."""
+    """Make the option `--hide WORD`; `does` says what the command does with it."""
     about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """Make `--ablate LAYER.HEAD`, with its effect as its help."""
-    about = f"{does} without this head, as 0.3; may be given repeatedly."
+    """Make the option `--ablate LAYER.HEAD`; `does` says what the command does with it."""
+    about = f"{does} without this head, for example 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about
     )
@@ -193,7 +194,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the nu
 
 
 def console() -> Console:
-    """Standard output as a rich console; a closed pipe is a BrokenPipeError, as elsewhere."""
+    """Standard output as a rich console; a closed pipe raises a BrokenPipeError."""
     from rich.console import Console
 
     from qkv.see.draw.screen import with_a_width
@@ -206,14 +207,14 @@ def console() -> Console:
 
 
 def print_json(data: Any) -> None:
-    """Print one line of JSON, with letters beyond ASCII if the stream takes them."""
+    """Print one line of JSON; escape non-ASCII letters if the stream cannot encode them."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = json.dumps(data, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
     click.echo("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
 
 
 def say(message: str) -> None:
-    """Print a line about the work to standard error."""
+    """Print a progress message to standard error."""
     complain(click.get_current_context().command_path, message)
 
 
@@ -242,6 +243,6 @@ def _in_words(error: Exception) -> str:
 
 
 def _forget_stdout() -> None:
-    """Send all further output to the null device, since the pipe is closed."""
-    with suppress(OSError, ValueError):  # not a real file, as in a test
+    """Send all further output to the null device, because the pipe is closed."""
+    with suppress(OSError, ValueError):  # the stream is not a real file, for example in a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

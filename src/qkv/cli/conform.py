@@ -23,7 +23,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     """Read theirs=ours into a dict."""
     pairs = [pair for text in texts for pair in text.split(",")]
     if wrong := [pair for pair in pairs if pair.count("=") != 1]:
-        raise click.BadParameter(f"{wrong[0]}: write THEIRS=OURS, as mask=attn_mask")
+        raise click.BadParameter(f"{wrong[0]}: write THEIRS=OURS, for example mask=attn_mask")
     return dict(pair.split("=") for pair in pairs) or None
 
 
@@ -34,14 +34,14 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     default="numpy",
     show_default=True,
     metavar="LIBRARY",
-    help="The library whose arrays it takes: numpy, torch or jax.",
+    help="The library whose arrays the function takes: numpy, torch or jax.",
 )
 @click.option(
     "--names",
     multiple=True,
     metavar="THEIRS=OURS",
     callback=_pairs,
-    help="An argument with another name, as mask=attn_mask; may be given repeatedly.",
+    help="An argument with another name, for example mask=attn_mask; may be given repeatedly.",
 )
 @click.option(
     "--dtypes",
@@ -62,10 +62,10 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     default="end",
     show_default=True,
     metavar="start|end",
-    help="The position of its queries if L and S differ and it takes no q_offset.",
+    help="The position of the queries if L and S differ and the function takes no q_offset.",
 )
 @click.option("--device", default="", metavar="NAME", help="The device of torch or JAX arrays.")
-@click.option("--seed", type=click.IntRange(0), default=0, help="Draws the random cases.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="The seed of the random cases.")
 @click.option(
     "--seconds", type=float, default=10.0, show_default=True, help="The time limit of one call."
 )
@@ -94,8 +94,9 @@ def conform(
     """Judge an attention function by the formula: which features are right, which are wrong?
 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
-    installed library: torch.sdpa. It is called as function(query, key, value, **arguments) with
-    arrays (B, H, L, d), in a process of its own. The exit code is 0 if nothing is wrong, else 1.
+    installed library, for example torch.sdpa. It is called in a separate process as
+    function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if nothing
+    is wrong, else 1.
     """
     from qkv.marking.conformance import conform as judge
 
@@ -113,7 +114,7 @@ def conform(
 
 
 def _print(report: Report) -> None:
-    """Print the card: a row for each feature, with its errors below."""
+    """Print the card: a row for each feature, then the errors."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`qkv encode`: a vector for each line of a file, or for each row of many on a cluster."""
+"""`qkv encode`: write a vector for each line of a file, or for each row of files on a cluster."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# options by their names in errors of `scale.encode`
+# arguments of `scale.encode`, and the options that set them
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
-_EMPTY = "{} is empty: write one text a line"
+_EMPTY = "{} is empty: write one text per line"
 
 
 @click.command()
@@ -74,13 +74,13 @@ def encode(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """A vector for each line of FILE, one text a line; - is standard input.
+    """Write a vector for each line of FILE, where each line is a text; - is standard input.
 
-    Lines are read and vectors written as they come, so FILE, and a line, may be of any length. The
-    output file appears only when it is complete.
+    The command reads and writes one batch after another, so FILE may be larger than the memory.
+    The output file appears only when it is complete.
 
-    With --cluster there may be many FILEs (.txt, .jsonl, .csv, .parquet), and the output is a
-    folder of Parquet parts. A run that was ended continues where it stopped.
+    With --cluster, the input can be many FILEs (.txt, .jsonl, .csv, .parquet), and the output is a
+    folder of Parquet parts. An interrupted run continues where it stopped.
     """
     if output is None and not (cluster and dry_run):
         raise click.UsageError("Missing option '-o' / '--output'.", context)
@@ -106,7 +106,7 @@ def encode(
 
 @contextmanager
 def _spelled_as_typed() -> Iterator[None]:
-    """Name options instead of arguments in the errors of `scale.encode`."""
+    """Replace the names of arguments in errors of `scale.encode` by the names of options."""
     try:
         yield
     except ValueError as error:
@@ -124,7 +124,7 @@ def _on_cluster(
     options: dict[str, Any],
     resume: bool,
 ) -> dict[str, Any]:
-    """Encode many files into a folder, or estimate the work without one; return the numbers."""
+    """Encode files into a folder, or only estimate the work if there is none; return numbers."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected
@@ -142,7 +142,7 @@ def _on_cluster(
 
 
 def _many(count: int, what: str) -> str:
-    """Return a number of things in words.
+    """Return a number with its noun, as in "1 row" or "2 rows".
 
     >>> _many(1, "row"), _many(1200, "row")
     ('1 row', '1,200 rows')
@@ -163,14 +163,14 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
         if sys.stdin is None:
             raise ValueError("standard input is closed: give a file")
         texts = read_lines(sys.stdin.buffer, name, MOST)
-    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe is read only once
+    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe can be read only once
         texts = lines_of(file, MOST)
     else:
         texts = Lines(file, MOST)
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
     if isinstance(texts, Iterator) and model == "random":
-        texts = list(texts)  # its vocabulary comes from the texts
+        texts = list(texts)  # the random model takes its vocabulary from the texts
         if not texts:
             raise ValueError(_EMPTY.format(name))
     used = load_for(texts, model)
@@ -186,7 +186,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
 
 
 class Kept:
-    """Texts that are kept after they were read, until they are taken.
+    """Texts that are kept in memory when they are read, until they are taken.
 
     >>> kept = Kept(["a", "b"])
     >>> [text.upper() for text in kept], kept.take(1), kept.take(1)
@@ -206,7 +206,7 @@ class Kept:
             yield text
 
     def take(self, count: int) -> list[str]:
-        """Take the first `count` texts that are left."""
+        """Remove and return the first `count` texts."""
         return [self._kept.popleft() for _ in range(count)]
 
 
@@ -214,7 +214,7 @@ def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> t
     """Write the vectors of texts as .npy or .jsonl; return their number and size.
 
     Raises:
-        ValueError: there is no text; the message has the `name` of their file.
+        ValueError: there are no texts; the message has the file's `name`.
     """
     count = size = 0
     as_numpy = path.lower().endswith(".npy")

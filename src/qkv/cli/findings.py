@@ -11,7 +11,7 @@ from qkv.visible import visible
 _model_option = click.option(
     "--model",
     metavar="NAME",
-    help="The model of the findings, where it does not come with qkv: a folder, or a name that was "
+    help="The model of the findings, if it does not come with qkv: a folder, or a name that was "
     "downloaded before.",
 )
 
@@ -21,16 +21,17 @@ _model_option = click.option(
 @page_options("qkv-findings.html")
 @_model_option
 def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | None) -> None:
-    """Write FILEs, findings (.json) and up to one article (.md), as one page with the model inside.
+    """Write findings (.json) and at most one article (.md) as one page with the model inside.
 
-    The page measures each finding again, says whether it holds, and lets its reader change
-    everything. It needs no network. A paragraph ![claim](finding.json) in the article places a
-    finding, relative to the folder of the article; findings that it does not place follow it.
+    The page measures each finding again, says whether the finding holds, and lets readers change
+    its sentence and edits. The page needs no network. A paragraph ![claim](finding.json) in the
+    article shows that finding there; the path is relative to the article's folder. All other
+    findings follow the article.
 
     \b
         qkv publish glass.json -o glass.html
         qkv publish article.md -o article.html
-    """  # noqa: D301 (click reads the backspace: what follows is not wrapped)
+    """  # noqa: D301 (\b tells click not to wrap the next lines)
     from qkv.findings import Finding
     from qkv.findings.measured import view_of
 
@@ -56,9 +57,9 @@ def verify(
 ) -> None:
     """Measure the findings in FILEs (.json) again, and say which ones hold.
 
-    A finding holds if the model has the parameters of the finding, words keep their order, and
-    probabilities agree to 0.0001. Exit code 0: all hold; 1: one does not; 2: a bad request. Nothing
-    is downloaded.
+    A finding holds if three things are equal: the parameters of the model, the order of the words,
+    and the probabilities up to 0.0001. The exit code is 0 if all findings hold, 1 if any finding
+    does not hold, and 2 for a bad request. Nothing is downloaded.
     """
     from qkv.findings.measured import verify_files
 

@@ -13,7 +13,7 @@ import click
 from qkv.cli.common import json_option, print_json, writer_option
 from qkv.visible import visible
 
-# characters that steer a terminal; marks that join or turn letters belong to a text
+# characters that control a terminal; joiners and direction marks are kept, since texts need them
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 
@@ -21,7 +21,9 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
 @writer_option
 @click.option(
-    "--max-new-tokens", type=int, help="The most tokens to add. Default: 64, or as many as fit."
+    "--max-new-tokens",
+    type=int,
+    help="The most new tokens. Default: 64, or what the model's length allows.",
 )
 @click.option(
     "--temperature",
@@ -46,11 +48,10 @@ def generate(
     stop: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Print PROMPT and the text with which a model continues it, word by word.
+    """Print PROMPT, then the text with which a model continues PROMPT, word by word.
 
     The decoder that comes with qkv has read novels: qkv generate "once upon a"
-    Several prompts run in one batch. A model that reads one text and writes another prints its text
-    on a new line.
+    Several prompts run in one batch. The output of an encoder-decoder model starts on a new line.
     """
     from qkv.models import load
     from qkv.models.files.find import WRITER
@@ -71,9 +72,9 @@ def generate(
         print_json({"model": used.name, "texts": texts})
     else:
         between = "" if used.continues else "\n"
-        later = [prompt + between for prompt in prompts]  # while the first one is printed
+        later = [prompt + between for prompt in prompts]  # printed after the first text
         pieces = used.generate(list(prompts), stream=True, **options)
-        begun = list(islice(pieces, 1))  # an early error comes before anything is printed
+        begun = list(islice(pieces, 1))  # errors at the first token come before any output
         _write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:
@@ -83,9 +84,9 @@ def generate(
 
 
 def _write(text: str) -> None:
-    """Print text at once, in letters that the stream takes, without commands for a terminal."""
+    """Print text immediately, without control characters or letters that the stream lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
         text = _CONTROLS.sub(lambda match: visible(match[0]), text)
-    # with a color, click does not remove what looks like a color
+    # color=True: click then keeps text that looks like a color code
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)

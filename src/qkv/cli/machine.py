@@ -1,4 +1,4 @@
-"""The commands about this machine: `qkv bench` (its speed) and `qkv info` (what it runs)."""
+"""The commands about this machine: `qkv bench` (speed) and `qkv info` (versions and models)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ or clang) when qkv is installed from its source; QKV_NEED_KERNEL=1 pip install .
 @click.command()
 @json_option
 def bench(as_json: bool) -> None:
-    """Time attention beside plain NumPy, and beside the peak of this machine.
+    """Compare the speed of attention with plain NumPy, and with the peak of this machine.
 
     Each result is verified against float64 before it is timed; the table has the largest errors.
-    Times are medians of at least nine, taken in turn.
+    Each time is the median of at least nine runs; the functions run alternately.
     """
     from qkv.measure import ROUNDS, TASKS, machine, survey, table
     from qkv.progress import progress
@@ -50,7 +50,7 @@ def bench(as_json: bool) -> None:
 @click.option("--model", metavar="NAME", help="Load this model and describe it.")
 @json_option
 def info(model: str | None, as_json: bool) -> None:
-    """Version, backend, threads, the folders where models are looked for, and the models there."""
+    """Print the version, the backend, the threads, and the folders of models with their models."""
     import numpy as np
 
     from qkv.models import load, places

@@ -11,7 +11,7 @@ from qkv.cli.common import model_option, say
 
 @click.command()
 @model_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address of the server.")
 @click.option(
     "--port",
     default=8080,
@@ -24,7 +24,7 @@ from qkv.cli.common import model_option, say
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name by which others reach this server; may be given repeatedly.",
+    help="A host name that clients use for this server; may be given repeatedly.",
 )
 @click.option("--api-key-file", "key_file", metavar="F", help="A file with the required key.")
 @click.option("--no-key", is_flag=True, help="Answer requests without a key.")
@@ -38,7 +38,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with OpenAI's routes for embeddings and completions.
 
-    Only this machine can reach the server, unless there is a --host; then it also needs
+    Without --host, only this machine can reach the server. With --host, you must also give
     --allow-host, and --api-key-file or --no-key. GET / shows the routes; Ctrl-C ends the server.
     """
     from qkv.extras import need
@@ -74,7 +74,7 @@ def serve(
 
 
 def read_key(path: str) -> str:
-    """Read the key in a file, without blanks around it.
+    """Read a key from a file, without blanks around the key.
 
     Raises:
         ValueError: the file is not one word of ASCII characters.

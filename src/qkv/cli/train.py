@@ -21,11 +21,11 @@ from qkv.cli.common import json_option, print_json, say
 @click.option("--layers", type=int, help="The number of layers. Default: 4.")
 @click.option("--heads", type=int, help="The heads of each layer. Default: 4.")
 @click.option("--dim", type=int, help="The size of the vectors. Default: 128.")
-@click.option("--vocabulary", type=int, help="The most tokens of the vocabulary. Default: 8192.")
-@click.option("--length", type=int, help="The most tokens of a text. Default: 128.")
+@click.option("--vocabulary", type=int, help="The maximum tokens in the vocabulary. Default: 8192.")
+@click.option("--length", type=int, help="The maximum length of a text, in tokens. Default: 128.")
 @click.option("--steps", type=int, help="The number of steps. Default: 1000 without --minutes.")
-@click.option("--minutes", type=float, help="The longest duration; such a run is not repeatable.")
-@click.option("--tokens-per-step", type=int, help="The least tokens of a step. Default: 4096.")
+@click.option("--minutes", type=float, help="The maximum duration; not repeatable then.")
+@click.option("--tokens-per-step", type=int, help="The minimum tokens per step. Default: 4096.")
 @click.option("--rate", type=float, help="The highest learning rate. Default: 0.001.")
 @click.option("--seed", type=int, help="The same seed gives the same model. Default: 0.")
 @click.option(
@@ -38,9 +38,9 @@ from qkv.cli.common import json_option, print_json, say
 def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     """Train a model on CORPUS, one or more UTF-8 text files.
 
-    DIR gets a model that the other commands take with --model DIR, its losses in metrics.jsonl and
-    curves.png, snapshots of earlier steps, and checkpoints. Ctrl-C saves the run, and
-    `qkv train --resume -o DIR` continues it.
+    The command writes into DIR: the model (for the other commands, give --model DIR), the losses
+    (metrics.jsonl and curves.png), snapshots of earlier steps, and checkpoints. Ctrl-C saves the
+    run, and `qkv train --resume -o DIR` continues it.
     """
     from qkv.learn import Diverged, Interrupted, TextRun, train_on_text
 

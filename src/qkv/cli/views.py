@@ -1,4 +1,4 @@
-"""The commands that draw a view (walk, show, compare, play, replay, guess) and what they share."""
+"""The commands that draw a view: walk, show, compare, play, replay, guess; and shared options."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from qkv.extras import need
 if TYPE_CHECKING:
     from qkv.see import Stories, Story, View
 
-# The files that a view can be written to: kind, endings of the name, help of the option.
+# The kinds of files to which a view can be written: the option's name, file endings, and help.
 _FILES = (
-    ("html", (".html", ".htm"), "Write the view as a page that needs nothing else."),
-    ("svg", (".svg",), "Draw it to an SVG file as well."),
-    ("png", (".png",), "Draw the picture to a PNG file as well."),
+    ("html", (".html", ".htm"), "Write the view as a page that needs no other file."),
+    ("svg", (".svg",), "Also draw the picture to an SVG file."),
+    ("png", (".png",), "Also draw the picture to a PNG file."),
 )
 _KINDS = {ending: kind for kind, endings, _ in _FILES for ending in endings}
 
 _stretch_option = click.option(
-    "--stretch", is_flag=True, help="End scales at the largest weight shown, not at 1."
+    "--stretch", is_flag=True, help="Scale colors to the largest weight shown, not to 1."
 )
 _open_option = click.option(
     "--open",
@@ -49,12 +49,12 @@ _pieces_option = click.option(
 
 
 def _which(name: str, default: str) -> Callable[..., Any]:
-    """`--layer` or `--head`, with the one that is shown without it."""
+    """Make the option `--layer` or `--head`; `default` describes its default."""
     return click.option(f"--{name}", type=int, help=f"Which {name}. Default: the one {default}.")
 
 
 def _view_command(make: Callable[..., View]) -> Any:
-    """Turn a function that makes a view into a command that presents it, with shared options."""
+    """Turn a function that returns a view into a command that shows the view; add options."""
 
     @functools.wraps(make)
     def command(as_json: bool, open_page: bool, **options: Any) -> None:
@@ -74,7 +74,7 @@ def _view_command(make: Callable[..., View]) -> Any:
 
 
 def page_options(default: str) -> Callable[..., Any]:
-    """`-o` and `--open` of a command that writes one page."""
+    """Make the options `-o` and `--open` of a command that writes one page."""
     output = click.option(
         "-o",
         "--output",
@@ -94,7 +94,7 @@ def present(
     as_json: bool = False,
     open_page: bool = False,
 ) -> None:
-    """Make a view, write it to the files that were named by kind, open its page, and print it."""
+    """Make a view, write it to `files` (kind -> path), open its page, and print it."""
     if files.get("png") is not None:
         need("matplotlib", "plot")  # before any work
     view = make()
@@ -111,7 +111,7 @@ def present(
 
 
 def _open_in_browser(view: View, path: str | None) -> None:
-    """Open a view's page in the browser; a page without a file gets a temporary file."""
+    """Open a view's page in the browser; use a temporary file if no file was named."""
     import webbrowser
 
     if path is None:
@@ -128,13 +128,13 @@ def _open_in_browser(view: View, path: str | None) -> None:
 @click.option("--dim", type=click.IntRange(1), help="Random model: size of the vectors (8).")
 @click.option("--heads", type=click.IntRange(1), help="Random model: number of heads (2).")
 @click.option("--seed", type=click.IntRange(0), help="Random model: seed of its parameters (0).")
-@click.option("--causal", is_flag=True, help="Random model: no word sees those after it.")
-@click.option("--no-positions", is_flag=True, help="Random model: words without their positions.")
+@click.option("--causal", is_flag=True, help="Random model: no word attends to later words.")
+@click.option("--no-positions", is_flag=True, help="Random model: leave out the position vectors.")
 def walk(text: str, model: str | None, **options: Any) -> View:
-    """Each step of one head over TEXT: its formula, its NumPy line, its real numbers.
+    """Show each step of one head over TEXT: the formula, the line of NumPy, the real numbers.
 
-    From the head on through the layer, its norms and its MLP; then the model's head, to the
-    likeliest words at the first [MASK] of TEXT, or at the token of the head's strongest link.
+    After the head come the other steps of its layer (norms and MLP), then the likeliest words that
+    the model predicts: at the first [MASK] of TEXT, or at the token of the head's strongest link.
     """
     from qkv import see
     from qkv.models import random_model
@@ -155,12 +155,17 @@ def walk(text: str, model: str | None, **options: Any) -> View:
 
 @click.command()
 @click.argument("text")
-@click.option("--from", "query", metavar="WORD", help="Rank heads by the links of this word ...")
-@click.option("--to", "key", metavar="WORD", help="... or to this one; both: by this one link.")
+@click.option("--from", "query", metavar="WORD", help="Rank heads by their links from this word.")
+@click.option(
+    "--to",
+    "key",
+    metavar="WORD",
+    help="The same for links to this word. Both: the link between them.",
+)
 @_pieces_option
 @_view_command
 def show(text: str, **options: Any) -> View:
-    """One head's weights over TEXT, and how far attention moved each word."""
+    """Show the weights of one head over TEXT, and how far attention moved each word."""
     from qkv import see
 
     return see.show(text, **options)
@@ -173,7 +178,7 @@ def show(text: str, **options: Any) -> View:
 @_pieces_option
 @_view_command
 def compare(text_a: str, text_b: str, **options: Any) -> View:
-    """How alike a word is in TEXT_A and in TEXT_B, and what it looks at in each."""
+    """Compare a word in TEXT_A and TEXT_B: similarity in each layer, and attention in each text."""
     from qkv import see
 
     view: View = see.compare(text_a, text_b, **options)
@@ -187,11 +192,11 @@ def compare(text_a: str, text_b: str, **options: Any) -> View:
 @ablate_option("Open the page")
 @model_option
 def play(text: str | None, output: str, open_page: bool, **options: Any) -> None:
-    """A page with a model inside, which computes TEXT, and the edits of its reader, in the page.
+    """Write a page with a model inside: it computes TEXT, and readers can edit the computation.
 
-    One file, which needs no network. Without --model both models that come with qkv are in it, in
-    at most 16 MB: one names missing words, the other writes on. Any encoder that names masked words
-    and most decoders can be given.
+    The page is one file that needs no network. Without --model, the page contains both models that
+    come with qkv and has at most 16 MB: one model predicts missing words, the other continues
+    texts. As --model, give any encoder that predicts masked words, or a decoder; most work.
     """
     from qkv import see
 
@@ -208,7 +213,7 @@ def play(text: str | None, output: str, open_page: bool, **options: Any) -> None
     "--output",
     metavar="FILE",
     callback=writable(*_KINDS),
-    help="Write the view as well: a page (.html), or its picture (.png, .svg).",
+    help="Also write the view to a file: a page (.html) or a picture (.png, .svg).",
 )
 @_stretch_option
 @json_option
@@ -216,7 +221,7 @@ def play(text: str | None, output: str, open_page: bool, **options: Any) -> None
 def replay(
     run: str, text: str, output: str | None, as_json: bool, open_page: bool, **options: Any
 ) -> None:
-    """What a head looks at in TEXT, at each snapshot of the training run in DIR."""
+    """Show the attention of one head over TEXT at each snapshot of the training run in DIR."""
     from qkv import see
 
     files = {} if output is None else {_KINDS[Path(output).suffix.lower()]: output}
@@ -225,7 +230,7 @@ def replay(
 
 @click.command()
 @click.argument("text", required=False)
-@click.option("--top", type=click.IntRange(1), default=5, help="How many words. Default: 5.")
+@click.option("--top", type=click.IntRange(1), default=5, help="The number of words. Default: 5.")
 @hide_option("Guess once more")
 @ablate_option("Guess once more")
 @model_option
@@ -240,12 +245,12 @@ def guess(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """The likeliest words where TEXT has [MASK] or _, or, of a decoder, behind TEXT.
+    """Guess the likeliest words for the gaps [MASK] or _ in TEXT; a decoder guesses the next word.
 
-    A gap is also "?" behind a blank and before more of TEXT: "The oak is a small ?."
+    A "?" is also a gap if a blank comes before it and more text after it: "The oak is a small ?."
 
-    With --hide or --ablate the model guesses a second time, without these words and heads, and the
-    words of both guesses stand side by side. Without TEXT: a sentence chosen because its guess
+    With --hide or --ablate, the model guesses a second time without these words or heads, and the
+    two guesses are printed side by side. Without TEXT, the command uses a sentence whose guess
     changes for a plain reason.
     """
     from qkv import see
@@ -255,8 +260,8 @@ def guess(
         question, others = text, ""
     elif model or os.environ.get("QKV_MODEL") or hide or ablate:
         raise click.UsageError(
-            "Missing argument 'TEXT': only books has sentences of its own, without --hide, "
-            "--ablate, --model and QKV_MODEL",
+            "Missing argument 'TEXT': it can be left out only for the default model, without "
+            "--hide, --ablate, --model and QKV_MODEL",
             context,
         )
     else:
@@ -267,7 +272,7 @@ def guess(
         try:
             hidden = tuple(dict.fromkeys(hide))
             return see.guess(question, model=model, top_k=top, hide=hidden, ablate=ablate)
-        except ValueError as error:  # it names an argument; the user typed an option
+        except ValueError as error:  # the error names arguments, but the user typed options
             message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
             raise ValueError(message) from error
 
@@ -277,7 +282,7 @@ def guess(
 
 
 def _other_stories(stories: Stories) -> str:
-    """How the first sentence was chosen, and the commands that show the others."""
+    """Say how the first sentence was chosen, and list the commands for the other sentences."""
     commands = [
         " ".join(
             [
@@ -294,9 +299,9 @@ def _other_stories(stories: Stories) -> str:
     return "\n".join(
         [
             "",
-            f"Chosen, with the next ones, out of {count:,} sentences that were searched:",
+            f"This sentence and the next ones were chosen from {count:,} sentences:",
             *commands,
-            *(["", "Such a head step by step, and on to the word:"] if walks else []),
+            *(["", "The steps of one of these heads, up to the predicted word:"] if walks else []),
             *walks[:1],
         ]
     )

@@ -1,4 +1,4 @@
-"""Completions: checked requests, generated token by token, answered in pieces."""
+"""Completions: check a request, generate its tokens, and return the text in pieces."""
 
 from __future__ import annotations
 
@@ -43,27 +43,39 @@ class CompletionsBody(Body):
         description="One text or several texts; or the token ids of one text or of several texts.",
         examples=["The river bank"],
     )
-    max_tokens: int = Field(16, ge=0, description="The most tokens that are added to each prompt.")
+    max_tokens: int = Field(
+        16, ge=0, description="The maximum number of new tokens for each prompt."
+    )
     temperature: float = Field(
-        1.0, ge=0, le=2, description="0 for the likeliest token each time.", allow_inf_nan=False
+        1.0,
+        ge=0,
+        le=2,
+        description="With 0, the likeliest token is always chosen.",
+        allow_inf_nan=False,
     )
     top_p: float = Field(
-        1.0, gt=0, le=1, description="The likeliest tokens that sum to this may be drawn."
+        1.0,
+        gt=0,
+        le=1,
+        description="Draw only from the likeliest tokens whose probabilities sum to this number.",
     )
     top_k: int = Field(
-        0, ge=-1, description="How many of the likeliest tokens may be drawn; 0 or -1 for all."
+        0, ge=-1, description="Draw only from this many likeliest tokens; 0 or -1 for all."
     )
-    n: int = Field(1, ge=1, le=128, description="The number of completions of each prompt.")
+    n: int = Field(1, ge=1, le=128, description="The number of completions for each prompt.")
     best_of: int | None = Field(None, description="Must equal n.")
     stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] = Field(
-        [], description="A text ends before any of these."
+        [], description="A completion ends before any of these texts."
     )
     seed: int | None = Field(None, ge=0, description="The same seed draws the same tokens again.")
     logprobs: int | None = Field(
-        None, ge=0, le=5, description="Log probabilities, also of this many likeliest tokens."
+        None,
+        ge=0,
+        le=5,
+        description="Log probabilities of the chosen tokens, and of this many likeliest tokens.",
     )
     echo: bool = Field(False, description="Whether the text begins with the prompt.")
-    stream: bool = Field(False, description="Send pieces as they come, as server-sent events.")
+    stream: bool = Field(False, description="Send the text in pieces, as server-sent events.")
     stream_options: dict[str, Any] = Field(
         {},
         description="Only with `stream`: `include_usage` adds a last piece with the token counts.",
@@ -100,7 +112,9 @@ class CompletionsBody(Body):
             )
             raise Refused(400, message, param="model", code="model_does_not_generate")
         if self.best_of not in (None, self.n):
-            raise self.refused("best_of", f"is {self.best_of} and n is {self.n}: give as many")
+            raise self.refused(
+                "best_of", f"is {self.best_of} and n is {self.n}: give equal numbers"
+            )
         if "" in self.stops:
             raise self.refused("stop", "has an empty text: leave it out")
         if (longest := max(map(len, self.stops), default=0)) > STOP:
@@ -109,7 +123,7 @@ class CompletionsBody(Body):
             problem = f"has include_usage {shown(self.include_usage)}: give true or false"
             raise self.refused("stream_options", problem)
         if self.stream_options and not self.stream:
-            raise self.refused("stream_options", "is for streams: give stream true with it")
+            raise self.refused("stream_options", "is only for streams: also give stream true")
         if self.max_tokens > settings.new_tokens and "max_tokens" in self.model_fields_set:
             most = settings.new_tokens
             raise self.refused("max_tokens", f"is {self.max_tokens}: give at most {most}")
@@ -118,7 +132,7 @@ class CompletionsBody(Body):
             way = f"ask for at most {settings.inputs} completions"
             raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
         if self.echo and self.logprobs is not None and not model.continues:
-            problem = f"goes without logprobs: {model.name} reads a prompt and predicts none of it"
+            problem = f"cannot be given with logprobs: {model.name} does not predict its prompt"
             raise self.refused("echo", problem)
 
 
@@ -130,13 +144,13 @@ class Logprobs(BaseModel):
         description="In nats; null for the first token of a text."
     )
     top_logprobs: list[dict[str, float] | None] = Field(
-        description="Of the likeliest tokens and the chosen token."
+        description="The log probabilities of the likeliest tokens and of the chosen token."
     )
     text_offset: list[int] = Field(description="The position in `text` where each token begins.")
 
 
 class Choice(BaseModel):
-    """A completion, or a piece of it."""
+    """A completion, or one piece of a completion."""
 
     index: int
     text: str
@@ -180,7 +194,7 @@ class Completion:
                     f"give at most {row.max_new_tokens}",
                 )
         if total > settings.tokens:
-            problem = f"has {total} tokens, each text as often as it is continued: "
+            problem = f"has {total} tokens, counting each text once per completion: "
             raise body.refused("prompt", f"{problem}send at most {settings.tokens}")
         self._check_size(total)
         self._writers = [_Writer(model, row, body) for row in self.rows]

@@ -41,7 +41,7 @@ class Changes:
         per_head = {mask.layer for mask in masked if mask.head is not None}
         layers = {mask.layer for mask in masked if mask.layer is not None}
         has_edges = any(mask.query is not None or mask.key is None for mask in masked)
-        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # of all other layers
+        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # arrays of all other layers
         masks += sum(tokens**2 * (heads[n] if n in per_head else 1) for n in layers)
         changed = [heads[parse(name).layer or 0] * tokens**2 for name in self.weights]
         return masks + max(changed, default=0) * COPIES * model.network.dtype.itemsize

@@ -21,7 +21,7 @@ from qkv.serve.errors import Refused, failed
 from qkv.serve.settings import Settings
 from qkv.visible import visible
 
-HEALTH = frozenset({"/healthz", "/readyz"})  # need neither an allowed host nor a key
+HEALTH = frozenset({"/healthz", "/readyz"})  # paths that need neither an allowed host nor a key
 # pages that a browser opens without a key; they contain no secret
 OPEN = HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 _FILES = "/static-offline-docs"
@@ -203,7 +203,7 @@ def host_name(host: str) -> str:
     """
     match = _HOST.fullmatch(host)
     if match is None:
-        raise ValueError(f"{host!r} is no host")
+        raise ValueError(f"{host!r} is not a valid host")
     return (match[1] or match[2]).lower()
 
 

@@ -12,7 +12,7 @@ from qkv.serve.waiting import Request, Turns, plain_error
 
 END = object()
 AHEAD = 16  # the most pieces that wait for the client to read them
-QUANTUM = 64  # pieces of an open stream after which another may take its memory
+QUANTUM = 64  # after this many pieces of an open stream, another stream may take its memory
 
 
 @dataclass(eq=False, kw_only=True)

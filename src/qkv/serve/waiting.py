@@ -17,7 +17,7 @@ from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encoder import Encoder
 
 LETTERS = 4  # the assumed number of characters in a token, until the text is tokenized
-CUTTING = 16  # about how many tokens can be tokenized in the time that computes one token
+CUTTING = 16  # about this many tokens are tokenized in the time in which one token is computed
 
 
 @dataclass(eq=False, kw_only=True)
@@ -136,7 +136,7 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """Requests in turn: clients take turns, and so do the connections of each client.
+    """A queue in which clients take turns; the connections of each client also take turns.
 
     A connection is `(client, port)`, or any other value for a client with a single connection.
 

@@ -1,4 +1,4 @@
-"""From a text to token ids: words, and the subwords of trained models."""
+"""Turn texts into token ids: tokenizers of words, and of a trained model's subwords."""
 
 from qkv.text.subwords import SubwordTokenizer
 from qkv.text.tokenized import Tokenized

@@ -1,4 +1,4 @@
-"""Find the gaps of a text: how a missing word may be typed, whatever the model's mask token is."""
+"""Find the gaps in a text: users may type them in several ways, for every model's mask token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 @dataclass(frozen=True)
 class Masked:
-    """A text whose gaps are written as a mask token.
+    """A text in which each gap is replaced by a mask token.
 
     Attributes:
-        text: with the mask token in place of each gap.
+        text: the text with the mask token in place of each gap.
         gaps: the gaps in the original text, (start, end) in characters.
-        starts: the positions of their mask tokens in `text`.
+        starts: the positions of the mask tokens in `text`.
         mask: the mask token.
     """
 
@@ -29,11 +29,11 @@ class Masked:
     mask: str
 
     def given(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return the spans of the original text for spans of `text`."""
+        """Convert spans of `text` to spans of the original text."""
         return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
     def _original(self, position: int, side: int) -> int:
-        """Return a position in the original text; in a mask token, the start or end of its gap."""
+        """Convert a position to the original text; inside a mask token, to an end of its gap."""
         number = bisect_right(self.starts, position - side) - 1
         if number < 0:
             return position
@@ -42,7 +42,7 @@ class Masked:
 
 
 def masked(text: str, mask: str | None) -> Masked:
-    """Write the gaps of a text as the mask token; None leaves the text as it is.
+    """Replace the gaps of a text by the mask token; if `mask` is None, do not change the text.
 
     >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
     'The oak is a small [MASK]. Is it ?'

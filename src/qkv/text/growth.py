@@ -10,15 +10,15 @@ from itertools import chain
 from typing import Any
 
 GROWN = 2**24  # the most characters that the library may write at once
-USUAL = 40  # the most characters that rules for real texts write for one character
+USUAL = 40  # rules for real texts write at most this many characters for one character
 
 _LONGEST = 4096  # the most characters of a token, a pattern or its replacement
 _ADDED = 100  # the most special tokens around a text
-_WORD = 1000  # the most characters of a word that is looked up in all its parts
+_WORD = 1000  # the most characters of a word; the library looks up all parts of a word
 # The most characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# The most characters that a rule writes for one character, by Unicode's tables or its bytes.
+# The most characters that each rule writes for one character, from Unicode's tables or UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},
@@ -29,7 +29,7 @@ _PROPERTY = re.compile(r"\\[pP]\{\^?\w+\}")
 
 
 def growth(values: Any) -> float:
-    """Return a bound of the characters that a tokenizer.json's normalizer writes for one.
+    """Return how many characters a tokenizer.json's normalizer writes at most for one character.
 
     Args:
         values: the contents of the file.
@@ -53,11 +53,11 @@ def growth(values: Any) -> float:
         factor = _factor(values.get(name))
         if factor > most:
             raise ValueError(
-                f"its {name} may make {factor:.3g} characters of one: {most:,} are the most"
+                f"its {name} may make {factor:.3g} characters from one: {most:,} are the most"
             )
     added = sum(map(_added, _flat(values.get("post_processor"))))
     if added > _ADDED:
-        raise ValueError(f"its post_processor makes {added:,} pieces: {_ADDED} are the most")
+        raise ValueError(f"its post_processor makes {added:,} tokens: {_ADDED} are the most")
     word = _object(values.get("model")).get("max_input_chars_per_word")
     if isinstance(word, int) and word > _WORD:
         raise ValueError(f"max_input_chars_per_word is {word!r:.40}: {_WORD:,} are the most")
@@ -97,12 +97,14 @@ def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _factor(rule: Any) -> float:
-    """Return the most characters that a rule writes for one."""
+    """Return how many characters a rule writes at most for one character."""
     factor = 1.0
-    for part in _flat(rule):  # by their keys, because the library also knows rules without a type
+    for part in _flat(
+        rule
+    ):  # recognized by their keys, because the library also accepts rules without a type
         if "content" in part:
             factor *= _replacing(part)
-        if "prepend" in part:  # before each part between two special tokens
+        if "prepend" in part:  # the rule adds it before each part between two special tokens
             factor *= 1 + len(_text(part["prepend"]))
         if "precompiled_charsmap" in part:
             factor *= _table(_text(part["precompiled_charsmap"]))
@@ -111,7 +113,7 @@ def _factor(rule: Any) -> float:
 
 
 def _replacing(rule: Mapping[str, Any]) -> float:
-    """Return the most characters that a rule which replaces a pattern writes for one."""
+    """Return how many characters a rule that replaces a pattern writes at most for one."""
     pattern, made = rule.get("pattern"), len(_text(rule.get("content")))
     if not isinstance(pattern, dict):
         return 1.0
@@ -119,7 +121,7 @@ def _replacing(rule: Mapping[str, Any]) -> float:
         return max(1.0, made / len(_text(pattern["String"])))
     if "Regex" in pattern and _takes_something(_text(pattern["Regex"])):
         return max(1.0, made)
-    return 1.0 + 2 * made  # also between any two characters
+    return 1.0 + 2 * made  # an empty match: the rule also writes between any two characters
 
 
 def _takes_something(pattern: str) -> bool:
@@ -139,7 +141,7 @@ def _table(coded: str) -> float:
     try:
         raw = base64.b64decode(coded)
     except ValueError:
-        return 1.0  # the library does not read it either
+        return 1.0  # the library cannot read the table either
     entries = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
     return max(1.0, *(len(entry.decode("utf-8", "replace")) for entry in entries))
 

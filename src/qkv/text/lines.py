@@ -1,4 +1,4 @@
-"""The lines of a text file, each of any length."""
+"""Read the lines of a text file; lines may have any length."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _BLOCK = 2**18  # bytes that are read at once
 
 
 class Lines:
-    """The lines of a UTF-8 file, blank lines included, read again in each loop.
+    """The lines of a UTF-8 file, blank lines included; each loop reads the file again.
 
     Args:
         file: its path.
-        most: as for `read_lines`.
+        most: the most characters of a line, as in `read_lines`.
 
     Raises:
         ValueError: the file is not text; the message has the line and the byte. Or the file has
@@ -49,9 +49,9 @@ def lines_of(file: str, most: int) -> Iterator[str]:
 
 
 def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
-    r"""Yield the lines of UTF-8 without their ends and the byte order mark.
+    r"""Yield the lines of a UTF-8 stream, without line ends and without a byte order mark.
 
-    A line ends as in any text file: with a line feed, a carriage return, or both.
+    A line ends with a line feed, a carriage return, or both.
 
     Args:
         stream: the source of the bytes, read as they come.
@@ -74,7 +74,7 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
 
 
 class BadLine(ValueError):
-    """A line is not text.
+    """Raised for a line that is not UTF-8 text.
 
     Attributes:
         reason: why it is not text.
@@ -88,7 +88,7 @@ class BadLine(ValueError):
 
 
 def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[str | BadLine]:
-    r"""Yield lines as `read_lines` does, and a `BadLine` for each line that is not text.
+    r"""Yield lines like `read_lines`; for a line that is not text, yield a `BadLine`.
 
     Args:
         stream: the source of the bytes.
@@ -128,9 +128,9 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
 
 def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
-    """Return the text of a part of a line and the number of bytes that waited before it.
+    """Return `(text, waited)`: the text of a part of a line, and the bytes kept from before it.
 
-    `size` is the number of bytes of the line before the part. A part that is no text gives a
+    `size` is the number of bytes of the line before the part. If the part is not text, return a
     `BadLine`.
     """
     nul = part.find(b"\0")
@@ -145,7 +145,7 @@ def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tup
 
 
 def _parts(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes of lines as they come, without ends, and whether the line ends there."""
+    """Yield `(part, ended)`: bytes of a line without its end, and whether the line ends there."""
     read = getattr(stream, "read1", stream.read)  # `read1` does not wait for more bytes
     returned = False  # whether the last byte was a carriage return, and its line has ended
     begun = False  # whether a line has begun and not ended

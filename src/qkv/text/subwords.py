@@ -1,4 +1,4 @@
-"""The tokenizers of trained models, read from their tokenizer.json."""
+"""Tokenizers of trained models, which are read from a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class SubwordTokenizer(Tokenizer):
     """Cut a text into the subwords that a trained model knows.
 
-    The rules of the file apply, special tokens included. Only padding, truncation and the dropout
-    of training are disabled, so that a text always gives all its tokens. `decode` leaves special
-    tokens out.
+    All rules of the tokenizer apply, and special tokens are added. Only padding, truncation and
+    dropout (which is for training) are switched off, so that a text always gives all its tokens.
+    `decode` leaves out special tokens.
 
     Args:
         tokenizer: a tokenizer of the `tokenizers` library; it is copied.
@@ -45,7 +45,7 @@ class SubwordTokenizer(Tokenizer):
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
     def _take(self, inner: tokenizers.Tokenizer, factor: float) -> None:
-        """Use a tokenizer of the library that nothing else uses."""
+        """Take over a tokenizer of the library; the caller must not use it elsewhere."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -71,9 +71,11 @@ class SubwordTokenizer(Tokenizer):
             )
         try:
             content = path.read_bytes().decode("utf-8")
-            factor = growth(json.loads(content))  # before the library runs the rules
+            factor = growth(
+                json.loads(content)
+            )  # raises an error before the library runs the rules
             inner = library.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises a bare Exception
+        except Exception as error:  # the library raises an Exception without a subclass
             reason = str(error).splitlines()[0]
             raise ValueError(
                 f"SubwordTokenizer.from_file: {path} is not a tokenizer.json ({reason})"
@@ -84,10 +86,11 @@ class SubwordTokenizer(Tokenizer):
 
 
 class BareTokenizer(SubwordTokenizer):
-    """Cut a text into subwords, with no special tokens around it.
+    """Cut a text into subwords, without special tokens at the start and end.
 
     Attributes:
-        truncation: the rule of its file for texts that are too long, which `save` writes again.
+        truncation: the file's rule for texts that are too long. It is not applied, but `save`
+            writes it.
 
     >>> from tokenizers import Tokenizer, models, processors
     >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "play": 3}))
@@ -104,7 +107,7 @@ class BareTokenizer(SubwordTokenizer):
 
     @property
     def rules(self) -> dict[str, Any]:
-        """The contents of its tokenizer.json; a copy."""
+        """A copy of the contents of the tokenizer.json."""
         if self.truncation is None:
             return super().rules
         spelled = {

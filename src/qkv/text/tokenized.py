@@ -1,4 +1,4 @@
-"""Texts as tokens, and tokens as readers know them."""
+"""Texts as tokens, and tokens in a form that people can read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Tokenized:
-    """One text as tokens; each list has one entry per token.
+    """The tokens of one text; each list has one entry per token.
 
     Attributes:
         ids: (T,) int64, the rows of the tokens in an embedding table.
@@ -21,7 +21,7 @@ class Tokenized:
             special tokens.
         special: True for a token that the tokenizer added, such as `[CLS]` and `[SEP]`.
             An unknown word is not special.
-        text: the text of these tokens; empty if it is not known.
+        text: the text of these tokens; "" if the text is unknown.
     """
 
     ids: NDArray[np.int64]
@@ -37,7 +37,7 @@ class Tokenized:
         """Return the positions of a token, in order.
 
         Args:
-            token: as the vocabulary spells it, or as `plain_tokens` does; or its id.
+            token: the token as the vocabulary or `plain_tokens` spells it, or its id.
 
         >>> text = Tokenized(np.array([5, 7, 5]), ["the", "cat", "the"], [], [False] * 3)
         >>> text.positions("the"), text.positions(7), text.positions("dog")
@@ -50,7 +50,7 @@ class Tokenized:
         return [position for position, names in enumerate(both) if token in names]
 
     def unknown(self) -> list[str]:
-        """Return the parts of the text that are unknown to the tokenizer, each once."""
+        """List the parts of the text that the tokenizer does not know, without repetition."""
         return unknown_in(self.tokens, self.offsets, self.text)
 
 
@@ -58,7 +58,7 @@ UNKNOWN = ("[unk]", "<unk>")  # tokens, in lower case, that stand for an unknown
 
 
 def unknown_in(tokens: Sequence[str], offsets: Sequence[tuple[int, int]], text: str) -> list[str]:
-    """Return the parts of a text that a model reads as the token of an unknown word, each once.
+    """List the parts of a text that a model reads as its unknown token, without repetition.
 
     >>> unknown_in(["the", "[UNK]", "."], [(0, 3), (4, 6), (6, 7)], "the Ж!.")
     ['Ж!']
@@ -69,7 +69,7 @@ def unknown_in(tokens: Sequence[str], offsets: Sequence[tuple[int, int]], text: 
 
 
 def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
-    """Return the sentence that a model does not know parts of a text.
+    """Return a sentence that names the parts of a text that a model does not know.
 
     >>> told_unknown(["Ж", "🙂"], "[UNK]")
     'The model does not know Ж and 🙂: it reads [UNK] there.'
@@ -91,7 +91,7 @@ def is_piece(token: str) -> bool:
 
 
 def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Return tokens as readers know them: words are plain, and subwords within begin with "##".
+    """Return tokens in readable form: "##" marks a subword that continues a word.
 
     Tokenizers of bytes and SentencePiece mark the blank before a word instead ("Ġcat", "▁cat"),
     CLIP's tokenizer marks the end of a word ("cat</w>"), and tokenizers of bytes write other bytes
@@ -133,7 +133,7 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Return tokens as readers know them, from tokens with marks at the ends of words."""
+    """Return tokens in readable form, from tokens with marks at the ends of words."""
     readable, goes_on = [], False
     for token, is_special in zip(tokens, special, strict=True):
         plain = token if is_special else from_bytes(token.removesuffix(_END))
@@ -157,7 +157,7 @@ def marks_blanks(tokens: Sequence[str]) -> bool:
 
 
 def from_bytes(token: str, errors: str = "strict") -> str:
-    """Return the text of a byte-level token; any other token, or half a letter, does not change."""
+    """Return the text of a byte-level token; return other tokens and half letters unchanged."""
     try:
         return bytes(_BYTES[letter] for letter in token).decode("utf-8", errors).replace("\n", "⏎")
     except (KeyError, UnicodeDecodeError):
@@ -165,7 +165,7 @@ def from_bytes(token: str, errors: str = "strict") -> str:
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """Return the letter of byte-level tokenizers for each byte: itself if it is printable."""
+    """Return, for each byte, the letter that byte-level tokenizers write for the byte."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {
@@ -181,7 +181,7 @@ _BYTES = _letters_of_bytes()
 
 
 def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Return the words of plain tokens: subwords joined, without tokens that the tokenizer added.
+    """Join plain tokens into words, and leave out tokens that the tokenizer added.
 
     >>> joined_words(["[CLS]", "bank", "##er", "."], [True, False, False, False])
     ['banker', '.']
@@ -196,9 +196,9 @@ def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
-    """Return the positions of a word's subwords, for each time the word occurs among tokens.
+    """Return, for each time that a word occurs among tokens, the positions of its subwords.
 
-    A word that only begins with these subwords is another word.
+    A longer word that begins with these subwords does not count.
 
     >>> find_pieces(["the", "bank", "##er", "at", "the", "bank"], ["bank"])
     [[5]]

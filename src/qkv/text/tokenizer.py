@@ -1,4 +1,4 @@
-"""The common part of all tokenizers, on top of the `tokenizers` library."""
+"""The base class of all tokenizers, which uses the library `tokenizers`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Text = TypeVar("Text", bound=Sized)
 
 MASKS = ("[MASK]", "<mask>")  # the token in place of a word that the model guesses
 
-_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank, as in tokens, behind another character
+_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank (in any token spelling) after another character
 
 
 class Tokenizer:
-    """The common part of `WordTokenizer` and `SubwordTokenizer`; use one of these.
+    """The base class of `WordTokenizer` and `SubwordTokenizer`; use one of these two classes.
 
     Attributes:
         unknown: the token for unknown words, if any.
@@ -63,18 +63,18 @@ class Tokenizer:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Each word and its id, in the order of the ids; a copy."""
+        """A copy of the vocabulary: each token and its id, in the order of the ids."""
         return dict(sorted(self._inner.get_vocab().items(), key=lambda item: item[1]))
 
     @property
     def rules(self) -> dict[str, Any]:
-        """The contents of its tokenizer.json; a copy."""
+        """A copy of the contents of the tokenizer.json."""
         rules: dict[str, Any] = json.loads(self._inner.to_str())
         return rules
 
     @cached_property
     def mask(self) -> str | None:
-        """The mask token, in place of a word that the model guesses; None if there is none."""
+        """The mask token, which marks a word to guess; None if the vocabulary has no mask token."""
         known = self._inner.get_vocab()
         return next((token for token in MASKS if token in known), None)
 
@@ -90,7 +90,7 @@ class Tokenizer:
     def tokenize(self, text: str) -> Tokenized:
         """Cut one text into tokens.
 
-        An empty text has no tokens but the special ones.
+        An empty text has only special tokens.
 
         Raises:
             TypeError: `text` is not a string.
@@ -150,7 +150,7 @@ class Tokenizer:
             yield from encodings
 
     def _check_growth(self, text: str, call: str) -> None:
-        """Raise if the rules make a text far too long; long texts are tried in parts."""
+        """Raise an error if the rules make a text far too long; test long texts in parts."""
         normalizer: Any = self._inner.normalizer
         if len(text) <= self._at_once or normalizer is None:
             return
@@ -191,7 +191,7 @@ class Tokenizer:
         with _said("decode"):
             text = self._inner.decode(wanted, skip_special_tokens=False)
         end = getattr(self._inner.model, "end_of_word_suffix", None)
-        # CLIP's own rules keep the mark at the end of a word
+        # CLIP's decoder rules do not remove the mark at the end of a word
         return text.replace(end, " ").rstrip(" ") if end else text
 
     def token(self, index: int) -> str | None:
@@ -223,7 +223,7 @@ def _said(call: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # the library raises bare Exceptions, and its panics are not even Exceptions
+        # the library raises plain Exceptions; its panics are BaseExceptions
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:200]
@@ -233,7 +233,7 @@ def _said(call: str) -> Iterator[None]:
 
 
 def check_text(text: Any, *, call: str, name: str) -> str:
-    """Raise unless `text` is a string that can be written as UTF-8."""
+    """Raise an error unless `text` is a string that UTF-8 can encode."""
     if isinstance(text, bytes | bytearray):
         raise TypeError(f"{call}: {name} is bytes, not a string: decode it with .decode()")
     if not isinstance(text, str):
@@ -249,7 +249,7 @@ def check_text(text: Any, *, call: str, name: str) -> str:
 
 
 def check_no_mapping(texts: Any, *, call: str) -> None:
-    """Raise if `texts` is a dict, because only the keys would be read."""
+    """Raise an error if `texts` is a dict, because only its keys would be read."""
     if isinstance(texts, Mapping):
         raise TypeError(
             f"{call}: texts is {type(texts).__name__}, whose keys alone would be read: give a list "
@@ -258,7 +258,7 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
 
 
 def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
-    """Raise unless `texts` are several strings; errors count them from `first`."""
+    """Raise an error unless `texts` is a list of strings; errors number them from `first`."""
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)
@@ -268,7 +268,7 @@ def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
-    """Yield texts in order, in lists of at most `most` characters or tokens, or of one text.
+    """Yield texts in order, in lists of one text or of at most `most` characters or tokens.
 
     >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
     [['the', 'cat'], ['sat'], ['on the mat']]
@@ -289,7 +289,7 @@ def _tokenized(encoding: tokenizers.Encoding) -> Tokenized:
     return Tokenized(
         ids=np.array(encoding.ids, dtype=np.int64),
         tokens=list(encoding.tokens),
-        offsets=list(encoding.offsets),  # (0, 0) for what the library put in
+        offsets=list(encoding.offsets),  # (0, 0) for tokens that the library added
         special=[mask == 1 for mask in encoding.special_tokens_mask],
     )
 
@@ -300,5 +300,6 @@ def _unknown(inner: tokenizers.Tokenizer) -> str | None:
     if hasattr(model, "unk_token"):
         token: str | None = model.unk_token
         return token
-    index = json.loads(inner.to_str())["model"].get("unk_id")  # a Unigram model shows it only here
+    # a Unigram model has its unknown token only here
+    index = json.loads(inner.to_str())["model"].get("unk_id")
     return None if index is None else inner.id_to_token(index)

@@ -100,13 +100,13 @@ def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
         raise ValueError(
-            "WordTokenizer: there is no word in the texts given: a vocabulary needs at least one"
+            "WordTokenizer: there is no word in the texts: a vocabulary needs at least one word"
         )
     return {word: index for index, word in enumerate(words)}
 
 
 def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return a user's vocabulary as the tokenizer looks it up, and raise unless it fits."""
+    """Return a user's vocabulary in the tokenizer's spelling; raise an error if it is invalid."""
     if not source:
         raise ValueError("WordTokenizer: the vocabulary is empty: give at least one word")
     each_once = f"give {len(source)} words the ids 0 to {len(source) - 1}, each once"
@@ -135,7 +135,7 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
 
 
 def _findable(word: str, cutter: tokenizers.Tokenizer) -> str:
-    """Return the word as the tokenizer cuts it from a text, and raise if it never does."""
+    """Return a word as the tokenizer cuts it from a text; raise an error if it never does."""
     normalizer: Any = cutter.normalizer
     spelled: str = normalizer.normalize_str(word)
     if _cut(word, cutter) != [spelled]:

@@ -1,4 +1,4 @@
-"""Conformance: is anybody's attention right in every feature, and if not, what went wrong?"""
+"""Conformance: judge every feature of an attention function, and explain its errors."""
 
 from qkv.marking.conformance.card import conform
 from qkv.marking.conformance.report import Report

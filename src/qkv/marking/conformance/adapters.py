@@ -1,4 +1,7 @@
-"""Attention of other libraries, called as documented; features that they lack are absent."""
+"""Call the attention functions of other libraries as their documentation says.
+
+Features that a library does not have are absent in its report.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,9 @@ import numpy as np
 from qkv.extras import need
 from qkv.marking.conformance.called import Callee, callee
 
-_UNSAID = frozenset({"hidden NaN"})  # no documentation says what masked NaN do
+_UNSAID = frozenset({"hidden NaN"})  # no documentation describes masked NaN
 _NO_FLOAT_MASK = _UNSAID | {"float mask"}
-_FAR = 1 << 30  # a side of a window without end
+_FAR = 1 << 30  # the width of a window's side that has no limit
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -46,7 +49,7 @@ def _flex() -> Callee:
     from torch.nn.attention import flex_attention as flex  # type: ignore[import-not-found,unused-ignore]
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Attend with a score_mod and a mask_mod for the options, as the documentation does."""
+        """Call flex_attention with the options as a score_mod and a mask_mod, as documented."""
         B, H, L = query.shape[:3]
         S = key.shape[2]
         offset = options.get("q_offset", 0)
@@ -168,11 +171,11 @@ def _ort_multi_head() -> Callee:
     return Callee(attention, names, absent, arrays="numpy", aligned="end", says=says)
 
 
-_Kinds = tuple[tuple[str, str, int], ...]  # of each input its name, type and number of axes
+_Kinds = tuple[tuple[str, str, int], ...]  # for each input `(name, type, number of axes)`
 
 
 def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
-    """Describe inputs; an input that is left out has an empty name."""
+    """Describe the inputs of an operator; a missing input has an empty name."""
     return tuple(
         (name, x.dtype.name, x.ndim) if x is not None else ("", "", 0) for name, x in inputs.items()
     )
@@ -185,7 +188,7 @@ def _run_operator(
     outputs: tuple[str, ...],
     attributes: Mapping[str, Any],
 ) -> Any:
-    """Run one operator of onnxruntime; a tuple if it has several outputs."""
+    """Run one operator of onnxruntime; return a tuple if it has several outputs."""
     session = _operator(name, domain, _kinds(inputs), outputs, tuple(attributes.items()))
     return _outputs(session, {name: x for name, x in inputs.items() if x is not None})
 
@@ -198,7 +201,7 @@ def _operator(
     outputs: tuple[str, ...],
     attributes: tuple[tuple[str, Any], ...],
 ) -> Any:
-    """Make a session of onnxruntime whose model is one operator, for inputs of these kinds."""
+    """Make an onnxruntime session for a model that is one operator with these inputs."""
     onnx: Any = need("onnx", "onnx")
     helper, types = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
     while kinds and not kinds[-1][0]:
@@ -290,7 +293,7 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
     inputs = [each.name for each in session.get_inputs()]
     if len(inputs) < 3:
         names_there = ", ".join(inputs)
-        raise ValueError(f"{path} has inputs {names_there}: query, key and value are needed")
+        raise ValueError(f"{path} has inputs {names_there}: they must begin with query, key, value")
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         arrays = dict(zip(inputs, (query, key, value), strict=False)) | options
@@ -301,7 +304,7 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def known(function: Any) -> Callee | None:
-    """Return how to call a library's own function as documented; None for other functions."""
+    """Return how to call a library's attention as documented, or None for other functions."""
     for module, name, target in (
         ("torch.nn.functional", "scaled_dot_product_attention", "torch.sdpa"),
         ("torch.nn.attention.flex_attention", "flex_attention", "torch.flex"),

@@ -1,4 +1,4 @@
-"""How a function is called: which arguments of the formula it takes, by which names."""
+"""Find which arguments of the formula a function takes, and their names in its signature."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from qkv.attend.call import OPTIONS
 
 _TAKEN = frozenset({*OPTIONS} - {"out"})
-# other names of the arguments; `names` overrides them
+# names of the arguments in other libraries; the argument `names` overrides them
 _ALSO = MappingProxyType(
     {
         "attention_mask": "attn_mask",
@@ -36,10 +36,11 @@ class Callee:
 
     Attributes:
         function: takes (query, key, value, **arguments).
-        names: the arguments that it takes, our names -> its names.
-        absent: features that it does not offer, although it has arguments for them.
+        names: the arguments that it takes: our name -> its name.
+        absent: features that it does not support, although it has arguments for them.
         arrays: the library whose arrays it takes.
-        aligned: where queries are without `q_offset`: at the "start" or the "end" of the keys.
+        aligned: the position of the queries if there is no `q_offset`: the "start" or the "end" of
+            the keys.
         says: its library and version.
     """
 
@@ -51,7 +52,7 @@ class Callee:
     says: str = ""
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Call the function with our names."""
+        """Call the function with arguments by our names."""
         return self.function(query, key, value, **{self.names[k]: v for k, v in options.items()})
 
 
@@ -60,12 +61,12 @@ def callee(
     names: Mapping[str, str] | None = None,
     also: Iterable[str] = (),
 ) -> Callee:
-    """Find how a function is called, by its signature and by `names`.
+    """Find how to call a function, from its signature and from `names`.
 
     Args:
         function: the function.
-        names: its names -> our names, or our names -> its names, where they differ.
-        also: names of its arguments, in place of the signature.
+        names: the names that differ: its name -> our name, or our name -> its name.
+        also: names of its arguments; they replace the signature.
     """
     taken: dict[str, str] = {}
     theirs = [*also]
@@ -76,14 +77,14 @@ def callee(
             elif parameter.kind is not parameter.VAR_POSITIONAL:
                 theirs.append(parameter.name)
     pairs = [(_ALSO.get(name, name), name) for name in theirs]
-    for ours, name in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # our own names win
+    for ours, name in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # ours: last, they win
         if ours in _TAKEN:
             taken[ours] = name
     return Callee(function, {**taken, **_ours_to_theirs(names or {}, {*theirs})})
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Turn names of either direction into our names -> its names."""
+    """Turn names in both directions into a mapping of our names to its names."""
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):
@@ -92,7 +93,7 @@ def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str
             ours[name] = other
         else:
             raise ValueError(
-                f"conform: names has {name}={other}, and neither is an argument of qkv.attention:"
+                f"conform: names has {name}={other}, but neither name is one of qkv.attention:"
                 f" write theirs=ours, with ours one of {', '.join(sorted(_TAKEN))}"
             )
     return ours

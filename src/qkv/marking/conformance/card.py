@@ -1,4 +1,4 @@
-"""Judge an attention function: every feature of the formula, against float64."""
+"""Judge every feature of an attention function; compare its results with float64."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 _RANDOM = 60
-_HANGS = 3  # after so many cases that end the process, a feature's other cases are left out
+_HANGS = 3  # if this many cases of a feature end the process, its other cases are skipped
 _SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
-_STEPS = 60  # calls that make a failing case smaller
+_STEPS = 60  # maximum calls in the search for a smaller failing case
 
 
 def conform(
@@ -45,38 +45,39 @@ def conform(
 ) -> Report:
     """Judge an attention function: which features of the formula are right, and which are wrong?
 
-    The function is called as `function(query, key, value, **arguments)` with arrays `(B, H, L, d)`
-    and those arguments of `qkv.attention` that are in its signature. Its results are compared with
-    the formula in float64, within the error bounds of `qkv.attention`. It runs in a process of its
-    own: a crash, or a call that does not come back, is a result, and the other cases still run.
+    The function is called as `function(query, key, value, **arguments)`. The arrays have the shape
+    `(B, H, L, d)`; the arguments are those of `qkv.attention` that are in the function's signature.
+    The results are compared with the formula in float64, within the error bounds of
+    `qkv.attention`. The function runs in a separate process: if a call crashes or does not end, the
+    case is wrong, and the other cases still run.
 
-    Structured cases come first (each feature, pairs of features, sizes near those of tiles), then
-    random cases. For a wrong feature the report has the smallest case that shows the error, and the
-    known defects of kernels that would give the same output.
+    Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
+    random cases. For a wrong feature, the report has the smallest case that shows the error, and
+    the known kernel defects that would give the same output.
 
     Args:
         function: a function, or `"package.module:function"`, `"file.py:function"`, `"model.onnx"`,
-            or the name of another library's attention: `"torch.sdpa"`.
+            or the name of another library's attention, such as `"torch.sdpa"`.
         arrays: the library whose arrays it takes: `"numpy"`, `"torch"` or `"jax"`.
-        names: its names of arguments, if they differ: `{"mask": "attn_mask"}`.
-        dtypes: the types in which all features are judged; half precision is a feature of its own.
+        names: its argument names that differ from ours, for example `{"mask": "attn_mask"}`.
+        dtypes: the types in which all features are judged. Half precision is a separate feature.
         gradient: its backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
             It returns the gradients of query, key and value first, as `qkv.attention_grad` does.
             Without it, torch and JAX differentiate the function themselves.
         features: the features to judge; None for all.
-        aligned: the position of queries if L and S differ and the function takes no `q_offset`:
-            `"end"` (the last query at the last key) or `"start"`.
+        aligned: the position of the queries if L and S differ and the function takes no `q_offset`.
+            `"end"`: the last query is at the last key. `"start"`: the first query is at the first.
         device: the device of torch or JAX arrays, such as `"cuda"`.
         seed: draws the random cases.
         seconds: the time limit of a call.
         waiting: is called several times a second.
 
     Returns:
-        A `Report`: true if nothing is wrong; print it for the card.
+        A `Report`: true if nothing is wrong. Print it to read the card.
 
     Raises:
-        ValueError: an unknown library, type or feature, or a function that cannot be loaded or
-            refuses the plainest call.
+        ValueError: an unknown library, type or feature; or the function cannot be loaded, or
+            refuses a call without options.
         TypeError: `function` cannot be called.
 
     >>> import numpy as np
@@ -115,7 +116,7 @@ def _of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Compute products on one thread in this context: for small products this is faster."""
+    """Compute matrix products on one thread in this context: small products are then faster."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
@@ -142,7 +143,7 @@ def _checked(
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
-    """Return what starts a process for the function: a new one, or a fork if it has no name."""
+    """Return what starts the process: a new process for names, a fork for function objects."""
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]
     for function in (target, target if gradient is None else gradient):
@@ -178,7 +179,7 @@ def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Ite
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
-    """Run each case; of a feature whose cases end the process, only the first ones."""
+    """Run each case; skip the rest of a feature after several cases have ended the process."""
     results: list[CaseResult] = []
     ended: dict[str, int] = {}
     for case in cases:
@@ -188,7 +189,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
         if not results and result.status == "refused":
             raise ValueError(
                 f"conform: the plainest call is refused ({case.shown()}): {result.message}; the"
-                " function is called as function(query, key, value) with arrays (B, H, L, d)"
+                " function must accept function(query, key, value) with arrays (B, H, L, d)"
             )
         ended[case.feature] = ended.get(case.feature, 0) + result.ended
         results.append(result)
@@ -196,7 +197,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Turn an error about shapes from refused to wrong, if other sizes of the feature are right."""
+    """Change "refused" to "wrong" for errors about shapes, if other sizes are right."""
     needed = [result for result in results if not result.case.optional]
     fits = {result.feature for result in needed if result.status == "right"}
     return [
@@ -214,9 +215,10 @@ def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
 def _findings(
     runs: Runs, results: Sequence[CaseResult]
 ) -> tuple[list[CaseResult], dict[str, Finding]]:
-    """Explain each feature that is wrong or refused, by the smallest case that shows it.
+    """Return `(results, findings)`: each wrong or refused feature has a finding.
 
-    A case that only shows the defect of an earlier feature counts for that feature alone.
+    A finding has the smallest case that shows the error. A case that only shows the defect of an
+    earlier feature does not count against its own feature.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}
@@ -246,7 +248,7 @@ def _findings(
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Assign a case to another feature, if it is also wrong without its own feature."""
+    """Assign a wrong case to another feature if it is still wrong without its own feature."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -274,7 +276,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Keep the queries of a smaller case at the end of its keys, if they were there before."""
+    """Move the queries of a smaller case to the end of its keys, if they were at the end before."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

@@ -1,4 +1,4 @@
-"""The calls that judge a function: each feature, pairs of features, sizes, and random ones."""
+"""The test calls for a function: each feature, pairs of features, sizes, and random calls."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from qkv.attend.call import OPTIONS
 _TABLES = tomllib.loads(files(__package__).joinpath("cases.toml").read_text("utf-8"))
 _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if feature != "once"}
 FEATURES = tuple(_ROWS)
-# options that are arrays: `Case.options` has their shapes in words
+# options that are arrays: `Case.options` describes their shapes as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
-_PLACED = ("is_causal", "window", "alibi_slopes")  # depend on the positions of queries among keys
+_PLACED = ("is_causal", "window", "alibi_slopes")  # depend on query and key positions
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call, small enough to write down: sizes, options in words, and a seed for numbers.
+    """A test call without its arrays: sizes, options, and the seed that draws the arrays.
 
     Attributes:
-        feature: the feature that it tests.
-        name: its difference from other cases of the feature.
-        options: arguments of `qkv.attention`; for arrays their shapes in words, to draw them from.
-        layout: how query, key and value lie in memory.
-        spread: how large scores are.
-        sign: of all scores, if they share a sign.
+        feature: the feature that the call tests.
+        name: the difference from other cases of the feature.
+        options: arguments of `qkv.attention`. An array is described as text, as in "bool B1LS".
+        layout: the memory layout of query, key and value.
+        spread: the factor on the scores.
+        sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
         constant: all values of a head are equal, so that outputs show whether weights sum to 1.
         poison: masked positions hold NaN.
-        optional: a function may refuse the case and still be right.
-        unsaid: options that apply although the function is not given them.
+        optional: the function may refuse the case and still be right.
+        unsaid: options that the formula applies but the function does not get: it has no parameter
+            for them, and does the same by default.
     """
 
     feature: str
@@ -62,7 +63,7 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """Are queries and keys whole numbers, so that large scores have no rounding errors?"""
+        """Are queries and keys integers? Large scores then have no rounding errors."""
         return self.feature == "large scores"
 
     def packed(self) -> dict[str, Any]:
@@ -71,11 +72,11 @@ class Case:
 
     @classmethod
     def read(cls, packed: Mapping[str, Any]) -> Case:
-        """Read the result of `packed`."""
+        """Read a case from the result of `packed`."""
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
     def stripped(self) -> Case | None:
-        """Return the call without its feature; None where a feature is not one option or size."""
+        """Return the call without its feature; None if the feature is not one option or size."""
         own = {
             name: value
             for name, value in self.options.items()
@@ -102,12 +103,12 @@ class Case:
         return replace(case, feature=max(used, key=FEATURES.index, default="plain"))
 
     def size(self) -> tuple[int, int]:
-        """Return numbers by which cases are ordered from small to large."""
+        """Return the key that sorts cases from small to large."""
         numbers = self.B * (self.Hq * self.L * (self.S + self.d) + self.Hkv * self.S * self.dv)
         return len(self.options), numbers
 
     def shown(self) -> str:
-        """Describe the call in a line."""
+        """Describe the call in one line."""
         heads = f"H={self.Hq}" if self.Hq == self.Hkv else f"Hq={self.Hq} Hkv={self.Hkv}"
         sizes = f"d={self.d}" if self.d == self.dv else f"d={self.d} dv={self.dv}"
         words = [f"B={self.B} {heads} L={self.L} S={self.S} {sizes}"]
@@ -128,13 +129,13 @@ class Case:
     def fit(
         self, offered: Collection[str], aligned: str, absent: Collection[str] = ()
     ) -> Case | None:
-        """Fit the case to a function with these arguments; None if it lacks a needed one.
+        """Fit the case to a function; return None if the function lacks a needed argument.
 
         Args:
-            offered: the arguments.
-            aligned: "start" or "end" of the keys, where its queries are without `q_offset` if L
-                and S differ.
-            absent: features and layouts that it does not offer, such as "causal, L != S".
+            offered: the arguments of the function.
+            aligned: where the function places the queries if L and S differ and it has no
+                `q_offset`: at the "start" or the "end" of the keys.
+            absent: features and layouts that the function lacks, such as "causal, L != S".
         """
         kind = str(self.options.get("attn_mask", "")).partition(" ")[0]
         grouped = "grouped heads" if self.Hq != self.Hkv else ""
@@ -156,7 +157,7 @@ _FIELDS = {one.name for one in fields(Case)}
 
 
 def _case(row: Mapping[str, Any], **changes: Any) -> Case:
-    """Make the case of one row without lists."""
+    """Make a case from a row whose values are not lists."""
     values: dict[str, Any] = {
         name: value.format_map(row) if isinstance(value, str) else value
         for name, value in row.items()
@@ -167,9 +168,9 @@ def _case(row: Mapping[str, Any], **changes: Any) -> Case:
     return Case(**{name: values[name] for name in values if name in _FIELDS}, options=options)
 
 
-# each option of the table `once`, in the sizes of pairs
+# a case for each option of the table `once`, with the sizes for pairs of options
 _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TABLES["once"].items()}
-# the features that each option belongs to
+# option -> the features that test it
 _FEATURES_OF = {
     **{name: [case.feature for case in _ONCE.values() if name in case.options] for name in OPTIONS},
     "q_offset": ["q_offset"],
@@ -179,7 +180,7 @@ _FEATURES_OF = {
 
 
 def structured(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Case]:
-    """Yield each feature, the simplest cases first, then pairs of features, in each type."""
+    """Yield, for each type, the cases of each feature (the simplest first), then pairs."""
     for dtype in dtypes:
         for feature in FEATURES:
             if feature != "half precision":
@@ -207,12 +208,12 @@ def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
 
 
 def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Do these options share one, such as the two kinds of masks?"""
+    """Do two sets of options set the same argument, such as the two kinds of masks?"""
     return bool(options.keys() & others.keys() - {"q_offset"})
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Join two options in a case of the feature that is later in the formula."""
+    """Join two options in one case; the feature is that of the later option in the formula."""
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))
     return replace(
         later,
@@ -225,7 +226,7 @@ def _pair(one: Case, other: Case, dtype: str) -> Case:
 
 
 def random(seed: int, count: int, dtypes: Collection[str]) -> Iterator[Case]:
-    """Draw cases of any sizes with any options together."""
+    """Draw cases with random sizes and random combinations of options."""
     rng = np.random.default_rng(seed)
     kinds = [*dtypes]
     for number in range(count):

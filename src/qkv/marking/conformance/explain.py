@@ -1,4 +1,4 @@
-"""Find the known defects that would give the same results as a function."""
+"""Find the known defects that give the same results as a wrong function."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from qkv.marking.conformance.judge import Answer, answer, parts
 from qkv.marking.conformance.reference import GRADIENT, LINES, Defect, Expected, defects
 from qkv.marking.conformance.runs import CaseResult
 
-_MOST = 120  # cases that an explanation is compared with
-_LARGE = 10_000  # numbers of a case: larger cases take too long for all defects
-_ROUNDING = 1e-5  # relative to the largest number: large wrong results have large errors too
-_ENOUGH = 0.8  # share of a feature's cases: if known defects explain it, the search ends
-_CLOSER = 3.0  # an explanation must be so many times closer than the right answer
-_ROUGH = 0.6  # share of a feature's cases: an exact explanation of fewer loses to a rough one
-_LIKE = 3.0  # a rough explanation allows errors so many times larger
+_MOST = 120  # maximum cases with which an explanation is compared
+_LARGE = 10_000  # cases with more numbers are skipped: trying all defects takes too long
+_ROUNDING = 1e-5  # allowed rounding error, relative to the largest number
+_ENOUGH = 0.8  # the search ends if defects of earlier features explain this share of the cases
+_CLOSER = 3.0  # an explanation must be this many times closer than the right answer
+_ROUGH = 0.6  # a rough explanation wins if exact ones explain less than this share of the cases
+_LIKE = 3.0  # the errors may be this many times larger than those of a rough explanation
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Defects that would give the results of a function.
+    """Known defects that give the results of a wrong feature.
 
     Attributes:
-        says: the defects in words.
-        defects: their short names.
+        says: the defects as text, after "as if".
+        defects: the short names of the defects.
         lines: pairs of a line of the formula and the line that replaces it.
-        explains: how many of the feature's cases they explain, and how many were tried.
-        beside: earlier features with other defects that show here too.
+        explains: `(explained, tried)`: numbers of the feature's cases.
+        beside: earlier features whose defects also affect these cases.
     """
 
     says: str
@@ -45,7 +45,7 @@ class Explanation:
 
 @dataclass
 class _Seen:
-    """A case with its result, and the right answer to compare with."""
+    """A case, its result, and the right answer."""
 
     result: CaseResult
     values: Mapping[str, Any]
@@ -64,7 +64,7 @@ class _Seen:
         return cls(result, values(result.case, drawn), right, error, bound)
 
     def shows(self, defect: Defect) -> bool:
-        """Would this defect alone show here?"""
+        """Would this defect alone make the result of the case wrong?"""
         expected = _with((defect,), self.values)
         if expected is None:
             return False
@@ -72,14 +72,14 @@ class _Seen:
         return not self.right.fits(predicted) or self.right.worst(predicted)[0] > self.bound
 
     def explained(self, candidates: tuple[Defect, ...]) -> bool:
-        """Would these defects give the result?"""
+        """Would these defects together give the result of the case?"""
         name = tuple((defect.key, defect.number) for defect in candidates)
         if name not in self.known:
             self.known[name] = self._explained(candidates)
         return self.known[name]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
-        """Return how much larger or smaller the errors would be, as a logarithm."""
+        """Compare the errors of these defects with the real errors: return |log(ratio)|."""
         expected = _with(candidates, self.values)
         error = 0.0
         if expected is not None:
@@ -107,7 +107,7 @@ class _Seen:
 
 
 def _differs(result: CaseResult) -> bool:
-    """Are the numbers or the shapes wrong, and not only side effects?"""
+    """Are numbers or shapes of the result wrong (not only side effects of the call)?"""
     return (
         result.status == "wrong"
         and bool(result.outputs)
@@ -116,7 +116,7 @@ def _differs(result: CaseResult) -> bool:
 
 
 def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -> bool:
-    """Are the judged rows of two arrays equal up to rounding?"""
+    """Are two arrays equal up to rounding, in the rows that are judged?"""
     a, b = a[judged], np.asarray(b, np.float64)[judged]
     largest = np.abs(a[np.isfinite(a)]).max(initial=0)
     off = min(max(bound, _ROUNDING * largest), most)
@@ -124,7 +124,7 @@ def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -
 
 
 def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected | None:
-    """Run the formula with several defects; None if two of them replace the same line."""
+    """Run the formula with several defects; return None if two of them replace the same line."""
     lines: dict[str, str] = {}
     for defect in candidates:
         if lines.keys() & defect.lines.keys():
@@ -132,20 +132,20 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
         lines |= defect.filled
     try:
         return candidates[-1].run(values, lines)
-    except (ArithmeticError, IndexError, ValueError):  # a line that has no meaning for these sizes
+    except (ArithmeticError, IndexError, ValueError):  # a defect's line fails for these sizes
         return None
 
 
 class Explainer:
-    """Explains features one after the other; the defects of a feature are known at the next ones.
+    """Explains the features in order, and tries the defects of earlier features first.
 
     Args:
-        results: the results of all cases: right results exclude some defects.
+        results: the results of all cases. Right results exclude some defects.
     """
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
         self.known: list[Defect] = []
-        self._at: list[str] = []  # the feature of each
+        self._at: list[str] = []  # for each known defect, its feature
         right: dict[str, list[CaseResult]] = {}
         for result in results:
             if result.status == "right" and result.outputs:
@@ -154,7 +154,7 @@ class Explainer:
         self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]
 
     def explain(self, results: Sequence[CaseResult]) -> Explanation | None:
-        """Find defects that give the results of these cases of a feature, or None."""
+        """Find defects that give the results of a feature's cases; return None if none do."""
         results = [result for result in results if result.case.size()[1] < _LARGE]
         wrong = sorted(filter(_differs, results), key=lambda result: result.case.size())
         if not wrong:
@@ -181,7 +181,7 @@ class Explainer:
         )
 
     def known_at(self, result: CaseResult) -> str:
-        """Return the earlier feature whose defects explain this result; empty if there is none."""
+        """Return the earlier feature whose defects explain this result, or ""."""
         if not self.known or not _differs(result):
             return ""
         seen = _Seen.of(result)
@@ -191,7 +191,7 @@ class Explainer:
         return ""
 
     def _best(self, seen: Sequence[_Seen]) -> tuple[Defect, ...]:
-        """Return the defects that explain most cases, the first case included; few defects win."""
+        """Return the defects that explain the first case and most others; prefer few defects."""
         known = tuple(defect for defect in self.known if not defect.rough)
         steps: list[list[tuple[Defect, ...]]] = [
             _some(known),
@@ -218,9 +218,10 @@ class Explainer:
     def _score(
         self, candidates: tuple[Defect, ...], seen: Sequence[_Seen]
     ) -> tuple[float, float, int]:
-        """Return the shares of right cases that stay right, and of the feature's cases explained.
+        """Return the score of some defects. Compare scores from the left; larger is better.
 
-        The third number prefers candidates that change few lines.
+        The numbers are the share of right cases that the defects keep right, the share of the
+        feature's cases that they explain, and minus the number of lines that they change.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:
@@ -234,11 +235,11 @@ class Explainer:
 
 
 def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
-    """Select the first results, and some of the others."""
+    """Select the first results, and an even selection of the rest."""
     first, rest = results[: count // 2], results[count // 2 :]
     return [*first, *rest[:: max(1, 2 * len(rest) // count)]]
 
 
 def _some(known: tuple[Defect, ...]) -> list[tuple[Defect, ...]]:
-    """Return each known defect alone, and all together."""
+    """Return candidates: each known defect alone, and all known defects together."""
     return [*((defect,) for defect in known), *([known] if len(known) > 1 else [])]

@@ -1,4 +1,4 @@
-"""The arrays of a case, for the formula and for the judged function."""
+"""Draw the arrays of a case, for the formula and for the judged function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Drawn = dict[str, Any]
 
 
 def float_type(name: Any) -> np.dtype[Any]:
-    """Return a NumPy type by its name, also bfloat16."""
+    """Return a NumPy type by its name, bfloat16 included."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -25,7 +25,7 @@ def float_type(name: Any) -> np.dtype[Any]:
 
 
 def draw(case: Case) -> Drawn:
-    """Draw the arguments of a case as contiguous NumPy arrays, also those that it leaves unsaid."""
+    """Draw the arguments of a case, `Case.unsaid` included, as contiguous NumPy arrays."""
     rng = np.random.default_rng(case.seed)
     dtype = float_type(case.dtype)
     query, key = (
@@ -52,7 +52,7 @@ def draw(case: Case) -> Drawn:
 
 
 def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
-    """Return the value of an option, drawn if it is an array that `words` describes."""
+    """Return the value of an option; draw an array if `words` describes an array."""
     if name in ("attn_mask", "bias"):
         return _mask(case, words, rng)
     if name == "alibi_slopes":
@@ -96,11 +96,11 @@ def _mask(case: Case, description: str, rng: np.random.Generator) -> Array:
 
 
 def _poison(case: Case, drawn: Drawn) -> None:
-    """Write NaN into masked keys and queries; if no key is masked, into the last key."""
+    """Write NaN into masked keys and queries, or into the last key if no key is masked."""
     seen = run(values(case, drawn)).seen.reshape(case.B, case.Hkv, -1, case.L, case.S)
     masked: Array = np.logical_not(seen.any(axis=(2, 3)))
     if not masked.any() and not seen[..., -1].all():
-        masked[..., -1] = True  # causal: only the last query attends to it, and shows NaN
+        masked[..., -1] = True  # causal: only the last query attends to it
     drawn["key"][masked] = np.nan
     drawn["value"][masked] = np.nan
     blind = ~seen.any(axis=-1).reshape(case.B, case.Hq, case.L)
@@ -108,7 +108,7 @@ def _poison(case: Case, drawn: Drawn) -> None:
 
 
 def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
-    """Return the variables that the lines of the formula read, in float64 or another type."""
+    """Return the variables of the formula's lines, in float64 or another type."""
 
     def wide(name: str, *axes: int) -> Any:
         a = drawn.get(name)
@@ -153,14 +153,14 @@ def expected(case: Case, drawn: Drawn | None = None) -> Expected:
 
 
 class Laid(NamedTuple):
-    """An array as it lies in memory, and the view of it that the function gets."""
+    """An array in memory, and the view of the array that the function gets."""
 
     base: Array
     view: Callable[[Any], Any]
 
 
 def laid(case: Case, name: str, a: Array) -> Laid:
-    """Lay out an array in memory as a case says; `view` works on tensors too."""
+    """Store an array with the memory layout of a case; `view` also works on tensors."""
     layout = case.layout
     if layout == "transposed":  # (B, T, H, d), as a projection gives it
         return Laid(np.ascontiguousarray(a.swapaxes(1, 2)), lambda x: x.swapaxes(1, 2))
@@ -191,6 +191,6 @@ def laid(case: Case, name: str, a: Array) -> Laid:
 
 
 def in_memory(case: Case, a: Array, name: str) -> Array:
-    """Return what a kernel reads that takes an array for contiguous."""
+    """Return the numbers that a kernel reads if it wrongly assumes a contiguous array."""
     base = laid(case, name, a).base.reshape(-1)
     return np.resize(base, a.size).reshape(a.shape)

@@ -15,33 +15,33 @@ from qkv.marking.conformance.reference import Expected, run
 
 _EXACT = 1e-13  # for float64
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
-_ROUNDINGS = 5  # the bound of gradients, relative to the bound of outputs
-_JUDGED = 1e4  # beyond such scores the only rule is that weights sum to 1
+_ROUNDINGS = 5  # factor on the relative bound for gradients, which have more roundings
+_JUDGED = 1e4  # larger scores do not widen the bound: such cases only test that weights sum to 1
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The right results of a call: the name, numbers and bound of each array."""
+    """The right results of a call: for each array its name, numbers and error bound."""
 
     names: tuple[str, ...]
     arrays: tuple[Array, ...]
     bounds: tuple[float, ...]
-    judged: Any  # bool (B, Hq, L): the rows that count; `...` for all
+    judged: Any  # bool (B, Hq, L): the rows that are judged; `...` for all rows
 
     def errors(self, outputs: Sequence[Array]) -> list[float]:
-        """Return the largest error of each array; infinite if only one side has a NaN."""
+        """Return the largest error of each array; it is infinite if only one array has a NaN."""
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
             for a, b in zip(self.arrays, outputs, strict=True)
         ]
 
     def worst(self, outputs: Sequence[Array]) -> tuple[float, float]:
-        """Return the error and the bound of the worst array."""
+        """Return `(error, bound)` of the array with the largest error relative to its bound."""
         errors = self.errors(outputs)
         return max(zip(errors, self.bounds, strict=True), key=lambda pair: pair[0] / (pair[1] or 1))
 
     def fits(self, outputs: Sequence[Array]) -> bool:
-        """Does each array have the right shape?"""
+        """Is the number of arrays right, and does each array have the right shape?"""
         return [a.shape for a in self.arrays] == [np.shape(b) for b in outputs]
 
 
@@ -60,7 +60,7 @@ def answer(case: Case, drawn: Drawn) -> Answer:
 
 
 def returned(case: Case) -> tuple[str, ...]:
-    """List the arrays that a call returns, in order."""
+    """List the names of the arrays that a call returns, in order."""
     if case.feature == "gradient":
         return ("d_query", "d_key", "d_value")
     names = ["out"]
@@ -94,7 +94,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 def _half_bounds(
     case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Any
 ) -> list[float]:
-    """Allow twice the error of the formula in the type itself, and the rounding of the type."""
+    """Return bounds: twice the error of the formula in half precision, plus one rounding."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
@@ -109,7 +109,7 @@ def _half_bounds(
 
 
 def _distance(right: Array, outputs: Array) -> float:
-    """Return the largest difference; equal infinities and two NaN do not differ."""
+    """Return the largest difference of two arrays; equal infinities and two NaN count as 0."""
     with np.errstate(invalid="ignore"):
         away = np.abs(right - outputs)
     away = np.where((right == outputs) | (np.isnan(right) & np.isnan(outputs)), 0, away)

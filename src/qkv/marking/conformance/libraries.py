@@ -1,4 +1,4 @@
-"""Arrays of NumPy, torch and JAX: how they are made, and how results are read."""
+"""Convert arrays to NumPy, torch or JAX, and results back to NumPy."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Library(NamedTuple):
     """How to convert arrays from and to a library.
 
     Attributes:
-        give: converts a NumPy array to the library's, on the device.
+        give: converts a NumPy array to an array of the library, on the device.
         take: converts an array of the library to NumPy; half precision becomes float32.
-        halves: the types of half precision that the library has.
+        halves: the library's types of half precision.
         absent: features and layouts that the library cannot express.
         backward: computes gradients from a function, its inputs and the upstream gradient.
     """
@@ -38,13 +38,13 @@ def library(name: str, device: str) -> Library:
 
 def _numpy(device: str) -> Library:
     if device not in ("", "cpu"):
-        raise ValueError(f"NumPy arrays have no device {device!r}: write --arrays torch or jax")
+        raise ValueError(f"NumPy arrays have no device {device!r}: use arrays of torch or jax")
     return Library(lambda a: a, _taken, ["float16"])
 
 
 def _torch(device: str) -> Library:
     torch: Any = need("torch", "torch")
-    torch.set_num_threads(1)  # a fork has no threads to wait for
+    torch.set_num_threads(1)  # one thread: a fork does not copy the other threads
 
     def give(a: Array) -> Any:
         if a.dtype.name == "bfloat16":

@@ -1,4 +1,4 @@
-"""The formula as a table of lines that run in order; a defect replaces some of the lines."""
+"""The formula of attention as a table of lines; a defect replaces some of these lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.formula import weigh
 
-# Over float arrays (B, H, L, S): i and j are the positions of queries and keys, G = Hq // Hkv.
+# Scores have the shape (B, H, L, S). i and j: positions of queries and keys; G = Hq // Hkv.
 LINES = MappingProxyType(
     {
         "heads": "k, v = key.repeat(G, axis=1), value.repeat(G, axis=1)",
@@ -49,14 +49,14 @@ LINES = MappingProxyType(
 
 
 _SCORES = ("scores", "softcap", "bias", "alibi", "added")
-# the results of lines, which may be rounded to another type
+# variables that are rounded to another type after their line
 _RESULTS = MappingProxyType(
     {**dict.fromkeys((*_SCORES, "hide"), "s"), "finite top": "top", "exp": "e", "sinks": "total"}
     | {"weights": "w", "out": "out", "lse": "lse"}
 )
 
 
-# the lines of the backward pass, which run if there is an upstream gradient
+# the lines of the backward pass; they run only if there is an upstream gradient
 GRADIENT = MappingProxyType(
     {
         "d_value": "d_value = w.swapaxes(-1, -2) @ grad_out",
@@ -78,7 +78,7 @@ class Expected(NamedTuple):
     weights: Array
     lse: Array
     seen: Array
-    largest: float  # the largest visible score of all steps
+    largest: float  # the largest visible score after each step
     d_query: Array | None = None
     d_key: Array | None = None
     d_value: Array | None = None
@@ -97,8 +97,8 @@ def run(
 
     Args:
         values: the variables that the lines read.
-        changes: lines that replace others, by their names.
-        dtype: results are rounded to this type after each line.
+        changes: name of a line -> the line that replaces it.
+        dtype: the type to which results are rounded after each line.
     """
     names: dict[str, Any] = {"np": np, "weigh": weigh, **_HELPERS, **values, "steps": []}
     lines = LINES | GRADIENT if values.get("grad_out") is not None else LINES
@@ -120,14 +120,15 @@ def run(
 
 
 class Defect(NamedTuple):
-    """A way in which real kernels have been wrong.
+    """A known defect of real kernels.
 
     Attributes:
         key: its short name.
-        says: what the output looks like, after "as if".
-        lines: the lines that replace lines of the formula, by name.
-        number: a number that the lines read, such as a tile size, or None.
-        rough: does it predict only the size of errors? Rounding depends on the order of sums.
+        says: completes the sentence "as if ...".
+        lines: name of a line of the formula -> the line that replaces it.
+        number: a number that the lines contain, such as a tile size, or None.
+        rough: the defect predicts only the size of errors, because rounding depends on the order of
+            sums.
     """
 
     key: str
@@ -137,12 +138,12 @@ class Defect(NamedTuple):
     rough: bool = False
 
     def run(self, values: Mapping[str, Any], beside: Mapping[str, str] | None = None) -> Expected:
-        """Run the formula with this defect, and with other lines beside it."""
+        """Run the formula with this defect and with further replaced lines."""
         return run({**values, "number": self.number}, {**(beside or {}), **self.filled})
 
     @property
     def filled(self) -> dict[str, str]:
-        """The lines, with the number in them."""
+        """The lines, in which NUMBER is replaced by the number."""
         if self.number is None:
             return dict(self.lines)
         return {
@@ -150,7 +151,7 @@ class Defect(NamedTuple):
         }
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Say what the output of a case with these values looks like."""
+        """Describe the defect for a case with these values, to complete "as if ..."."""
         if self.number is None:
             return self.says
         tile = int(self.number) if self.number >= 1 else 1
@@ -174,7 +175,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """Return for each key the largest score up to the end of its tile, sinks included."""
+    """Return, for each key, the largest score up to the end of the key's tile, sinks included."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]
@@ -184,7 +185,7 @@ def _running(s: Array, tile: int, sinks: Array | None) -> Array:
 
 
 def _own_top(s: Array, tile: int) -> Array:
-    """Return for each key the largest score of its tile."""
+    """Return, for each key, the largest score in the key's tile."""
     top = np.empty_like(s)
     for j in range(0, s.shape[-1], tile):
         top[..., j : j + tile] = s[..., j : j + tile].max(-1, keepdims=True)
@@ -192,13 +193,13 @@ def _own_top(s: Array, tile: int) -> Array:
 
 
 def _rounded(x: Array, bits: float) -> Array:
-    """Round to a number of bits after the first: 10 for TF32 and float16, 7 for bfloat16."""
+    """Round to `bits` bits after the leading bit: 10 for TF32 and float16, 7 for bfloat16."""
     mantissa, exponent = np.frexp(x)
     return np.ldexp(np.round(mantissa * 2 ** (bits + 1)) / 2 ** (bits + 1), exponent)
 
 
 def _summed(x: Array, bits: float) -> Array:
-    """Sum over the last axis, rounding after each 16 numbers."""
+    """Sum over the last axis; round the running sum after every 16 numbers."""
     total = np.zeros((*x.shape[:-1], 1))
     for j in range(0, x.shape[-1], 16):
         total = _rounded(total + x[..., j : j + 16].sum(-1, keepdims=True), bits)
@@ -206,7 +207,7 @@ def _summed(x: Array, bits: float) -> Array:
 
 
 def _tiles(e: Array, v: Array, tile: int) -> Array:
-    """Return the mean over tiles of keys of the output of each tile alone."""
+    """Compute an output for each tile of keys separately, and return the mean of the outputs."""
     parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
     outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
     return np.mean(outs, axis=0) if outs else e @ v

@@ -1,4 +1,4 @@
-"""The report card: features right, wrong, refused or absent, and what went wrong."""
+"""The report card: the status of each feature, and an explanation of each error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.files import replacing
 from qkv.marking.conformance.explain import Explanation
 from qkv.marking.conformance.runs import CaseResult
 
-_NAMED = 3  # refused cases that are named
+_NAMED = 3  # maximum refused cases that are listed
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Finding:
     """The smallest case of a feature that is wrong or refused, and its explanation.
 
     Attributes:
-        case: the smallest case that shows it.
-        explanation: the known defects that would give this result, if any.
-        like: another feature, at which these defects were found; empty if they are its own.
+        case: the smallest case that shows the error.
+        explanation: the known defects that give this result, or None.
+        like: the earlier feature at which these defects were found, or "".
     """
 
     case: CaseResult
@@ -36,12 +36,12 @@ class Finding:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Report:
-    """The report card of a function. It is true if nothing is wrong.
+    """The report card of a function; true if nothing is wrong.
 
     Attributes:
         name: the function that was judged.
-        features: by name "right", "wrong", "refused" (it raises an error) or "absent" (it has no
-            argument for it).
+        features: the status of each feature: "right", "wrong", "refused" (the function raises an
+            error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
         findings: for each feature that is wrong or refused, the smallest case that shows it, and
             the known defects that explain it.
@@ -64,7 +64,7 @@ class Report:
         return str(self)
 
     def __str__(self) -> str:
-        """Return the card in words, as `qkv conform` prints it."""
+        """Return the card as text, as `qkv conform` prints it."""
         lines = [f"{self.name}: {self.summary()}"]
         for name, status in self.features.items():
             lines.append(f"  {name:<22}{status:<9}{self.remark(name)}".rstrip())
@@ -114,7 +114,7 @@ class Report:
         return [result for result in self.cases if result.feature == feature]
 
     def details(self, feature: str) -> list[str]:
-        """Describe a wrong feature in lines: the smallest case, and the lines of its formula."""
+        """List lines about a wrong feature: its smallest case and its lines of the formula."""
         finding = self.findings.get(feature)
         if finding is None:
             return []
@@ -129,7 +129,7 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the card as JSON stores it."""
+        """Return the card as values that JSON can store."""
         return {
             "name": self.name,
             "passed": self.passed,
@@ -139,7 +139,10 @@ class Report:
         }
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the card as one HTML page that needs no network, whole or not at all."""
+        """Write the card as one HTML page that needs no network.
+
+        The file at `path` is replaced only when the whole page is written.
+        """
         page = files(__package__).joinpath("card.html").read_text("utf-8")
         text = Template(page).substitute(
             name=escape(self.name),
@@ -206,9 +209,10 @@ def _number(value: float | None) -> float | str | None:
 
 
 def status_of(results: Sequence[CaseResult]) -> str:
-    """Return the status of a feature: wrong if a case is wrong; optional cases may be refused.
+    """Return the status of a feature, which is wrong if any of its cases is wrong.
 
-    Cases that a defect of another feature explains count only if there are no others.
+    Optional cases may be refused. A case that a defect of another feature explains counts only if
+    the feature has no other cases.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

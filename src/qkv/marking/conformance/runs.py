@@ -1,4 +1,4 @@
-"""Run cases in the process of the function; start a new process if one ends."""
+"""Run cases in the process of the function; if the process ends, start a new process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.marking.conformance.judge import Answer, answer
 from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
-_LOADING = 12  # loading may take so many times as long as a call: it may import torch
+_LOADING = 12  # loading may take this many times the limit of a call: it may import torch
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,12 +26,12 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: the error of the worst array; None if nothing comparable came back.
+        error: the error of the worst array; None if the results cannot be compared.
         bound: the allowed error.
-        message: what happened, if an error number does not say it.
-        outputs: the arrays that came back.
-        ended: did the process end, or was it ended?
-        like: another feature, whose defect explains the case; empty if none does.
+        message: what happened, if `error` does not say enough.
+        outputs: the arrays that the function returned.
+        ended: whether the process has ended, by itself or at its time limit.
+        like: another feature whose defect explains the case, or "".
     """
 
     case: Case
@@ -56,7 +56,7 @@ class CaseResult:
 
 
 class Runs:
-    """Runs cases, one after the other.
+    """Runs one case after another.
 
     Args:
         start: starts a process.
@@ -107,13 +107,13 @@ class Runs:
         return self._process, self._about
 
     def close(self) -> None:
-        """End the process, if one runs."""
+        """End the process if it runs."""
         self._processes.close()
         self._process = None
 
 
 def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
-    """Compare the arrays that came back with the right answer."""
+    """Compare the returned arrays with the right answer."""
     outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
     if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
         outputs = outputs[:1]  # the case asked for no weights

@@ -1,4 +1,4 @@
-"""The process of the judged function: it makes the arrays of a case, and calls the function."""
+"""The child process of `conform`: it makes the arrays of a case, and calls the function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from qkv.marking.files.wire import Packer
 from qkv.marking.isolated import Packed, serve
 
 MEGABYTES = 8192
-# errors that are mistakes, and do not refuse a call
+# errors that make a case wrong, not refused
 _SLIPS = (
     *(ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError),
     *(SystemExit, KeyboardInterrupt, GeneratorExit),
@@ -33,7 +33,7 @@ _LAID = ("query", "key", "value")
 
 
 def main() -> None:
-    """Load the function that the first argument describes, and answer requests."""
+    """Load the function that the first argument describes, then answer requests."""
     task, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
     sys.path[:] = dict.fromkeys([*task.pop("path"), *sys.path])
     worker = Worker(task, lambda target: load(target, task["names"]))
@@ -75,7 +75,7 @@ def load(target: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def of_function(thing: Any, names: Mapping[str, str] | None) -> Callee:
-    """Find how a function is called; known library functions are called as documented."""
+    """Find how to call a function; known library functions are called as documented."""
     if not callable(thing):
         raise ValueError(f"it is a {type_name(thing)}, which cannot be called")
     return adapters.known(thing) or callee(thing, names)
@@ -97,7 +97,7 @@ class Worker:
         self.library: Library
 
     def answer(self, request: Packed, tell: Callable[[Any], None]) -> Packed:
-        """Reply to a request; an error of the function is a reply."""
+        """Reply to a request; if the function raises an error, the reply describes the error."""
         try:
             if request["do"] == "load":
                 return self._loaded()
@@ -126,7 +126,7 @@ class Worker:
         }
 
     def _call(self, case: Case) -> Packed:
-        """Call the function as often as the case says, and note which of its inputs it changes."""
+        """Call the function `case.repeats` times, and note the inputs that it changes."""
         drawn = draw(case)
         bases, arguments = {}, {}
         for name, a in drawn.items():
@@ -176,7 +176,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return a case for the memory layout of a mask: transposed if the inputs are."""
+    """Return the case whose layout a mask gets: transposed if the inputs are transposed."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

@@ -1,1 +1,1 @@
-"""One file a route: what may be asked there, what is answered, and how it is worked out."""
+"""The routes, one per file: the body of the request, the answer, and the computation."""

@@ -23,7 +23,7 @@ class ServedModel(BaseModel):
 
 
 class ServedModels(BaseModel):
-    """The list of models, which has one."""
+    """The list of models, which always has one entry."""
 
     object: Literal["list"] = "list"
     data: list[ServedModel]
@@ -57,9 +57,9 @@ async def healthz() -> Health:
     return Health()
 
 
-@router.get("/readyz", summary="Whether the server takes requests")
+@router.get("/readyz", summary="Whether the server accepts requests")
 async def readyz(request: Request) -> Health:
-    """Answer from the first computation until the server is told to end."""
+    """Answer 200 after the first computation, until the server is told to end; else 503."""
     if not request.app.state.worker.ready:
         raise Refused(503, "the server is not ready", headers={"Retry-After": "1"})
     return Health()

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: continued texts, with OpenAI's keys, for decoders."""
+"""`POST /v1/completions`: continue texts with a decoder; the keys are those of OpenAI."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ _ANSWER = {"model": Completions, "content": {_STREAM: {"schema": _EVENT}}}
 
 
 class Events(StreamingResponse):
-    """A stream whose computation ends when the client hangs up."""
+    """A streamed response; its computation is canceled when the client disconnects."""
 
     body_iterator: AsyncGenerator[bytes]
 
     async def stream_response(self, send: Send) -> None:
-        """Send the whole stream."""
+        """Send all events of the stream, then stop the computation."""
         async with aclosing(self.body_iterator):
             await super().stream_response(send)
 
@@ -66,7 +66,7 @@ class Events(StreamingResponse):
     openapi_extra=described(CompletionsBody, EXAMPLE),
 )
 async def completions(request: Request) -> Response:
-    """Continue prompts, or ids of this model's tokens, at once or in a stream."""
+    """Continue prompts (texts or token ids); send one answer, or a stream of events."""
     state = request.app.state
     body = CompletionsBody.read(await read_json(request))
     body.check(state.model, state.settings)
@@ -79,7 +79,9 @@ async def completions(request: Request) -> Response:
     }
     pieces = state.worker.stream(completion.pieces, connection=request.client, size=completion.size)
     if body.stream:
-        first = await anext(pieces)  # an error before it has its own status
+        first = await anext(
+            pieces
+        )  # if the first piece fails, the answer still gets the status of the error
         events = _events(head, first, pieces, completion, body.include_usage)
         return Events(events, media_type=_STREAM, headers={"Cache-Control": "no-store"})
     rows: list[list[Choice]] = [[] for _ in completion.rows]
@@ -98,7 +100,7 @@ async def _events(
     completion: Completion,
     include_usage: bool,
 ) -> AsyncGenerator[bytes]:
-    """Yield server-sent events: the pieces, then the numbers of tokens if they are wanted."""
+    """Yield server-sent events: the pieces, then the token counts if the request wants them."""
     step: list[Choice] | None = first
     try:
         async with aclosing(pieces):
@@ -125,5 +127,5 @@ def _json(value: Any) -> bytes:
 
 
 def _plain(value: BaseModel) -> dict[str, Any]:
-    """Convert a part of an answer for orjson, which converts its parts in turn."""
+    """Convert a part of an answer for orjson; orjson then converts the parts inside it."""
     return dict(value)

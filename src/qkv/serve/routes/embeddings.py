@@ -21,7 +21,7 @@ from qkv.serve.errors import not_finite
 
 router = APIRouter()
 
-# The purposes of texts, each with the names that clients and models have for it.
+# The purposes of texts; for each purpose, the names that clients and models use.
 TYPES = {
     "query": ("query", "search_query"),
     "document": ("document", "passage", "search_document"),
@@ -47,22 +47,24 @@ class EmbeddingsBody(Body):
         | Ids
         | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
     ) = Field(
-        description="One text or several; or the ids of one text's tokens, or of several's.",
+        description="One text or several texts; or the token ids of one text or of several texts.",
         examples=["The cat sat on the mat."],
     )
     encoding_format: Literal["float", "base64"] | None = Field(
         "float", description="Numbers, or base64 of float32, the lowest byte first."
     )
     dimensions: int | None = Field(
-        None, ge=1, description="Keep so many numbers of each vector, scaled to length 1."
+        None,
+        ge=1,
+        description="Keep only the first numbers of each vector, this many, scaled to length 1.",
     )
     prompt_name: str | None = Field(
         None, description="The name of the model's prompt that goes before each text."
     )
     input_type: str | None = Field(
         None,
-        description="The purpose of the texts, query or document: selects the model's prompt for "
-        "it, if there is one.",
+        description="The purpose of the texts, query or document. It selects a prompt of the "
+        "model, if any.",
     )
     truncate: bool | Literal["END", "NONE"] | None = Field(
         True, description='Whether long texts are cut at their end ("END") or refused ("NONE").'
@@ -70,15 +72,15 @@ class EmbeddingsBody(Body):
 
     @property
     def texts(self) -> Sequence[str] | Sequence[list[int]]:
-        """The texts, or the ids of each."""
+        """The texts, or the token ids of each text."""
         value: Any = self.input
         return [value] if isinstance(value, str) or isinstance(value[0], int) else value
 
     def prompt_of(self, model: Model) -> tuple[str | None, str | None]:
         """Return the name of the requested prompt, and the task, as `encode` takes them.
 
-        An `input_type` stands for the prompt of that name, or for the prompt that the model has for
-        it under another name; if the model has none, it counts as left out.
+        An `input_type` selects the model's prompt of that name, or a prompt with another name for
+        the same purpose. If the model has no such prompt, `input_type` is ignored.
 
         Raises:
             Refused: 400, with the known names.
@@ -133,7 +135,7 @@ async def embeddings(request: Request) -> Response:
     json = await read_json(request)
     texts, most = json.get("input"), state.settings.inputs
     if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
-        raise too_many(len(texts), most)  # before a copy of all of them is checked
+        raise too_many(len(texts), most)  # refused before all texts are copied
     body = EmbeddingsBody.read(json)
     prompt_name, task = body.prompt_of(state.model)
     embedded = await state.worker.embed(

@@ -40,7 +40,9 @@ body { background: light-dark(#fff, #12161c); color: light-dark(#14181f, #eef1f5
 
 
 @router.get(
-    "/", summary="A page that asks the model, and how to ask it", response_class=HTMLResponse
+    "/",
+    summary="A page that edits the model, and a command for each route",
+    response_class=HTMLResponse,
 )
 async def home(request: Request) -> HTMLResponse:
     """Return the page."""
@@ -53,7 +55,7 @@ async def home(request: Request) -> HTMLResponse:
 
 
 def page_of(model: Any) -> str:
-    """Make the page of a model that reads texts; of another model its name and description."""
+    """Make the page of a model that reads texts; for other models, show name and description."""
     if isinstance(model, VisionModel) or model.tokenizer is None:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
@@ -115,7 +117,7 @@ def commands(
 
 
 def refused(path: str, model: Any) -> str:
-    """Return a sentence about a model that a route refuses, else an empty string."""
+    """Return a sentence if the route refuses this model, else an empty string."""
     if path == "/v1/completions" and not model.network.generates:
         return f" {model.name} predicts no next token: it refuses this."
     if path == "/v1/rerank" and not _ranks(model):

@@ -25,12 +25,16 @@ class RerankBody(Body):
     call: ClassVar[str] = "rerank"
     ways: ClassVar[dict[str, str]] = {"query": "a text", "documents": "a list of texts"}
 
-    query: str = Field(description="What is looked for.", min_length=1)
+    query: str = Field(description="The question or search text.", min_length=1)
     documents: Annotated[list[str], Field(min_length=1, fail_fast=True)] = Field(
-        description="What may answer it."
+        description="The texts to rank."
     )
-    top_n: int | None = Field(None, ge=1, description="How many of the best are wanted.")
-    return_documents: bool | None = Field(False, description="Whether their texts are too.")
+    top_n: int | None = Field(
+        None, ge=1, description="The number of best documents in the answer; all by default."
+    )
+    return_documents: bool | None = Field(
+        False, description="Whether the answer includes the documents' texts."
+    )
 
 
 class Document(BaseModel):
@@ -40,7 +44,7 @@ class Document(BaseModel):
 
 
 class RankedDocument(BaseModel):
-    """The index of a document, and how well it answers."""
+    """The index of a document, and its score for the query."""
 
     index: int
     relevance_score: float
@@ -86,7 +90,9 @@ async def rerank(request: Request) -> dict[str, Any]:
     while part := await asyncio.to_thread(next, parts, None):
         pairs += part
     scores = np.empty(len(pairs))
-    for numbers in by_length(pairs, state.settings.batch_tokens):  # others have turns between them
+    for numbers in by_length(
+        pairs, state.settings.batch_tokens
+    ):  # other requests are computed between two steps
         scores[numbers] = await state.worker.call(
             partial(ranker.scores, [pairs[number] for number in numbers]), connection=request.client
         )
@@ -106,7 +112,7 @@ async def rerank(request: Request) -> dict[str, Any]:
 
 
 def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Iterator[list[Pair]]:
-    """Yield pairs of the query and each document, some at a time.
+    """Yield lists of pairs, each of the query and a document.
 
     Raises:
         Refused: the pairs have more than `most` tokens, or a text cannot be cut into tokens.

@@ -30,7 +30,7 @@ from qkv.trace.activations import activation
 router = APIRouter()
 
 JSON = "application/json"
-# safetensors has no registered type; hubs and servers send it as the second of these
+# safetensors has no registered type; hubs and servers use application/octet-stream
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
 DIGITS = 12  # about how many bytes a number has in JSON
 WORK = 8  # times the largest answer: the memory that computing an answer may need
@@ -62,9 +62,13 @@ class TraceBody(Body):
     layers: _NumberOrNumbers | None = Field(
         None, description="The layers of the answer, -1 for the last; all by default."
     )
-    heads: _NumberOrNumbers | None = Field(None, description="The heads of each layer, likewise.")
+    heads: _NumberOrNumbers | None = Field(
+        None, description="The heads of each layer, -1 for the last; all by default."
+    )
     top_k: int | None = Field(
-        None, ge=1, description="Only so many weights of each query, the largest, with their keys."
+        None,
+        ge=1,
+        description="Return only this many of the largest weights of each query, with their keys.",
     )
     edits: list[Any] = Field(
         [],
@@ -78,19 +82,22 @@ class TraceBody(Body):
         "vectors between the layers.",
     )
     at: Annotated[list[int], Field(fail_fast=True)] | None = Field(
-        None, description="Positions of tokens whose logits the answer has, if the model has any."
+        None,
+        description="Positions of tokens whose logits the answer includes, if the model has any.",
     )
     inside: _NumberOrNumbers | None = Field(
-        None, description="Layers whose q, k, v, attn_scores and z the answer has."
+        None, description="Layers whose q, k, v, attn_scores and z the answer includes."
     )
 
 
 class TraceAnswer(BaseModel):
     """The answer to a request for a trace: `pattern`, or with `top_k` the largest weights."""
 
-    tokens: list[str] = Field(description="As the vocabulary spells them; ids where ids came.")
+    tokens: list[str] = Field(
+        description="The tokens as the vocabulary spells them; ids if the input has ids."
+    )
     layers: list[int] = Field(description="The layers, in the order of the arrays.")
-    heads: list[int] = Field(description="The heads of each.")
+    heads: list[int] = Field(description="The heads of each layer.")
     pattern: list[list[list[list[float]]]] | None = Field(
         None, description="Weights by layer, head, query and key."
     )
@@ -267,10 +274,10 @@ def wanted_of(model: Model, body: TraceBody, changes: Changes) -> Wanted:
         raise body.refused("at", f"is for logits, and {model.name} gives none: leave it out")
     if body.top_k is not None:
         if wanted.resid or inside or body.at is not None:
-            problem = "is for weights alone: leave it out, or include, at and inside"
+            problem = "is only for weights: leave out top_k, or leave out include, at and inside"
             raise body.refused("top_k", problem)
         if changes.weights:
-            problem = "is of what attention computes itself, and an edit sets a row or a scale"
+            problem = "describes unchanged attention, and an edit sets a row or a scale"
             raise body.refused("top_k", f"{problem}: leave one out")
     return wanted
 
@@ -355,7 +362,7 @@ def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> N
 
 
 def _more(model: Model, wanted: Wanted) -> list[str]:
-    """Return the full names of all activations that are wanted beside weights."""
+    """Return the full names of all requested activations except weights."""
     stream = _stream(model)
     inside = [name for layer in wanted.inside for name in _inside(model, layer).values()]
     return [*(stream if wanted.resid else stream[-1:] if wanted.at is not None else []), *inside]
