@@ -71,9 +71,7 @@ class SubwordTokenizer(Tokenizer):
             )
         try:
             content = path.read_bytes().decode("utf-8")
-            factor = growth(
-                json.loads(content)
-            )  # raises an error before the library runs the rules
+            factor = growth(json.loads(content))  # raises before the library runs the rules
             inner = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises an Exception without a subclass
             reason = str(error).splitlines()[0]

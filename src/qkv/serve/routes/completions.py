@@ -79,9 +79,8 @@ async def completions(request: Request) -> Response:
     }
     pieces = state.worker.stream(completion.pieces, connection=request.client, size=completion.size)
     if body.stream:
-        first = await anext(
-            pieces
-        )  # if the first piece fails, the answer still gets the status of the error
+        # if the first piece fails, the answer still gets the status of the error
+        first = await anext(pieces)
         events = _events(head, first, pieces, completion, body.include_usage)
         return Events(events, media_type=_STREAM, headers={"Cache-Control": "no-store"})
     rows: list[list[Choice]] = [[] for _ in completion.rows]
