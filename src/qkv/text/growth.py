@@ -99,9 +99,8 @@ def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
 def _factor(rule: Any) -> float:
     """Return how many characters a rule writes at most for one character."""
     factor = 1.0
-    for part in _flat(
-        rule
-    ):  # recognized by their keys, because the library also accepts rules without a type
+    # rules are recognized by their keys, because the library also accepts rules without a type
+    for part in _flat(rule):
         if "content" in part:
             factor *= _replacing(part)
         if "prepend" in part:  # the rule adds it before each part between two special tokens

@@ -90,9 +90,8 @@ async def rerank(request: Request) -> dict[str, Any]:
     while part := await asyncio.to_thread(next, parts, None):
         pairs += part
     scores = np.empty(len(pairs))
-    for numbers in by_length(
-        pairs, state.settings.batch_tokens
-    ):  # other requests are computed between two steps
+    # other requests are computed between two steps
+    for numbers in by_length(pairs, state.settings.batch_tokens):
         scores[numbers] = await state.worker.call(
             partial(ranker.scores, [pairs[number] for number in numbers]), connection=request.client
         )
