@@ -53,7 +53,7 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
     ("given", "tokens", "error", "said"),
     [
         (WEIGHTS[0, 0], TOKENS, ValueError, r"has shape \(4, 4\): give \(layers, heads, L, S\)"),
-        (WEIGHTS, TOKENS[:3], ValueError, "has 4 queries and there are 3 tokens"),
+        (WEIGHTS, TOKENS[:3], ValueError, "has 4 queries, but there are 3 tokens"),
         (WEIGHTS, "abcd", TypeError, "the tokens are one string"),
         (WEIGHTS[..., :3], TOKENS, ValueError, "4 queries and 3 keys: .*head_view"),
         ([WEIGHTS], TOKENS, ValueError, "layer 0 has 2 texts: give one text"),
@@ -65,7 +65,7 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
         ),
         ([None, None], TOKENS, ValueError, "layer 0 is None: .*eager"),
         ([], TOKENS, ValueError, r"has shape \(0,\)"),
-        (WEIGHTS * 40, TOKENS, ValueError, "give weights, which are from 0 to 1, not scores"),
+        (WEIGHTS * 40, TOKENS, ValueError, "give weights, which are from 0 to 1"),
         (WEIGHTS - 0.5, TOKENS, ValueError, "attention of layer|attention holds -0"),
         (WEIGHTS.astype(complex), TOKENS, TypeError, "complex128: give weights"),
     ],

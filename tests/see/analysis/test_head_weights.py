@@ -55,7 +55,7 @@ def test_norms_need_the_model_that_the_trace_was_made_with(lesson: Model) -> Non
     trace = lesson.trace(CAT)
     assert not heads_of(trace).norms
     assert not heads_of(lesson.trace(CAT, names=["pattern"]), parameters=lesson.parameters).norms
-    with pytest.raises(ValueError, match=r"2 heads of 4 in layer 0 .* of 12 rows"):
+    with pytest.raises(ValueError, match=r"2 heads of size 4 in layer 0, .* has 12 rows"):
         heads_of(trace, parameters=random_model(CAT, dim=12).parameters)
 
 

@@ -81,7 +81,7 @@ def test_content_words_mean_something_by_themselves(text: str, expected: str) ->
             "a fish ##erm ##an sat",
             ["fisherman is", "Read this view with care: 2 of 5 tokens are parts"],
         ),
-        ("un ##kind walk ##s are few", ["unkind is cut into un ##kind, and 1 more", "Take what"]),
+        ("un ##kind walk ##s are few", ["unkind is cut into un ##kind, and 1 more", "Read this"]),
         ("the [UNK] sat on the mat", ["[UNK] stands for a word for which the model"]),
         ("[UNK] [UNK] [UNK]", ["[UNK] stands", "Read this view with care: 3 of 3 tokens"]),
         ("ĠI Ġwalk ing Ġon Ġthe Ġway", ["walking is cut into walk ##ing: ##"]),

@@ -162,7 +162,7 @@ def test_points_on_one_spot_are_drawn(
 
 def test_what_cannot_be_drawn_is_refused(lesson: Model) -> None:
     two = np.eye(2)
-    with pytest.raises(ValueError, match="there are 2 vectors and 1 tokens"):
+    with pytest.raises(ValueError, match="there are 2 vectors, but 1 tokens"):
         plot_shift(two, two, ["a"])
     with pytest.raises(ValueError, match="NaN, infinity"):
         plot_shift(two * np.nan, two, ["a", "b"])

@@ -111,5 +111,5 @@ def test_vectors_without_a_plane_are_refused(value: float) -> None:
     if np.isfinite(value):  # drawn at length 1, whatever its size
         assert plot_shift(before, after, list("abc"))
         return
-    with pytest.raises(ValueError, match="plot_shift: contextual holds NaN or infinity: a plane"):
+    with pytest.raises(ValueError, match="plot_shift: contextual has NaN, infinity or a number"):
         plot_shift(before, after, list("abc"))

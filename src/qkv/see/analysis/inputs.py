@@ -322,7 +322,8 @@ def _read(x: Any, call: str, name: str) -> Array:
     low, high = float(numbers.min(initial=0.0)), float(numbers.max(initial=0.0))
     if low < -_SLACK or high > 1 + _SLACK:
         raise ValueError(
-            f"{call}: {name} holds {low if low < 0 else high:.3g}: give weights, from 0 to 1, "
+            f"{call}: {name} holds {low if low < 0 else high:.3g}: give weights, which are from "
+            "0 to 1, "
             "not scores"
         )
     return array
