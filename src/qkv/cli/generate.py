@@ -23,7 +23,7 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
 @click.option(
     "--max-new-tokens",
     type=int,
-    help="The most new tokens. Default: 64, or what the model's length allows.",
+    help="The maximum number of new tokens. Default: 64, or fewer if the model's limit is lower.",
 )
 @click.option(
     "--temperature",

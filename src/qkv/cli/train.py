@@ -24,7 +24,7 @@ from qkv.cli.common import json_option, print_json, say
 @click.option("--vocabulary", type=int, help="The maximum tokens in the vocabulary. Default: 8192.")
 @click.option("--length", type=int, help="The maximum length of a text, in tokens. Default: 128.")
 @click.option("--steps", type=int, help="The number of steps. Default: 1000 without --minutes.")
-@click.option("--minutes", type=float, help="The maximum duration; not repeatable then.")
+@click.option("--minutes", type=float, help="The maximum duration; results then vary.")
 @click.option("--tokens-per-step", type=int, help="The minimum tokens per step. Default: 4096.")
 @click.option("--rate", type=float, help="The highest learning rate. Default: 0.001.")
 @click.option("--seed", type=int, help="The same seed gives the same model. Default: 0.")

@@ -160,7 +160,7 @@ def walk(text: str, model: str | None, **options: Any) -> View:
     "--to",
     "key",
     metavar="WORD",
-    help="The same for links to this word. Both: the link between them.",
+    help="Rank heads by their links to this word; with --from, by the link to it from that word.",
 )
 @_pieces_option
 @_view_command
@@ -196,7 +196,7 @@ def play(text: str | None, output: str, open_page: bool, **options: Any) -> None
 
     The page is one file that needs no network. Without --model, the page contains both models that
     come with qkv and has at most 16 MB: one model predicts missing words, the other continues
-    texts. As --model, give any encoder that predicts masked words, or a decoder; most work.
+    texts. --model accepts any encoder that predicts masked words, and most decoders.
     """
     from qkv import see
 
