@@ -1,1 +1,1 @@
-"""Vectors of sentences: encode, rank, compare."""
+"""Encode texts as vectors, compare the vectors, and rank texts."""

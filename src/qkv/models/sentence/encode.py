@@ -1,4 +1,4 @@
-"""Make vectors of texts: `Model.encode` and the calls beside it, and the routes that texts take."""
+"""Turn texts into vectors: `Model.encode`, related methods, and the routes of texts."""
 
 from __future__ import annotations
 
@@ -41,43 +41,43 @@ def encode(
 ) -> Any:
     """Return a vector for each text, pooled and scaled as the model's files say.
 
-    Texts of similar length run together, end to end: no padding is computed. A text longer than
-    `max_seq_length` is cut as in `trace`. Blanks around a text are left out.
+    Texts of similar length run together, without padding. A text longer than `max_seq_length` is
+    cut as in `trace`. Blanks around a text are removed.
 
     Args:
         inputs: one text or any iterable of texts.
-        batch_size: the number of texts of 128 tokens that run at once: more shorter ones, fewer
-            longer ones.
-        show_progress_bar: None shows one on a terminal if the work takes long.
-        normalize_embeddings: whether vectors are scaled to length 1; None for what the model's
-            files say.
-        output_value: "sentence_embedding", or "token_embeddings" for the last vectors of all
-            tokens, special tokens included, or None for both, by name.
-        prompt_name: which of the prompts in the model's files goes before each text; by default the
-            files' default prompt, if any.
+        batch_size: the number of texts in a batch if each text has 128 tokens. Batches of shorter
+            texts have more texts, batches of longer texts have fewer.
+        show_progress_bar: whether to show a progress bar; None shows it on a terminal if the work
+            takes long.
+        normalize_embeddings: whether vectors are scaled to length 1; None follows the model's
+            files.
+        output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,
+            including special tokens; or None for a dict with both.
+        prompt_name: the name of the prompt in the model's files that goes before each text; by
+            default the files' default prompt, if any.
         prompt: a prompt to use instead.
-        truncate_dim: keep only this many numbers of each vector; None keeps all. As in
-            sentence-transformers, vectors that the model's files scale to length 1 are scaled
-            before they are cut, and `normalize_embeddings=True` scales the rest again. Vectors of
-            tokens are not cut.
+        truncate_dim: keep only the first `truncate_dim` numbers of each vector; None keeps all. As
+            in sentence-transformers, a scaling in the model's files happens before the cut, and
+            `normalize_embeddings=True` scales the cut vectors again. Vectors of tokens are not cut.
         precision: "float32", or None, keeps vectors as they are. "int8" and "uint8" divide the
-            range of each number over these texts into 256 steps; other texts have other steps.
-            "binary" and "ubinary" keep only whether each number is above 0, eight of them in an
-            int8 (less 128) or uint8.
+            range of each number over these texts into 256 steps; other texts give other steps.
+            "binary" and "ubinary" keep one bit for each number, 1 above 0. Eight bits form a uint8
+            or, minus 128, an int8.
         convert_to_numpy: False for a list of torch tensors, one for each text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.
-        pool: processes that share the work, a `qkv.models.Pool` of this model.
-        chunk_size: the number of texts that each process gets at a time; by default a tenth of its
-            share.
-        task: what the texts are for ("query", "document"), which chooses the route in a model with
-            routes; None for the default route.
-        ablate: heads to ablate, as in `trace`; with any of these three, all texts are split into
-            tokens before the first is run.
-        hide: words, positions and edges to mask, as in `trace`; tokens of a prompt count.
-        edit: activations to change, as in `trace`. A function gets the texts that run together, of
-            similar length in any order, and `at.texts` has their numbers; arrays are indexed by
-            text in the order given.
+        pool: a `qkv.models.Pool` of this model, with processes that share the work.
+        chunk_size: the number of texts that a process gets in each request; by default a tenth of
+            the process's share.
+        task: the use of the texts ("query" or "document"), which selects the route in a model with
+            routes; None selects the default route.
+        ablate: heads to ablate, as in `trace`. With `ablate`, `hide` or `edit`, all texts are split
+            into tokens before the first text is run.
+        hide: words, positions and edges to mask, as in `trace`; positions include the prompt.
+        edit: activations to change, as in `trace`. A function gets a batch of texts, in any order;
+            `at.texts` has the index of each text. An array has a row for each text, in the order of
+            the texts.
 
     Returns:
         (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. For
@@ -146,7 +146,7 @@ def encode(
 def _by_pool(
     pool: Any, encoder: Encoder, texts: Any, chunk_size: int | None, show: bool | None
 ) -> Any:
-    """Return what a pool makes of texts, by the options of an encoder."""
+    """Return a pool's results for texts, with the options of an encoder."""
     options = {name: getattr(encoder, name) for name in OPTIONS}
     checked = [*checked_texts(texts, "encode")]
     parts = pool.encode(checked, chunk_size, show, encoder.limit, **options) if checked else []
@@ -163,7 +163,7 @@ def encode_query(
     prompt: str | None = None,
     **options: Any,
 ) -> Any:
-    """Encode queries: `encode` with the task "query" and, by default, the prompt of that name.
+    """Encode queries: `encode` with the task "query" and, by default, the prompt "query".
 
     Args:
         inputs: one text or any iterable of texts.
@@ -194,7 +194,7 @@ def encode_document(
     prompt: str | None = None,
     **options: Any,
 ) -> Any:
-    """Encode documents: `encode` with the task "document" and, by default, its prompt.
+    """Encode documents: `encode` with the task "document" and, by default, the prompt "document".
 
     Args:
         inputs: one text or any iterable of texts.
@@ -224,17 +224,17 @@ def encode_stream(
     show_progress_bar: bool | None = None,
     **options: Any,
 ) -> Iterator[Any]:
-    """Encode any number of texts, a few thousand at a time.
+    """Encode any number of texts, in groups of a few thousand texts.
 
     `ablate`, `hide` and `edit` of `encode` need all texts at once and are not supported here.
 
     Args:
         sentences: any iterable of texts, read as the iterator advances.
         show_progress_bar: as in `encode`.
-        options: the others of `encode`, except those three.
+        options: other options of `encode`, except `ablate`, `hide` and `edit`.
 
     Returns:
-        An iterator over what `encode` returns for consecutive texts.
+        An iterator; each item is the result of `encode` for consecutive texts.
 
     >>> import qkv
     >>> texts = (f"the cat sat {n} times" for n in range(5000))
@@ -255,12 +255,12 @@ def encode_stream(
 
 
 def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Encoder:
-    """Return what `encode` computes with, for a caller that runs texts of several users together.
+    """Return the `Encoder` of `encode`, for a caller that runs texts of several users together.
 
     Args:
         model: the model.
         task: as in `encode`.
-        options: those of `encode`.
+        options: the options of `encode`.
     """
     own = model_for(model, task, options.get("call", "encode"))
     return Encoder(own, task=task, **options)
@@ -275,11 +275,11 @@ def routes(model: Core) -> Mapping[str, Core]:
 
 
 def model_for(model: Core, task: str | None, call: str) -> Core:
-    """Return the model of the route that a text with this task takes.
+    """Return the model of the route for texts with this task.
 
     Raises:
         TypeError: the task is not a string.
-        ValueError: no route is for this task.
+        ValueError: this task has no route.
     """
     if task is not None and not isinstance(task, str):
         raise TypeError(f"{call}: task is {type(task).__name__}: give a string, or None")

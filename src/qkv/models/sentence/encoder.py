@@ -1,4 +1,4 @@
-"""Encode any number of texts: in windows, sorted by length inside each, returned in their order."""
+"""Encode many texts: sort groups of texts by length, run batches, and restore the order."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ OPTIONS = (
     *("prompt_name", "prompt", "truncate_dim", "task"),
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
-TOKENS = 128  # the tokens of a text as `batch_size` counts them
+TOKENS = 128  # the number of tokens in a text for which `batch_size` is exact
 TEXTS = 2048  # the most texts that are split into tokens and sorted at once,
 LETTERS = 2**19  # and the most characters
 
 
 class EmptyText(ValueError):
-    """A text has no token to make a vector of.
+    """A text is empty: it has no token to pool.
 
     Attributes:
         number: the number of the text, from 0.
-        reason: what is missing.
+        reason: the reason, for the error.
     """
 
     def __init__(self, number: int, unread: int, call: str = "encode") -> None:
@@ -53,14 +53,13 @@ class Encoder:
 
     Attributes:
         model: the model of the route that the texts take.
-        batch_size: an option of `Model.encode`, like the next six.
+        batch_size: an option of `Model.encode`, like the next six attributes.
         call: the public call that errors name.
-        tokenizer: the model's.
-        sentence: what the model's files say about texts and their vectors.
-        limit: the most tokens of a text.
+        tokenizer: the model's tokenizer.
+        sentence: the settings for texts and their vectors, read from the model's files.
+        limit: the maximum number of tokens in a text.
         dtype: the type of the vectors.
-        run: from the ids of texts to the vectors of their tokens, end to end, and where each text
-            begins; `Transformer.packed`.
+        run: `Transformer.packed`, which returns the token vectors of texts, given their ids.
     """
 
     model: Core
@@ -98,7 +97,7 @@ class Encoder:
         self._before = chosen_prompt(
             self.sentence, self.prompt, self.prompt_name, name=model.name, call=self.call
         )
-        self._unread = 0  # the tokens of the prompt that pooling leaves out
+        self._unread = 0  # the number of prompt tokens that pooling leaves out
         if self._before and not self.sentence.include_prompt:
             [alone] = self.tokenizer.tokenize_batch(self._whole([""]))
             ending = len(alone) > 0 and self.tokenizer.is_special(int(alone.ids[-1]))
@@ -114,7 +113,7 @@ class Encoder:
         width = self.truncate_dim or self.width
         if not isinstance(sentences, list | tuple | np.ndarray):
             return np.concatenate([np.empty((0, width), self.dtype), *parts])
-        # the number is known: joining parts at the end would need twice the memory
+        # if the number of texts is known: joining parts at the end would need twice the memory
         vectors, done = np.empty((len(sentences), width), self.dtype), 0
         for part in parts:
             vectors[done : done + len(part)] = part
@@ -122,7 +121,7 @@ class Encoder:
         return vectors
 
     def windows(self, sentences: Any, show: bool | None = None) -> Iterator[Any]:
-        """Yield the outputs of a few thousand texts at a time."""
+        """Yield the outputs for groups of a few thousand texts."""
         truncator = Truncator(self.tokenizer, self.limit)
         total = length_hint(sentences) or None
         with progress("encode", total, show) as advance:
@@ -135,7 +134,7 @@ class Encoder:
         truncator.cut.warn()
 
     def _edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
-        """Return the outputs of a run with edits, which need all texts at once."""
+        """Return the outputs of a run with edits; edits need all texts at once."""
         truncator, model = Truncator(self.tokenizer, self.limit), self.model
         texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
         for number, text in enumerate(texts):
@@ -157,7 +156,7 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """The size of a text's vector, before it is cut."""
+        """The size of a text's vector before `truncate_dim` cuts it."""
         return self.sentence.width(self.model._vector_size)
 
     @property
@@ -166,11 +165,11 @@ class Encoder:
         return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
-        """Return the ids of texts that are run, (T,) each: after the prompt, cut at the limit.
+        """Return the ids (T,) of each text, with the prompt in front, cut at the limit.
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: it cannot be split into tokens, or must stay `whole` and has too many.
+            ValueError: a text cannot be split into tokens, or has too many tokens with `whole`.
         """
         truncator = Truncator(self.tokenizer, self.limit)
         batch = self._ids(texts, truncator)
@@ -183,10 +182,9 @@ class Encoder:
         return f"has more than the {limit} that {self.model.name} reads: shorten it"
 
     def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
-        """Return ids (T,) that a user gives instead of a text, as they are run.
+        """Check ids (T,) that a user gives instead of a text, and cut them at the limit.
 
-        They are taken with their special tokens, and cut at the limit as a text is: special tokens
-        at the end stay.
+        The ids include special tokens. If they are cut, the special tokens at the end are kept.
 
         Args:
             ids: integers in one row.
@@ -194,9 +192,9 @@ class Encoder:
             whole: whether more ids than the limit are an error.
 
         Raises:
-            TypeError: they are anything else.
-            ValueError: there is none, one has no row in the model's table, there are too many, or a
-                prompt was asked for, which goes before texts only.
+            TypeError: the ids are not integers in one row.
+            ValueError: there are no ids or too many, an id has no row in the token table, or a
+                prompt is given, which only texts can have.
         """
         if self.prompt_name is not None and self._before:
             raise ValueError(
@@ -218,7 +216,7 @@ class Encoder:
         return np.concatenate([row[: self.limit - kept], row[len(row) - kept :]])
 
     def check(self, ids: Array, number: int) -> None:
-        """Raise an `EmptyText` if the ids of text `number` leave nothing to make a vector of."""
+        """Raise an `EmptyText` if the ids of text `number` include no token to pool."""
         if len(ids) <= self._unread and not self.sentence.static:
             raise EmptyText(number, self._unread, self.call)
 
@@ -231,7 +229,7 @@ class Encoder:
         return self._pooled(batch, rows, cu_lengths)
 
     def _pooled(self, batch: Sequence[Array], rows: Array, cu_lengths: Array) -> Array:
-        """Return a vector of each text from the vectors of its tokens, (total, D), end to end."""
+        """Return a vector for each text, given the packed vectors (total, D) of the tokens."""
         head = self.model._embedder
         if head is not None:
             return head(rows, cu_lengths, np.concatenate(batch))
@@ -242,7 +240,7 @@ class Encoder:
         return [text.ids for text in truncator(self._whole(texts))]
 
     def _parts(self, batch: Sequence[Array]) -> Iterator[list[int]]:
-        """Yield the numbers of texts that run together."""
+        """Yield the indices of the texts in each batch."""
         return by_length(batch, self.batch_size * TOKENS)
 
     def _vectors(
@@ -287,7 +285,7 @@ class Encoder:
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
-        """Return texts after the prompt, without the blanks around them."""
+        """Return texts with the prompt in front and without blanks around them."""
         sentence = self.sentence
         return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
 
@@ -317,7 +315,7 @@ def checked_texts(sentences: Any, call: str) -> Iterable[str]:
 
 
 def windows(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield texts in their order, a few thousand at a time."""
+    """Yield groups of a few thousand texts, in order."""
     window: list[str] = []
     letters = 0
     for text in texts:
@@ -333,7 +331,7 @@ def windows(texts: Iterable[str]) -> Iterator[list[str]]:
 def chosen_prompt(
     sentence: Sentence, prompt: str | None, prompt_name: str | None, *, name: str, call: str
 ) -> str:
-    """Return the given prompt, or the one of this name, or the default of the model's files.
+    """Return the given prompt, the prompt with this name, or the default prompt.
 
     Raises:
         TypeError: the prompt is not a string.

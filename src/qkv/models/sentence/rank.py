@@ -20,10 +20,10 @@ from qkv.text.tokenizer import check_text, check_texts
 
 
 def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
-    """Return how similar each vector of `a` is to each vector of `b`: the larger, the more similar.
+    """Return the similarity of each vector of `a` to each vector of `b`: larger is more similar.
 
-    The measure is the cosine, or what the model's files say (`similarity_fn_name`): the dot
-    product, or the negative distance, Euclidean or Manhattan.
+    The measure, `similarity_fn_name`, is the cosine unless the model's files name another: the dot
+    product, or the negative Euclidean or Manhattan distance.
 
     Args:
         a: (n, D), or (D,) for one.
@@ -46,7 +46,7 @@ def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
 
 
 def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
-    """Return how similar each vector of `a` is to the vector of `b` at its index.
+    """Return the similarity of each vector of `a` to the vector of `b` at the same index.
 
     Args:
         a: (n, D), or (D,) for one.
@@ -83,14 +83,14 @@ def rank(
 ) -> list[dict[str, Any]]:
     """Rank documents by how well they answer a query, with a cross-encoder, which reads both.
 
-    A query and a document with more tokens than `max_seq_length` together are cut, the longer one
-    first.
+    If a query and a document together have more tokens than `max_seq_length`, the longer text is
+    cut first.
 
     Args:
         query: the question.
         documents: texts that may answer it.
-        top_k: return only this many; None for all.
-        return_documents: whether the results hold the documents.
+        top_k: the number of documents to return; None returns all.
+        return_documents: whether the results include the documents' texts.
         prompt_name: which prompt goes before the query, as in `encode`.
         prompt: a prompt to use instead.
         batch_size: the number of pairs of 128 tokens that run at once, as in `encode`.
@@ -100,8 +100,9 @@ def rank(
         device: None or "cpu".
 
     Returns:
-        The best document first, equal ones in their order: each {"corpus_id": its index among the
-        documents, "score": the model's score of the pair}, and "text" if asked for.
+        A dict for each document, the best first, equal documents in their order: "corpus_id" is the
+        index of the document, "score" the score of the pair, and "text" the document, with
+        `return_documents`.
 
     Raises:
         TypeError: a text is not a string.
@@ -135,13 +136,13 @@ def ranker(
     prompt: str | None = None,
     activation_fn: Any = None,
 ) -> Ranker:
-    """Return what `rank` scores with, for a caller that ranks documents of several users together.
+    """Return the `Ranker` of `rank`, for a caller that ranks documents of several users together.
 
     Args:
         model: the model.
-        prompt_name: as in `rank`, and so are the others.
-        prompt: the same.
-        activation_fn: the same.
+        prompt_name: as in `rank`.
+        prompt: as in `rank`.
+        activation_fn: as in `rank`.
 
     Raises:
         TypeError: as in `rank`.
@@ -165,7 +166,7 @@ def predict_pairs(
     convert_to_tensor: bool = False,
     device: Any = None,
 ) -> Any:
-    """Return a score for each pair of texts, or one for each class, as a cross-encoder does.
+    """Return a score for each pair of texts, or a score for each pair and class.
 
     Args:
         inputs: pairs of texts, or one pair.

@@ -20,7 +20,7 @@ from qkv.models.sentence.encoder import LETTERS, TEXTS, TOKENS, by_length, chose
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-# The keys of config.json for the activation: the second one before sentence-transformers 4.
+# Keys of config.json for the activation; sentence-transformers before version 4 wrote the second.
 _KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -30,11 +30,11 @@ Activation = str | Callable[[Array], Array] | None
 
 @dataclass(frozen=True)
 class Pair:
-    """Two texts as a model reads them together.
+    """The tokens of two texts that a model reads together.
 
     Attributes:
         ids: (T,).
-        segments: (T,), the part of each token, 0 or 1.
+        segments: (T,), the segment of each token, 0 or 1.
         whole: whether nothing was cut.
     """
 
@@ -52,7 +52,8 @@ class Frame:
 
     Attributes:
         around: the ids before, between and after the texts.
-        segments: the part, 0 or 1, of each of the five sections: these three and the two texts.
+        segments: the segment, 0 or 1, of each of the five sections: the three in `around` and the
+            two texts.
     """
 
     around: tuple[Array, Array, Array]
@@ -62,7 +63,7 @@ class Frame:
         return sum(map(len, self.around))
 
     def pair(self, first: Array, second: Array, limit: int | None) -> Pair:
-        """Join two texts, given by their ids, in up to `limit` tokens: the longer one is cut."""
+        """Join two texts, given as ids, in up to `limit` tokens; the longer text is cut first."""
         room = (math.inf if limit is None else limit) - len(self)
         sizes = shortened(len(first), len(second), room)
         before, between, after = self.around
@@ -75,8 +76,8 @@ class Frame:
 def shortened(first: int, second: int, room: float) -> tuple[int, int]:
     """Return how many tokens of two texts fit into `room`.
 
-    The longer text loses its end until both are equal; then each gets half, and the longer one the
-    odd token, as in the `tokenizers` package.
+    As in the `tokenizers` package, the longer text is cut until both have the same length; then
+    each text gets half of the room, and the longer text gets the odd token.
 
     >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
     ((3, 9), (3, 5), (4, 4), (4, 3))
@@ -117,10 +118,10 @@ class Ranker:
     Attributes:
         model: a model whose head gives each text a score, or a score for each class.
         call: the public call that errors name.
-        prompt_name: an option of `Model.rank`, like the next two.
-        tokenizer: the model's.
+        prompt_name: an option of `Model.rank`, like the next two attributes.
+        tokenizer: the model's tokenizer.
         before: the prompt before the first text.
-        limit: the most tokens of a pair.
+        limit: the maximum number of tokens in a pair.
         tells_texts_apart: whether the network gets the segment of each token.
         activation: applied to the logits: the name of one of `ACTIVATIONS`, a function of an array,
             or None for nothing.
@@ -154,7 +155,7 @@ class Ranker:
 
     @property
     def head(self) -> BuiltHead:
-        """The head of the model, from the vectors of tokens to the logits of each text."""
+        """The head of the model, which turns token vectors into logits for each pair."""
         assert self.model.head is not None  # the caller has checked
         return self.model.head
 
@@ -172,7 +173,7 @@ class Ranker:
         return [pair for part in self.parts_of_pairs(query, documents) for pair in part]
 
     def parts_of_pairs(self, query: str, documents: Sequence[str]) -> Iterator[list[Pair]]:
-        """Yield the pairs of some documents at a time."""
+        """Yield the pairs of a query with groups of documents."""
         query = self._whole(query)
         frame = self._frame(query)
         # uncut, as the longer one of two texts is cut
@@ -182,7 +183,7 @@ class Ranker:
             yield [frame.pair(first, second, self.limit) for second in self._ids(truncator, part)]
 
     def each(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[Pair]:
-        """Pair each text with the one at the same index, cut at the limit.
+        """Pair each text with the text at the same index, cut at the limit.
 
         Raises:
             ValueError: no text has a token, or the limit leaves none.
@@ -198,7 +199,7 @@ class Ranker:
         return pairs
 
     def _whole(self, text: str) -> str:
-        """Return the first of two texts, after the prompt."""
+        """Return the first of two texts, with the prompt in front."""
         return self.model.sentence.prepared((self.before + text).strip())
 
     def _frame(self, text: str) -> Frame:
@@ -253,7 +254,7 @@ class Ranker:
 def best(
     scores: Array, documents: Sequence[str], top_k: int | None, with_documents: bool
 ) -> list[dict[str, Any]]:
-    """Return the documents by their scores, the best first, equal ones in their order.
+    """Return the documents by score, the best first, equal documents in their order.
 
     >>> best(np.array([0.25, 0.5, 0.5]), ["a", "b", "c"], 2, True)
     [{'corpus_id': 1, 'score': 0.5, 'text': 'b'}, {'corpus_id': 2, 'score': 0.5, 'text': 'c'}]
@@ -287,7 +288,7 @@ def applied(activation: Activation, logits: Array, call: str) -> Array:
     """Apply the activation to logits (n, C).
 
     Raises:
-        TypeError: a function returns something else than an array of this shape.
+        TypeError: the function does not return an array of this shape.
     """
     if activation is None:
         return logits

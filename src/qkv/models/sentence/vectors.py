@@ -1,4 +1,4 @@
-"""Vectors after encoding: quantize them, compare them, convert them to torch tensors."""
+"""Quantize and compare vectors, and convert them to torch tensors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # the range of so few vectors is a poor estimate for others
+FEW = 100  # with fewer vectors, their range is a poor estimate for other vectors
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
@@ -30,11 +30,12 @@ def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
 
 
 def quantized(vectors: Array, precision: str, *, call: str) -> Array:
-    """Return vectors (n, D) of floats in fewer bits, as sentence-transformers writes them.
+    """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
-    "int8" and "uint8" replace each number by its step, one of 256 over its range among these
-    vectors: (n, D). "binary" and "ubinary" replace it by a bit, 1 above 0, eight in a byte, the
-    first the highest: (n, ceil(D / 8)), of int8 (128 less) and uint8. "float32" changes nothing.
+    "int8" and "uint8" divide the range of each number among these vectors into 256 steps, and
+    replace the number by its step: (n, D). "binary" and "ubinary" replace each number by a bit, 1
+    above 0. Eight bits form a byte, highest bit first: (n, ceil(D / 8)), as uint8 or, minus 128, as
+    int8. "float32" changes nothing.
 
     Raises:
         ValueError: a single vector has no range to divide.
@@ -70,7 +71,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
 
 
 def as_tensors(output: Any, torch: Any, *, joined: bool) -> Any:
-    """Return the output of `encode` as torch tensors: vectors (n, D) as one, or as a list."""
+    """Return the output of `encode` as one torch tensor, or as a list of tensors."""
     if isinstance(output, list):
         return [as_tensors(item, torch, joined=True) for item in output]
     if isinstance(output, dict):
@@ -85,7 +86,7 @@ def as_given(array: Array, *inputs: Any) -> Any:
     >>> as_given(np.zeros(2), [[0.5]])
     array([0., 0.])
     """
-    torch = sys.modules.get("torch")  # a caller with a tensor has imported it
+    torch = sys.modules.get("torch")  # the caller of a function with tensors has imported torch
     first = [value[0] if isinstance(value, list) and value else value for value in inputs]
     if torch is None or not any(isinstance(value, torch.Tensor) for value in first):
         return array
@@ -93,9 +94,9 @@ def as_given(array: Array, *inputs: Any) -> Any:
 
 
 def _distances(a: Array, b: Array, distance: Callable[[Array], Array]) -> Array:
-    """Return the distances of each row of `a` to each of `b`, (n, m)."""
+    """Return the distance of each row of `a` to each row of `b`, (n, m)."""
     distances = np.empty((len(a), len(b)), a.dtype)
-    for number, row in enumerate(a):  # one at a time: all differences would be (n, m, D)
+    for number, row in enumerate(a):  # row by row, as all differences would take (n, m, D)
         distances[number] = distance(b - row)
     return distances
 
