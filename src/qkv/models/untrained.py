@@ -1,4 +1,4 @@
-"""Models with random weights: of the sizes of a config, or as small as lessons need."""
+"""Models with random weights: with the sizes in a config, or small models for lessons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from qkv.models.model import Model
 from qkv.models.network.design import Design
 from qkv.text import Tokenizer, WordTokenizer
 
-SPREAD = 0.02  # the standard deviation of the first weights, as BERT and GPT-2 have it
+SPREAD = 0.02  # the standard deviation of the first weights, as in BERT and GPT-2
 _INTO_THE_STREAM = ("attn.out_proj.weight", "mlp.down_proj.weight")
 
 
@@ -32,17 +32,18 @@ def fresh_model(
     name: str = "fresh",
     dtype: Any = np.float32,
 ) -> Model:
-    """Make a model with the sizes of a config and random weights, the same for the same seed.
+    """Make a model with the sizes in a config and with random weights, which depend on the seed.
 
-    Weights are normal with a standard deviation of 0.02, norms 1, biases and sinks 0. If the norms
-    of a block stand before its parts, the outputs of all parts are divided by the square root of
-    their number, so that their sum does not grow with the layers.
+    Weights are drawn from a normal distribution with standard deviation 0.02; norms are 1, biases
+    and sinks are 0. With pre-norms, the output of each attention and each MLP is divided by the
+    square root of the number of these parts, so that the sum does not grow with the number of
+    layers.
 
     Args:
         config: the contents of a config.json, with `model_type` and `architectures`.
-        tokenizer: of the model.
-        seed: of the weights.
-        name: of the model.
+        tokenizer: the model's tokenizer.
+        seed: the seed of the weights.
+        name: the name of the model.
         dtype: float32 or float64.
 
     Raises:
@@ -71,7 +72,7 @@ def fresh_model(
 
 
 def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, Array]:
-    """Draw the parameters that training begins with, by name."""
+    """Draw the first parameters for training, by name."""
     rng = np.random.default_rng(seed)
     quieter = 1 if design.norms == "after" else 1 / math.sqrt(2 * len(design.layers))
     parameters = {}
@@ -113,14 +114,14 @@ def random_model(
     seed: int = 0,
     dtype: Any = np.float32,
 ) -> Model:
-    """Make a model of one attention layer over random word vectors, the same for the same seed.
+    """Make a model with one attention layer and random weights, which depend on the seed.
 
     Words -> `WordTokenizer` -> `TokenEmbedding` -> + sinusoidal positions -> `SelfAttention`.
-    A word that is not in `texts` becomes `[UNK]`. Nothing is learned, so its results mean
-    nothing, but each step can be followed.
+    A word that is not in `texts` becomes `[UNK]`. The model has not learned anything, so its
+    results have no meaning, but each step can be followed.
 
     Args:
-        texts: the source of the vocabulary.
+        texts: the texts that give the vocabulary.
         dim: D, the size of the word vectors.
         heads: the number of heads.
         causal: whether a word sees only itself and the words before it.

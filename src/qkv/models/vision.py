@@ -1,4 +1,4 @@
-"""Models that read images: patches are their tokens."""
+"""Models that read images; their tokens are patches."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from qkv.models.tasks.call import ModelOutput, output_of
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
 
-FIRST = "[CLS]"  # the token before the patches
+FIRST = "[CLS]"  # the name of the token before the patches
 
 
 def patch_names(rows: int, columns: int) -> list[str]:
-    """Return the names of an image's tokens: the first one, then each patch by row and column.
+    """Return the names of an image's tokens: the first token, then each patch by row and column.
 
     >>> patch_names(1, 2)
     ['[CLS]', '0,0', '0,1']
@@ -39,7 +39,7 @@ def patch_names(rows: int, columns: int) -> list[str]:
 
 
 def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
-    """Return the rows and columns of patches that these tokens are; None for tokens of a text.
+    """Return the rows and columns of these patches; None if the tokens are not patches.
 
     >>> grid_of(patch_names(14, 16)), grid_of(["[CLS]", "1,5", "dogs"])
     ((14, 16), None)
@@ -53,7 +53,7 @@ def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class Picture(Tokenized):
-    """An image as tokens: `ids` number them.
+    """An image as tokens; `ids` are the numbers of the tokens.
 
     Attributes:
         pixels: (C, H, W)
@@ -63,7 +63,7 @@ class Picture(Tokenized):
 
 
 def are_several(images: Any) -> bool:
-    """Return whether these are several images, and not a single one."""
+    """Return whether the input is several images instead of a single image."""
     return isinstance(images, list | tuple) or getattr(images, "ndim", 0) == 4
 
 
@@ -72,7 +72,7 @@ class ImageReader(TextReader):
     """Turn images into batches of patches.
 
     Attributes:
-        pixels: brings an image to the model's size and scale; None without its file.
+        pixels: resizes and scales images for the model; None without preprocessor_config.json.
         design: the sizes of the model.
     """
 
@@ -81,7 +81,7 @@ class ImageReader(TextReader):
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]]:
-        """`subwords`: the name of a patch can be found among the tokens."""
+        """`subwords`, as the name of a patch can be found among the tokens."""
         return self.subwords
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -167,7 +167,7 @@ class ImageReader(TextReader):
         return batch
 
     def subwords(self, word: str) -> list[list[str]]:
-        """Return the name of a patch as its own only split; an empty list for another word."""
+        """Return a patch's name as its only split; an empty list for other words."""
         if self.design.any_size:
             row, _, column = word.partition(",")
             is_patch = row.isdecimal() and column.isdecimal()
@@ -202,26 +202,27 @@ def encode_images(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Array:
-    """Return a vector for each image, with a model whose head makes vectors, as CLIP's does.
+    """Return a vector for each image; the model's head must make vectors, as CLIP's does.
 
     Args:
-        images: as in `pixels`, or floats (B, C, H, W) as it returns them.
-        batch_size: the number of images that run at once.
-        show_progress_bar: None shows one on a terminal if the work takes long.
+        images: as for `pixels`, or the floats (B, C, H, W) that `pixels` returns.
+        batch_size: the number of images in a batch.
+        show_progress_bar: whether to show a progress bar; None shows it on a terminal if the work
+            takes long.
         normalize_embeddings: whether vectors are scaled to length 1.
         ablate: heads to ablate, as in `trace`.
         hide: patches by name, and positions, to mask, as in `trace`.
-        edit: activations to change, as in `trace`; a function gets the images that run together,
-            and `at.texts` has their numbers; arrays are indexed by image.
+        edit: activations to change, as in `trace`. A function gets a batch of images, and
+            `at.texts` has the index of each image. An array has a row for each image.
 
     Returns:
         (n, E) in the order of the images, (E,) for a single image; float32, or float64 for a model
         of that type.
 
     Raises:
-        TypeError: text, or the path of a file; as in `trace`.
+        TypeError: `images` is text, or the path of a file; also as in `trace`.
         ValueError: the model's head makes no vectors, an image has another type or shape, or there
-            is none; as in `trace`.
+            are no images; also as in `trace`.
     """
     head = model._embedder
     if head is None:
@@ -258,18 +259,18 @@ def call_images(
     """Run images.
 
     Args:
-        pixel_values: (B, C, H, W), floats, as `pixels` makes them.
+        pixel_values: floats (B, C, H, W), as `pixels` returns them.
         ablate: heads to ablate, as in `trace`.
         hide: patches by name, and positions, to mask, as in `trace`.
         edit: activations to change, as in `trace`.
 
     Returns:
-        `last_hidden_state` (B, N + 1, D), of the first token and of the patches row by row, and
-        `logits` (B, classes) for a classifier.
+        `last_hidden_state` (B, N + 1, D), for the first token and then the patches, row by row;
+        and, for a classifier, `logits` (B, classes).
 
     Raises:
-        TypeError: numbers that are not floats.
-        ValueError: another shape than the model takes.
+        TypeError: `pixel_values` are not floats.
+        ValueError: `pixel_values` have another shape than the model takes.
     """
     images, reader = as_array(pixel_values, call="model", name="pixel_values"), model.reader
     if not is_float(images.dtype):
@@ -291,11 +292,11 @@ def call_images(
 class VisionModel(Model):
     """A model that reads images.
 
-    `model(pixel_values)` takes what transformers takes; `model.trace(image)` takes an image
-    (H, W, C) of uint8 or one of Pillow's, or several, as `pixels` does, or floats (B, C, H, W). It
-    returns a `Trace` like that of a text, whose tokens are "[CLS]" and then the patches by row and
-    column, counted from 0: "0,0", "0,1", ...; `hide` takes these names. The model cannot read or
-    write text.
+    `model(pixel_values)` takes the same numbers as in transformers. `model.trace(image)` takes one
+    image or several: uint8 arrays (H, W, C), Pillow images, or floats (B, C, H, W). It returns a
+    `Trace` like the trace of a text. The tokens are "[CLS]" and then the patches by row and column,
+    counted from 0: "0,0", "0,1", ... Use these names in `hide`. The model cannot read or write
+    text.
     """
 
     design: VisionDesign
@@ -319,19 +320,18 @@ class VisionModel(Model):
     def grid(self) -> tuple[int, int]:
         """The rows and columns of patches of an image.
 
-        If the model takes images of any size, it is the grid of the size in its config.
+        If the model takes images of any size, this is the grid for the size in its config.
         """
         return self.design.grid
 
     def pixels(self, images: Any) -> Array:
-        """Return images as the numbers that the model takes, by its preprocessor_config.json.
+        """Convert images to the numbers that the model takes, following preprocessor_config.json.
 
-        They are brought to the model's size (which needs Pillow, unless they have it), scaled and
-        shifted.
+        Images are resized to the model's size, scaled and shifted. Resizing needs Pillow.
 
         Args:
-            images: (H, W, C) of uint8, or one of Pillow's images; or several, as a list or
-                (B, H, W, C).
+            images: a uint8 array (H, W, C) or a Pillow image; or several images, as a list or as an
+                array (B, H, W, C).
 
         Returns:
             (B, C, H, W), float32; B is 1 for one image.

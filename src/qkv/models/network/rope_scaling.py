@@ -1,4 +1,4 @@
-"""Rotary positions for longer texts than in training: how fast each pair is rotated."""
+"""Rotary positions for texts longer than in training: the rotation speed of each pair."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.embed.rotary import rotary_speeds
 
-# All speeds are computed in float64. Most libraries round the speeds, the angles and their cosines
-# to float32, and float64 differs from their results by this rounding alone.
+# All speeds are computed in float64. Most libraries round speeds, angles and cosines to float32;
+# the results differ only by this rounding.
 
 
 @dataclass(frozen=True)
 class Linear:
-    """All speeds divided by one factor, as if positions lay closer together.
+    """All speeds are divided by one factor, which has the effect of smaller distances.
 
     Source:
         Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
@@ -32,17 +32,17 @@ class Linear:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A base that grows with texts that are longer than in training.
+    """A base that grows with the length of texts that are longer than in training.
 
     With s = factor * length / limit - (factor - 1), where a shorter length counts as the limit,
     the base is multiplied by `s**(dims / (dims - 2))`: the first pair keeps its speed, the speed of
     the last pair is divided by s.
 
-    The length is the length of the text, so that its result does not depend on the other texts of
-    a batch. In `model(ids)` and `generate` it is the length of the longest text of the batch, and
-    keys in a cache keep their rotation, so that a text beyond the limit gives other results word by
-    word than at once; transformers does the same. transformers also keeps the base of the longest
-    text until it reads a short one; here each call counts only its own texts.
+    The length is the length of the text, so that the result does not depend on other texts in a
+    batch. In `model(ids)` and `generate`, as in transformers, it is the length of the longest text
+    in the batch. Keys in a cache keep their rotation, so a text beyond the limit gives other
+    results word by word than in one run. transformers also keeps the base of the longest text until
+    it reads a short text; in qkv, each call counts only its own texts.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -60,7 +60,7 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class Yarn:
-    """The speeds of fast pairs unchanged, those of slow pairs divided by a factor, with a ramp.
+    """The speeds of slow pairs are divided by a factor; a ramp leads to unchanged fast pairs.
 
     Pair i makes `n = limit * base**(-2i / dims) / (2 pi)` whole turns in the longest text of the
     first training. The ramp goes from the pair that makes `fast` turns to the pair that makes
@@ -96,7 +96,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class LongRope:
-    """The speed of each pair divided by a number: one list for short texts, one for long texts.
+    """The speed of each pair is divided by a number, which differs for short and long texts.
 
     Long texts have more tokens than in the first training, counted as for `Dynamic`. Keys in a
     cache keep their rotation.
@@ -119,7 +119,7 @@ class LongRope:
 
 @dataclass(frozen=True)
 class Llama3:
-    """The speeds of fast pairs unchanged, those of slow pairs divided by a factor.
+    """The speeds of slow pairs are divided by a factor; fast pairs do not change.
 
     A pair makes n whole turns in the longest text of the first training. Its speed is unchanged
     from n = high on, divided by the factor below n = low, and between the two in proportion to n.

@@ -37,33 +37,34 @@ def gradient(
     hide: Hide = (),
     edit: Edit = None,
 ) -> dict[Any, Array]:
-    """Return the gradient of a logit or an activation for activations, in an edited run or not.
+    """Return the gradient of a logit or an activation with respect to activations.
 
-    No gradient of a parameter is computed, and no layer above the last one that matters.
+    Gradients of parameters are not computed, and layers that do not matter are not run.
 
     Args:
         text: one text or several, or token ids, as in `trace`.
-        of: what is differentiated. `(position, token)` is the logit of a token at a position of
-            each text, `(position, token, other)` its difference to the logit of another token; a
-            position counts from the end with -1; a token is an id, or a string that is one token of
-            the vocabulary (as it is split after nothing: GPT-2 knows "the" and " the"). An array of
-            floats (B, T, V) weighs the logits of `trace(..., logits=True)`, which are summed. A
-            mapping `{activation: array}` weighs activations by arrays of their shapes: 1 at one
-            neuron, 0 elsewhere.
+        of: the number to differentiate. `(position, token)` is the logit of a token at a position
+            of each text; `(position, token, other)` is the difference between the logits of two
+            tokens. -1 is the last position. A token is an id, or a string that is one token of the
+            vocabulary (GPT-2 knows "the" and " the"). An array of floats (B, T, V) is the weights
+            of a sum of the logits in `trace(..., logits=True)`. A mapping `{activation: array}` is
+            the weights of a sum of activations; for a single neuron, the array is 1 at the neuron
+            and 0 elsewhere.
         at: the activations, by their names in a trace: "embed", ("resid_post", 3), ("pattern", 0),
             "blocks.3.attn.hook_result"; "z" means that of all layers.
         ablate: heads to ablate, as in `trace`.
         hide: words, positions and edges to mask, as in `trace`.
         edit: activations to change, as in `trace`. The gradient of an edited activation is the
-            gradient of its replacement. It goes on through records as their arithmetic says: "add"
-            passes it, "ablate", "set", "patch" and "row" stop it. An array stops it. It goes
-            through an `SAE`, whose features `at` may name. The derivative of a function is
-            unknown, so `at` may name its activation and later ones.
+            gradient of its replacement. Records pass the gradient on if they depend on the old
+            value: "add" does; "ablate", "set", "patch" and "row" do not, nor does an array. An
+            `SAE` passes the gradient on, and `at` may name its features. The derivative of a
+            function is unknown, so `at` may name only the function's activation and later
+            activations.
 
     Returns:
-        For each activation, by its name as given, an array of its shape in a trace, (B, T, ...), 0
-        in the padding; for all layers of an activation as `trace.stack` returns it, (layers, B, T,
-        ...). float32, or float64 for a model of that type.
+        For each activation, by its name in `at`, an array with the activation's shape in a trace,
+        (B, T, ...), 0 in the padding. For an activation in all layers, (layers, B, T, ...), as
+        `trace.stack` returns it. float32, or float64 for a model of that type.
 
     Raises:
         TypeError: an argument has a wrong type, or the model is in half precision.
@@ -111,12 +112,12 @@ def gradient(
 
 @dataclass(frozen=True)
 class Target:
-    """The number that is differentiated: a sum of logits and of activations, each weighed.
+    """The number that is differentiated: a weighted sum of logits and activations.
 
     Attributes:
-        rows: (n,), which of the packed rows have logits that count.
-        logits: (n, V), how much each of these counts.
-        activations: by their full names, how much each number counts, in their shapes.
+        rows: (n,), the packed rows with logits in the sum.
+        logits: (n, V), the weight of each of these logits.
+        activations: by full name, the weight of each number, in the shape of the activation.
     """
 
     rows: Array
@@ -167,14 +168,15 @@ def gradients(
 ) -> dict[Name, Array]:
     """Return the gradient of the target for each activation.
 
-    No layer runs above the last one that matters, and no gradient of a parameter is computed.
+    Layers that do not matter are not run, and gradients of parameters are not computed.
 
     Args:
         body: the network.
         batch: the texts.
-        target: what is differentiated.
-        names: the name of each activation in the result, and its full name, or those of all layers.
-        edited: what the run does differently.
+        target: the number to differentiate.
+        names: for each name in the result, the activation's full name, or the full names in all
+            layers.
+        edited: the edits of the run.
     """
     wanted = {
         name for full in names.values() for name in ([full] if isinstance(full, str) else full)
@@ -182,7 +184,7 @@ def gradients(
     stop = None
     if not len(target.rows):
         counts = {*wanted, *target.activations}
-        known = {*body.hook_names, *wanted}  # with those of spliced layers
+        known = {*body.hook_names, *wanted}  # including the activations of spliced layers
         stop = layers_to_run(list(known), counts.__contains__)
         edited = edited.below(stop)
     lengths = [len(text) for text in batch]
@@ -219,7 +221,7 @@ def gradients(
 def weighed(
     of: Any, lengths: Sequence[int], words: int, token_id: Callable[[Any], int]
 ) -> tuple[Array, Array]:
-    """Return the packed rows whose logits count (n,), and the weight of each logit, (n, V).
+    """Return `(rows, weights)`: packed rows (n,) with logits in the sum, and weights (n, V).
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],
@@ -256,9 +258,10 @@ def weighed(
 def checked_position(
     position: Any, length: int, *, which: str = "the text", call: str = _CALL, given: str = "of"
 ) -> int:
-    """Return a position of a text of `length` tokens, from its end if negative, counted from 0.
+    """Return a position in a text of `length` tokens, counted from 0.
 
-    Errors name the text (`which`), the `call`, and the argument (`given`).
+    Negative positions count from the end. Errors name the text (`which`), the `call`, and the
+    argument (`given`).
 
     Raises:
         ValueError: the position does not exist.
@@ -314,7 +317,7 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
 def names_of(
     at: Any, body: Transformer, given: str = "at", spliced: Sequence[str] = ()
 ) -> dict[Name, str | list[str]]:
-    """Return the full name of each activation, or a list for all layers, by the name in `at`.
+    """Return, for each name in `at`, the activation's full name, or a list for all layers.
 
     Errors name the argument (`given`). `spliced` has the names of layers that edits add.
 
@@ -342,7 +345,7 @@ def names_of(
 
 
 def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
-    """Return the full names of an activation in all layers; none if a layer lacks it."""
+    """Return the full names of an activation in all layers; empty if a layer lacks it."""
     count = len(body.layers)
     each = [
         [full for full in meant((name, layer), count) if full in known] for layer in range(count)
