@@ -221,7 +221,7 @@ def walk(
     keys: Sequence[str] | None = None,
     **options: Any,
 ) -> WalkView:
-    """Show each step of one head with its formula, its NumPy line and its real numbers.
+    """Show each step of one head with its formula, its line of NumPy and its real numbers.
 
     Plain NumPy recomputes the steps: from the words through the head, then through the rest of the
     layer, with residual connections, norms and MLP in their order. The later layers are one step,
