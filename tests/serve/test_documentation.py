@@ -175,7 +175,7 @@ def test_the_limits_are_those_of_the_server() -> None:
         *(limits.tokens, limits.edits, limits.sources, limits.answer // mib, limits.waiting),
         *(limits.connections, limits.half_sent, limits.unread),
     ]
-    assert f"one waits {limits.gather * 1000:g} ms for others at most" in PAGE
+    assert f"a request waits at most {limits.gather * 1000:g} ms for others" in PAGE
     assert f"client_max_body_size {limits.body // mib}m;" in PAGE
     assert f"caches of completions up to {limits.stream_tokens:,} tokens together" in PAGE
     assert f"or had {QUANTUM} turns" in PAGE

@@ -41,7 +41,7 @@ body { background: light-dark(#fff, #12161c); color: light-dark(#14181f, #eef1f5
 
 @router.get(
     "/",
-    summary="A page that edits the model, and a command for each route",
+    summary="The live page for this model, with a `curl` command for each route",
     response_class=HTMLResponse,
 )
 async def home(request: Request) -> HTMLResponse:
