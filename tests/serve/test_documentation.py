@@ -177,7 +177,7 @@ def test_the_limits_are_those_of_the_server() -> None:
     ]
     assert f"a request waits at most {limits.gather * 1000:g} ms for others" in PAGE
     assert f"client_max_body_size {limits.body // mib}m;" in PAGE
-    assert f"caches of completions up to {limits.stream_tokens:,} tokens together" in PAGE
+    assert f"caches of completions up to {limits.stream_tokens:,} tokens in total" in PAGE
     assert f"or had {QUANTUM} turns" in PAGE
     assert limits.streams == 4
     assert "the next token of four completions" in PAGE
