@@ -180,4 +180,4 @@ def test_the_limits_are_those_of_the_server() -> None:
     assert f"caches of completions up to {limits.stream_tokens:,} tokens in total" in PAGE
     assert f"or had {QUANTUM} turns" in PAGE
     assert limits.streams == 4
-    assert "the next token of four completions" in PAGE
+    assert "the next token of up to four\ncompletions" in PAGE
