@@ -227,9 +227,7 @@ def test_what_is_not_finite_is_shown_as_no_number(visit: Visit, view: str, tmp_p
     page = visit(saved(of_nothing_finite(view), tmp_path))
     if view == "walk":
         page.get_by_role("tab").last.click()
-        assert (
-            page.locator("p.lead").inner_text().endswith("the model's own is \N{EN DASH}.")
-        )
+        assert page.locator("p.lead").inner_text().endswith("the model's own is \N{EN DASH}.")
     shown = page.locator(".view").inner_text()
     assert "cat" in shown
     assert "NaN" not in shown

@@ -74,7 +74,10 @@ def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:
     [
         ({}, "only is missing: name some of sentence, changes, temperature"),
         ({"only": ""}, "no region is named: choose from sentence"),
-        ({"only": "sentence heads"}, "no region 'heads': choose from sentence, changes, temperature"),
+        (
+            {"only": "sentence heads"},
+            "no region 'heads': choose from sentence, changes, temperature",
+        ),
         ({"only": "head", "layer": "4"}, "layer: '4' is not one of 0 to 3"),
         ({"only": "head", "head": "-1"}, "head: '-1' is not one of 0 to 5"),
         (
@@ -133,7 +136,10 @@ WRONG = {
         ("sentence head", "sentence tail"),
         "live: only: the live page has no region 'tail'",
     ),
-    "empty": (("Click *river*.", ""), "live: the text is missing: say below the options what to try"),
+    "empty": (
+        ("Click *river*.", ""),
+        "live: the text is missing: say below the options what to try",
+    ),
     "option": ((":height: 333", ":high: 333"), "high"),
 }
 

@@ -29,7 +29,7 @@ from qkv.serve.completing import (
     Usage,
     joined,
 )
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 
 from .conftest import Served, serve, wait_until
 
@@ -64,8 +64,8 @@ def client(decoder: Served) -> Iterator[openai.OpenAI]:
 @pytest.fixture(scope="module")
 def here(model: qkv.Model) -> Iterator[TestClient]:
     """The same in this process, with small limits."""
-    settings = Settings(new_tokens=60, inputs=8, tokens=200, batch_tokens=64)
-    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as found:
+    limits = Limits(new_tokens=60, inputs=8, tokens=200, batch_tokens=64)
+    with TestClient(create_app(model, limits), base_url="http://127.0.0.1") as found:
         yield found
 
 
@@ -380,11 +380,11 @@ def test_a_completion_that_is_closed_on_the_way_continues_the_same(
         several += [{"echo": True, "logprobs": 1, "max_tokens": size} for size in (0, 7)]
     for more in several:
         body = CompletionsBody.read({**asked, **more})
-        settings = Settings(batch_tokens=50)  # two groups or more
-        expected = of_pieces(Completion(model, body, settings).pieces())
+        limits = Limits(batch_tokens=50)  # two groups or more
+        expected = of_pieces(Completion(model, body, limits).pieces())
         assert [choice.index for choice in expected] == [0, 1, 2, 3]
         for most in (1, 2, 3):
-            completion = Completion(model, body, settings)
+            completion = Completion(model, body, limits)
             found: list[list[Choice]] = []
             while some := list(islice(pieces := completion.pieces(), most)):
                 pieces.close()
@@ -392,7 +392,7 @@ def test_a_completion_that_is_closed_on_the_way_continues_the_same(
             again = of_pieces(found)
             assert [one.text for one in again] == [one.text for one in expected]
             assert [one.finish_reason for one in again] == [one.finish_reason for one in expected]
-            assert usage_of(completion) == usage_of(Completion(model, body, settings), whole=True)
+            assert usage_of(completion) == usage_of(Completion(model, body, limits), whole=True)
             for one, other in zip(again, expected, strict=True):
                 same_logprobs(one.logprobs, other.logprobs)
 
@@ -425,7 +425,7 @@ def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> Non
     """One of 90 tokens, of which 32 are measured at a time, closed after each part."""
     model = gpt2(tmp_path, seed=1)
     body = CompletionsBody.read({"prompt": [1] * 90, "max_tokens": 0, "echo": True, "logprobs": 0})
-    completion = Completion(model, body, Settings())
+    completion = Completion(model, body, Limits())
     measured = []
     while list(islice(pieces := completion.pieces(), 1)):
         pieces.close()
@@ -435,7 +435,7 @@ def test_long_prompts_are_measured_in_parts_that_are_kept(tmp_path: Path) -> Non
 
 def test_so_many_completions_are_computed_side_by_side(model: qkv.Model) -> None:
     body = CompletionsBody.read({"prompt": ["a"] * 300, "max_tokens": 1})
-    completion = Completion(model, body, Settings())
+    completion = Completion(model, body, Limits())
     sizes = [len(rows) for rows in completion._groups()]
     assert (sum(sizes), max(sizes)) == (300, TOGETHER)
     assert completion.size == TOGETHER * (len(ids_of("a")) + 1)
@@ -453,9 +453,9 @@ LARGE: list[tuple[dict[str, Any], int, str]] = [
 def test_a_large_answer_is_refused_before_it_is_computed(
     model: qkv.Model, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], status: int, said: str
 ) -> None:
-    settings = Settings(new_tokens=60, tokens=200, answer=5000)
+    limits = Limits(new_tokens=60, tokens=200, answer=5000)
     monkeypatch.setattr(model, "steps", None)
-    with TestClient(create_app(model, settings), base_url="http://127.0.0.1") as client:
+    with TestClient(create_app(model, limits), base_url="http://127.0.0.1") as client:
         response = post(client, **{"prompt": "the cat", **asked})
         assert response.status_code == status, response.text
         assert said in response.json()["error"]["message"]

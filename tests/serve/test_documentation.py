@@ -21,10 +21,10 @@ import qkv
 from qkv.cli import main
 from qkv.serve.app import create_app, routes
 from qkv.serve.completing import CompletionsBody
+from qkv.serve.limits import Limits
 from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
 from qkv.serve.routes.trace import TraceBody
-from qkv.serve.settings import Settings
 from qkv.serve.streams import QUANTUM
 
 from .conftest import Served, serve
@@ -166,7 +166,7 @@ def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) 
 
 
 def test_the_limits_are_those_of_the_server() -> None:
-    limits = Settings()
+    limits = Limits()
     rows = re.findall(r"^\| (`?[a-z][^|]*) \| ([\d,]+)(?: MiB)? \|", PAGE, re.M)
     said = [int(number.replace(",", "")) for _, number in rows]
     mib = 2**20

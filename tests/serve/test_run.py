@@ -19,7 +19,7 @@ SMALL = """
 import sys, time
 import qkv
 from qkv.serve import run as running
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 
 running.GRACE = 3
 model = qkv.load("random")
@@ -40,8 +40,8 @@ def create_app(*given):
 from fastapi import Request
 running.Request = Request
 made, running.create_app = running.create_app, create_app
-settings = Settings(port=0, half_sent=1.0, head=4096, body=100_000, connections=30)
-running.run(model, settings, lambda at: print(f"at {at} .", file=sys.stderr, flush=True))
+limits = Limits(port=0, half_sent=1.0, head=4096, body=100_000, connections=30)
+running.run(model, limits, lambda at: print(f"at {at} .", file=sys.stderr, flush=True))
 """
 GOOD = b'{"input": "cat"}'
 
@@ -278,7 +278,7 @@ def test_what_stands_behind_a_body_does_not_cost_the_answer(small: Served) -> No
 
 def test_a_client_may_offer_another_protocol(small: Served) -> None:
     """Java's does with each request, and sends the body behind it."""
-    offer = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n"
+    offer = "Connection: Upgrade, HTTP2-Limits\r\nUpgrade: h2c\r\nHTTP2-Limits: AAA\r\n"
     listed = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{offer}\r\n".encode()
     last = request(b"0", "/slow", "Connection: Upgrade, close\r\nUpgrade: h2c\r\n")
     with closing(connect(small)) as connection:

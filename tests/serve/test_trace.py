@@ -16,7 +16,7 @@ import qkv
 from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from qkv.serve.app import create_app
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 
 TEXT = "I sat on the bank of the river."
 MODEL = qkv.load("minilm")
@@ -32,8 +32,8 @@ def client() -> Iterator[TestClient]:
 @pytest.fixture(scope="module")
 def small() -> Iterator[TestClient]:
     """A server that sends little."""
-    settings = Settings(answer=100_000)
-    with TestClient(create_app(MODEL, settings), base_url="http://127.0.0.1") as found:
+    limits = Limits(answer=100_000)
+    with TestClient(create_app(MODEL, limits), base_url="http://127.0.0.1") as found:
         yield found
 
 
@@ -178,7 +178,7 @@ def test_what_is_too_large_is_refused_before_it_is_computed(
 
 
 def test_64_megabytes_are_sent_at_most(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Settings().answer == 64 * 2**20
+    assert Limits().answer == 64 * 2**20
     octets = "application/octet-stream"
     monkeypatch.setattr(MODEL, "max_seq_length", 512)
     for tokens, expected in ((256, 200), (512, 413)):  # 19 and 75 MB

@@ -13,7 +13,7 @@ from models.support import Folder
 from qkv.models import random_model
 from qkv.models.sentence.encoder import Encoder
 from qkv.serve.errors import Refused
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 from qkv.serve.streams import AHEAD, QUANTUM
 from qkv.serve.waiting import Texts, TextTurns
 from qkv.serve.work import Worker
@@ -33,8 +33,8 @@ def run(main):
 
 
 @asynccontextmanager
-async def working(model=MODEL, **settings):
-    worker = Worker(model, Settings(**settings))
+async def working(model=MODEL, **limits):
+    worker = Worker(model, Limits(**limits))
     try:
         yield worker
     finally:
@@ -436,7 +436,7 @@ def test_the_end_comes_when_all_is_answered():
 
 def test_it_is_ready_once_it_has_computed():
     async def main():
-        worker = Worker(MODEL, Settings())
+        worker = Worker(MODEL, Limits())
         assert not worker.ready
         worker.start()
         await worker.call(lambda: None, connection=0)

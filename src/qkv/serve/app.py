@@ -16,8 +16,8 @@ from starlette.responses import Response
 from qkv.models import Model
 from qkv.serve.errors import ERRORS, Refused, failed
 from qkv.serve.guard import Guard, Numbers
+from qkv.serve.limits import Limits
 from qkv.serve.routes import about, completions, embeddings, home, rerank, trace
-from qkv.serve.settings import Settings
 from qkv.serve.work import Worker
 
 _ROUTES = (
@@ -36,20 +36,20 @@ _WATCHED = {
 }
 
 
-def create_app(model: Model, settings: Settings | None = None) -> Guard:
+def create_app(model: Model, limits: Limits | None = None) -> Guard:
     """Return an ASGI application that serves a model, behind a guard.
 
-    Routes read `request.app.state`: `model`, `settings`, `worker`, `numbers`, `routes`, and `name`,
+    Routes read `request.app.state`: `model`, `limits`, `worker`, `numbers`, `routes`, and `name`,
     the name of the model in answers.
     """
-    settings = settings or Settings()
-    app = _with_routes(f"qkv serves {model.name}", needs_key=settings.key is not None)
+    limits = limits or Limits()
+    app = _with_routes(f"qkv serves {model.name}", needs_key=limits.key is not None)
     state = app.state
-    state.model, state.settings, state.name = model, settings, model.name
-    state.worker, state.numbers, state.routes = Worker(model, settings), Numbers(), routes()
+    state.model, state.limits, state.name = model, limits, model.name
+    state.worker, state.numbers, state.routes = Worker(model, limits), Numbers(), routes()
     for attribute, words in _WATCHED.items():
         state.numbers.watch(f"qkv_{attribute}", words, state.worker, attribute)
-    return Guard(app, settings, state.numbers)
+    return Guard(app, limits, state.numbers)
 
 
 def routes() -> list[APIRoute]:

@@ -9,7 +9,7 @@ from typing import Any
 from qkv.arrays import Array
 from qkv.models.sentence.encoder import EmptyText, Encoder
 from qkv.serve.errors import Refused
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 from qkv.serve.waiting import QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
@@ -23,7 +23,7 @@ class Batches:
 
     Args:
         limit: the most tokens of a text; None for no limit.
-        settings: how much is computed at once, and how much a request may have.
+        limits: how much is computed at once, and how much a request may have.
         tell: receives each finished request, and its error or None.
 
     Attributes:
@@ -31,9 +31,9 @@ class Batches:
         texts, tokens, failures: the numbers of computed texts and tokens, and of errors.
     """
 
-    def __init__(self, limit: int | None, settings: Settings, tell: Tell) -> None:
-        self._settings, self._tell = settings, tell
-        self.waiting = TextTurns(settings.batch_tokens, limit)
+    def __init__(self, limit: int | None, limits: Limits, tell: Tell) -> None:
+        self._limits, self._tell = limits, tell
+        self.waiting = TextTurns(limits.batch_tokens, limit)
         self.texts = self.tokens = self.failures = 0
 
     def checked(
@@ -45,7 +45,7 @@ class Batches:
             Refused: the request has too many texts, this model lacks an id, a prompt cannot go
                 before ids, or a text of ids is too long although `whole` is set.
         """
-        most, checked, tokens = self._settings.inputs, deque[tuple[int, str | Array]](), 0
+        most, checked, tokens = self._limits.inputs, deque[tuple[int, str | Array]](), 0
         if len(texts) > most:
             raise too_many(len(texts), most)
         for number, text in enumerate(texts):
@@ -67,7 +67,7 @@ class Batches:
         for alike in _alike(uncut, lambda piece: (id(piece.request.encoder), piece.request.whole)):
             self._cut(alike)
         pieces = [piece for piece in taken if not piece.request.dropped]
-        room, fits = self._settings.batch_tokens, 0
+        room, fits = self._limits.batch_tokens, 0
         while fits < len(pieces) and (not fits or len(pieces[fits].text) <= room):
             room -= len(pieces[fits].text)
             fits += 1
@@ -131,7 +131,7 @@ class Batches:
 
     def _check_tokens(self, tokens: int) -> None:
         """Refuse a request with too many tokens."""
-        most = self._settings.tokens
+        most = self._limits.tokens
         if tokens > most:
             raise _refused(f"input has more than {most:,} tokens: send it in several requests")
 

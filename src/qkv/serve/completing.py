@@ -15,7 +15,7 @@ from qkv.models.tasks.sampling import Measured, Sampling
 from qkv.models.tasks.spelling import Spelling, spelled
 from qkv.serve.bodies import Body, Ids, shown
 from qkv.serve.errors import Refused
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 
 TOGETHER = 64  # completions computed side by side; each needs the logits of the whole vocabulary
 STOP = 1000  # the most characters of a stop string
@@ -99,7 +99,7 @@ class CompletionsBody(Body):
         include: bool | None = self.stream_options.get("include_usage")
         return False if include is None else include
 
-    def check(self, model: Model, settings: Settings) -> None:
+    def check(self, model: Model, limits: Limits) -> None:
         """Refuse requests that this model or this server cannot answer, before reading texts.
 
         Raises:
@@ -124,12 +124,12 @@ class CompletionsBody(Body):
             raise self.refused("stream_options", problem)
         if self.stream_options and not self.stream:
             raise self.refused("stream_options", "is only for streams: also give stream true")
-        if self.max_tokens > settings.new_tokens and "max_tokens" in self.model_fields_set:
-            most = settings.new_tokens
+        if self.max_tokens > limits.new_tokens and "max_tokens" in self.model_fields_set:
+            most = limits.new_tokens
             raise self.refused("max_tokens", f"is {self.max_tokens}: give at most {most}")
-        if self.prompts * self.n > settings.inputs:
+        if self.prompts * self.n > limits.inputs:
             key, times = ("n", f" and n is {self.n}") if self.n > 1 else ("prompt", "")
-            way = f"ask for at most {settings.inputs} completions"
+            way = f"ask for at most {limits.inputs} completions"
             raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
         if self.echo and self.logprobs is not None and not model.continues:
             problem = f"cannot be given with logprobs: {model.name} does not predict its prompt"
@@ -173,9 +173,9 @@ class Completion:
         Refused: 400, if a prompt does not fit.
     """
 
-    def __init__(self, model: Model, body: CompletionsBody, settings: Settings) -> None:
-        self._model, self._body, self._settings = model, body, settings
-        new_tokens = min(body.max_tokens, settings.new_tokens)
+    def __init__(self, model: Model, body: CompletionsBody, limits: Limits) -> None:
+        self._model, self._body, self._limits = model, body, limits
+        new_tokens = min(body.max_tokens, limits.new_tokens)
         try:
             self.rows: list[Row] = model.rows(
                 body.prompt, usual=new_tokens, copies=body.n, stop=body.stops, seed=body.seed
@@ -193,9 +193,9 @@ class Completion:
                     f"{model.name} takes texts of at most {model.design.max_seq_length}: "
                     f"give at most {row.max_new_tokens}",
                 )
-        if total > settings.tokens:
+        if total > limits.tokens:
             problem = f"has {total} tokens, counting each text once per completion: "
-            raise body.refused("prompt", f"{problem}send at most {settings.tokens}")
+            raise body.refused("prompt", f"{problem}send at most {limits.tokens}")
         self._check_size(total)
         self._writers = [_Writer(model, row, body) for row in self.rows]
 
@@ -205,19 +205,19 @@ class Completion:
         Raises:
             Refused: 400 or 413.
         """
-        body, settings = self._body, self._settings
+        body, limits = self._body, self._limits
         new = sum(row.max_new_tokens for row in self.rows)
-        if new > settings.tokens:
+        if new > limits.tokens:
             each = f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions"
-            problem = f"{each}, {new:,} new tokens: ask for at most {settings.tokens:,}"
+            problem = f"{each}, {new:,} new tokens: ask for at most {limits.tokens:,}"
             raise body.refused("max_tokens", problem)
         size = sum(len(row.prompt) for row in self.rows) * body.echo
         if body.logprobs is not None:
             size += (new + prompts * body.echo) * (1 + body.logprobs) * MEASURED
-        if size > settings.answer:
+        if size > limits.answer:
             message = (
                 f"completions: the answer would have about {size:,} bytes, and this server allows "
-                f"{settings.answer:,}: leave out logprobs or echo, or ask for fewer completions"
+                f"{limits.answer:,}: leave out logprobs or echo, or ask for fewer completions"
             )
             raise Refused(413, message, code="answer_too_large")
 
@@ -279,7 +279,7 @@ class Completion:
         """Yield groups of rows to compute side by side."""
         group: list[Row] = []
         for row in self.rows:
-            full = len(group) == TOGETHER or _tokens([*group, row]) > self._settings.batch_tokens
+            full = len(group) == TOGETHER or _tokens([*group, row]) > self._limits.batch_tokens
             if group and full:
                 yield group
                 group = []

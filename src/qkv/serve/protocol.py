@@ -10,7 +10,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from qkv.serve.errors import Refused
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 
 LINGER = 0.2  # seconds that a connection without a request stays open when the server ends
 # Seconds between two checks whether a client that has finished sending still reads: the wait
@@ -26,10 +26,10 @@ class Connection:
     methods of `asyncio.Protocol` with its own types.
     """
 
-    settings: Settings  # the server's settings, set on a subclass for each server
+    limits: Limits  # the server's limits, set on a subclass for each server
 
     def __init__(self, **of_server: Any) -> None:
-        requests = _Requests(self.settings, **of_server)
+        requests = _Requests(self.limits, **of_server)
         self.connection_made, self.connection_lost = requests.begin, requests.connection_lost
         self.data_received, self.eof_received = requests.data_received, requests.half_close
         self.pause_writing, self.resume_writing = requests.pause_writing, requests.resume_writing
@@ -49,9 +49,9 @@ class _Requests(HttpToolsProtocol):
     ignores offers to switch to another protocol.
     """
 
-    def __init__(self, settings: Settings, **of_server: Any) -> None:
+    def __init__(self, limits: Limits, **of_server: Any) -> None:
         super().__init__(**of_server)
-        self.settings = settings
+        self.limits = limits
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +61,7 @@ class _Requests(HttpToolsProtocol):
     def begin(self, transport: asyncio.Transport) -> None:
         """Begin to read, or refuse the connection if too many are open."""
         super().connection_made(transport)
-        if len(self.connections) > self.settings.connections:
+        if len(self.connections) > self.limits.connections:
             self._refuse(Refused(503, "there are too many connections: try again later"))
         else:
             self._begin()
@@ -84,8 +84,8 @@ class _Requests(HttpToolsProtocol):
         while data and not self.transport.is_closing():
             data = self._parse(data)
         is_arriving = self._late is not None and not self.transport.is_closing()
-        if is_arriving and self._head > self.settings.head:
-            message = f"the head of the request has more than {self.settings.head} bytes: send less"
+        if is_arriving and self._head > self.limits.head:
+            message = f"the head of the request has more than {self.limits.head} bytes: send less"
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
@@ -182,7 +182,7 @@ class _Requests(HttpToolsProtocol):
             else:
                 self.transport.abort()
 
-        self._unread = self.loop.call_later(self.settings.unread, look)
+        self._unread = self.loop.call_later(self.limits.unread, look)
 
     def _stop_waiting(self) -> None:
         if self._unread is not None:
@@ -212,7 +212,7 @@ class _Requests(HttpToolsProtocol):
 
     def _begin(self) -> None:
         if self._late is None:
-            self._late = self.loop.call_later(self.settings.half_sent, self._too_late)
+            self._late = self.loop.call_later(self.limits.half_sent, self._too_late)
 
     def _stop(self) -> None:
         if self._late is not None:
@@ -224,7 +224,7 @@ class _Requests(HttpToolsProtocol):
         if self._answering:  # later requests wait too
             self._begin()
         elif self._begun:
-            message = f"the request had not arrived after {self.settings.half_sent:g} s"
+            message = f"the request had not arrived after {self.limits.half_sent:g} s"
             self._refuse(Refused(408, f"{message}: send it without pauses", code="request_timeout"))
         elif not self.transport.is_closing():
             self.transport.close()

@@ -16,8 +16,8 @@ import uvicorn
 from qkv.models import Model
 from qkv.serve.app import create_app
 from qkv.serve.guard import Guard
+from qkv.serve.limits import Limits
 from qkv.serve.protocol import Connection
-from qkv.serve.settings import Settings
 from qkv.signals import answering
 from qkv.visible import visible
 
@@ -25,24 +25,24 @@ KEEP_ALIVE = 60  # seconds that a connection may be idle between two requests
 GRACE = 60  # seconds that accepted requests may take after a signal
 
 
-def run(model: Model, settings: Settings, ready: Callable[[str], None]) -> None:
+def run(model: Model, limits: Limits, ready: Callable[[str], None]) -> None:
     """Serve a model until a signal arrives; a second signal stops the server immediately.
 
     Args:
         model: the model to serve.
-        settings: the address and the limits.
+        limits: the address and the limits.
         ready: receives the address when the server accepts requests.
 
     Raises:
         OSError: the server cannot listen at the address.
     """
-    with listening(settings.host, settings.port) as listener:
+    with listening(limits.host, limits.port) as listener:
         host, port = listener.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        app = create_app(model, settings)
+        app = create_app(model, limits)
         config = uvicorn.Config(
             app,
-            http=type("OfThisServer", (Connection,), {"settings": settings}),
+            http=type("OfThisServer", (Connection,), {"limits": limits}),
             ws="none",
             lifespan="on",
             log_config=None,

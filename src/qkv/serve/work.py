@@ -19,7 +19,7 @@ from qkv.models import Model
 from qkv.models.sentence.encoder import Encoder
 from qkv.serve.batches import Batches
 from qkv.serve.errors import Refused
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
@@ -45,20 +45,20 @@ class Worker:
     """Computes all requests on a separate thread.
 
     A batch packs the texts that arrived during the previous batch into rows: it takes one text from
-    each connection in turn, up to `settings.batch_tokens`. Between two batches, the thread calls
-    one function, and computes the next pieces of `settings.streams` streams.
+    each connection in turn, up to `limits.batch_tokens`. Between two batches, the thread calls
+    one function, and computes the next pieces of `limits.streams` streams.
 
     Args:
         model: the model that computes.
-        settings: the limits of the queue and of a batch.
+        limits: the limits of the queue and of a batch.
 
     Attributes:
         ready: whether the thread runs, has computed once and accepts requests.
         batches: the number of computed batches.
     """
 
-    def __init__(self, model: Model, settings: Settings) -> None:
-        self.model, self.settings = model, settings
+    def __init__(self, model: Model, limits: Limits) -> None:
+        self.model, self.limits = model, limits
         self.ready = False
         self.batches = 0
         self._encoder = None if model.tokenizer is None else model.text_encoder()
@@ -66,9 +66,9 @@ class Worker:
         if self._encoder is not None:
             self._encoders[None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
-        self._batches = Batches(limit, settings, self._embedded)
+        self._batches = Batches(limit, limits, self._embedded)
         self._texts, self._tasks = self._batches.waiting, Turns[Task]()
-        self._streams = Streams(settings.streams, settings.stream_tokens)
+        self._streams = Streams(limits.streams, limits.stream_tokens)
         self._lines: dict[type[Request], Any] = {Texts: self._texts, Task: self._tasks}
         self._lines[Stream] = self._streams
         self._usual = 1  # the number of requests in the last batch
@@ -228,7 +228,7 @@ class Worker:
         """
         if self._stopping:
             raise Refused(503, "the server is stopping: try again", headers={"Retry-After": "1"})
-        if self.waiting >= self.settings.waiting:
+        if self.waiting >= self.limits.waiting:
             message = f"{self.waiting} requests wait, which is the limit: try again in a second"
             raise Refused(429, message, headers={"Retry-After": "1"})
         self.start()
@@ -277,7 +277,7 @@ class Worker:
     def _gather(self) -> None:
         """Wait briefly for more texts if the last batch had many more requests than now wait."""
         while 1 < len(self._texts) < self._usual / 2:
-            left = self._texts.oldest + self.settings.gather - time.monotonic()
+            left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:
                 return
             try:

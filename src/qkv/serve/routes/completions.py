@@ -69,8 +69,8 @@ async def completions(request: Request) -> Response:
     """Continue prompts (texts or token ids); send one answer, or a stream of events."""
     state = request.app.state
     body = CompletionsBody.read(await read_json(request))
-    body.check(state.model, state.settings)
-    completion = await asyncio.to_thread(Completion, state.model, body, state.settings)
+    body.check(state.model, state.limits)
+    completion = await asyncio.to_thread(Completion, state.model, body, state.limits)
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",

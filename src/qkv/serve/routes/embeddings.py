@@ -133,7 +133,7 @@ async def embeddings(request: Request) -> Response:
     """Compute a vector for each text, or for ids of its tokens; cut long texts as `encode` does."""
     state = request.app.state
     json = await read_json(request)
-    texts, most = json.get("input"), state.settings.inputs
+    texts, most = json.get("input"), state.limits.inputs
     if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
         raise too_many(len(texts), most)  # refused before all texts are copied
     body = EmbeddingsBody.read(json)

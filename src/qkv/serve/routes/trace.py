@@ -23,7 +23,7 @@ from qkv.models.vision import VisionModel
 from qkv.serve.bodies import Body, described, read_json
 from qkv.serve.edits import Changes, changes_of
 from qkv.serve.errors import Refused, not_finite
-from qkv.serve.settings import Settings
+from qkv.serve.limits import Limits
 from qkv.text import Tokenized
 from qkv.trace.activations import activation
 
@@ -166,10 +166,10 @@ async def trace(request: Request) -> Response:
         problem = f"trace: {state.model.name} looks at images and knows no words"
         message = f"{problem}: call qkv.load(...).trace(image) in Python"
         raise Refused(400, message, param="model", code="model_reads_no_text")
-    changes = await asyncio.to_thread(changed, state.model, body, state.settings)
+    changes = await asyncio.to_thread(changed, state.model, body, state.limits)
     text = changes.text
     wanted = wanted_of(state.model, body, changes)
-    limit = state.settings.answer
+    limit = state.limits.answer
     check_size(state.model, wanted, changes, kind, limit)
     arrays = await state.worker.call(
         lambda: arrays_of(state.model, changes, wanted), connection=request.client
@@ -229,24 +229,24 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
         raise Refused(400, f"trace: {problem}", param="input") from error
 
 
-def changed(model: Model, body: TraceBody, settings: Settings) -> Changes:
+def changed(model: Model, body: TraceBody, limits: Limits) -> Changes:
     """Return the tokens of the input, and the edits of their run.
 
     Raises:
         Refused: 400, if this model cannot read the text, an edit does not fit it, or there are more
             tokens, edits or other texts than one request may have.
     """
-    if (count := len(body.edits)) > settings.edits:
-        problem = f"has {count:,} edits: send at most {settings.edits:,} in one request"
+    if (count := len(body.edits)) > limits.edits:
+        problem = f"has {count:,} edits: send at most {limits.edits:,} in one request"
         raise body.refused("edits", problem)
     records = [edit for edit in body.edits if isinstance(edit, dict)]
     sources = {str(edit["from"]) for edit in records if "from" in edit}
-    if (count := len(sources)) > settings.sources:
-        problem = f"name {count} other texts, and each is run: name at most {settings.sources}"
+    if (count := len(sources)) > limits.sources:
+        problem = f"name {count} other texts, and each is run: name at most {limits.sources}"
         raise body.refused("edits", problem)
     text = tokens_of(model, body)
-    if len(text) > settings.tokens:
-        problem = f"has {len(text):,} tokens: send at most {settings.tokens:,}"
+    if len(text) > limits.tokens:
+        problem = f"has {len(text):,} tokens: send at most {limits.tokens:,}"
         raise body.refused("input", problem)
     try:
         return changes_of(model, text, body.edits)

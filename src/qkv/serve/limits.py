@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Settings:
+class Limits:
     """The limits of one server.
 
     Attributes:
