@@ -119,7 +119,7 @@ STEPS = {
         {""},
     ],
     "serve": [
-        {"settings", "errors"},
+        {"limits", "errors"},
         {"waiting", "guard", "bodies", "protocol"},
         {"streams", "batches", "completing", "edits"},
         {"work"},

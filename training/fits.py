@@ -124,8 +124,8 @@ def shown(name: str, said: Sequence[Said]) -> str:
 
     >>> one = Asked("the cat _ a mouse", frozenset(["ate"]))
     >>> print(shown("two guesses", [Said(one, ("ate", "saw")), Said(one, ("mouse", "ate"))]))
-    two guesses: the first fits in 1 of 2, 50.0% (9.5 to 90.5), one of five in 2, 100.0% (34.2 to
-    100.0), it repeats a content word in 1
+    two guesses: the first guess fits in 1 of 2, 50.0% (9.5 to 90.5), one of five in 2, 100.0%
+    (34.2 to 100.0), it repeats a content word in 1
     """
     tries = len(said)
     first, five = (sum(one.among(count) for one in said) for count in (1, FIVE))
