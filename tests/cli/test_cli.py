@@ -379,7 +379,11 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
         (("walk", CAT, "--causal"), "walk", "--causal shapes the random model"),
         (("walk", "", *RANDOM, "--causal"), "walk", "the text is empty"),
         (("show", CAT, "--model", "minlm"), "show", "the nearest names are minilm"),
-        (("show", CAT, "--model", "/no/such/folder"), "show", "no folder /no/such/folder"),
+        (
+            ("show", CAT, "--model", "/no/such/folder"),
+            "show",
+            "the folder /no/such/folder does not",
+        ),
         (("show", CAT, "--model", __file__), "show", "is a file"),
         (("show", CAT, "--png", "/no/such/a.png"), "show", "the folder /no/such does not"),
         (("show", CAT, "--png", "a.jpg"), "show", "must end in .png"),

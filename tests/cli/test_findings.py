@@ -87,7 +87,9 @@ def test_bad_requests_exit_with_2(files: Path, tmp_path: Path) -> None:
     assert "No such file" in refused(run("verify", good, "none.json"), "verify")
     line = refused(run("verify", good, "--model", "someone/unknown"), "verify")
     assert "is not on this machine, and nothing is downloaded" in line
-    assert "no folder" in refused(run("verify", good, "--model", str(tmp_path / "none")), "verify")
+    assert "does not exist" in refused(
+        run("verify", good, "--model", str(tmp_path / "none")), "verify"
+    )
     bad = tmp_path / "bad\x1b[31m.json"
     bad.write_text('{"qkv_finding": 2}')
     line = refused(run("verify", str(bad)), "verify")

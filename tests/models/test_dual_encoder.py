@@ -298,5 +298,5 @@ def test_a_tower_without_its_projection_is_refused(tmp_path):
     arrays = arrays_of(CONFIG)
     kept = {name: one for name, one in arrays.items() if name.startswith("text_model.")}
     save_file(kept, tmp_path / "text" / "model.safetensors")
-    with pytest.raises(ModelError, match=r"there is no tensor text_projection\.weight"):
+    with pytest.raises(ModelError, match=r"the tensor text_projection\.weight is missing"):
         load(tmp_path / "text")

@@ -714,7 +714,7 @@ def test_the_files_of_a_sentence_model_stay_where_it_is_saved_again(folder):
 
 def test_where_nothing_can_be_saved(model, tmp_path):
     (tmp_path / "file").write_text("here")
-    with pytest.raises(NotADirectoryError, match="is a file: name a folder"):
+    with pytest.raises(NotADirectoryError, match="is a file: give a folder"):
         model.save(tmp_path / "file")
     with pytest.raises(OSError, match="file"):
         model.save(tmp_path / "file" / "below")

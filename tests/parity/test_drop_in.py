@@ -282,5 +282,5 @@ def test_a_decoder_that_ranks(tmp_path: Path) -> None:
     listed = path.read_text().rstrip().removesuffix("]")
     kind = "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"
     path.write_text(f'{listed}, {{"idx": 1, "name": "1", "path": "1", "type": "{kind}"}}]')
-    with pytest.raises(qkv.models.ModelError, match=r"does not read the module .*LogitScore"):
+    with pytest.raises(qkv.models.ModelError, match=r"does not support the module .*LogitScore"):
         qkv.load(tmp_path / "two")

@@ -184,7 +184,7 @@ def test_every_module_is_read_or_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "modules.json"
     about = {"idx": 1, "name": "1", "path": "1", "type": f"sentence_transformers.models.{name}"}
     path.write_text(json.dumps([*json.loads(path.read_text()), about]))
-    with pytest.raises(qkv.models.ModelError, match=f"not read the module .*{name}: ") as said:
+    with pytest.raises(qkv.models.ModelError, match=f"not support the module .*{name}: ") as said:
         qkv.load(tmp_path)
     assert len(str(said.value).splitlines()) == 1
 
@@ -194,7 +194,7 @@ def test_every_module_is_read_or_refused(tmp_path: Path, name: str) -> None:
     [
         ({"module_input_name": "token_embeddings"}, 2, "token_embeddings"),
         ({"dimension": 15}, 1, r"norm.weight is F32 \(16,\) and must be floats \(15,\)"),
-        ({"type": "my.models.Dense"}, 0, "does not read the module my.models.Dense"),
+        ({"type": "my.models.Dense"}, 0, "does not support the module my.models.Dense"),
     ],
 )
 def test_what_does_not_fit(tmp_path: Path, config: Any, number: int, words: str) -> None:
@@ -215,11 +215,11 @@ def test_what_does_not_fit(tmp_path: Path, config: Any, number: int, words: str)
         ({"embedding.weight": torch.zeros(3)}, r"embedding.weight is F32 \(3,\): it must have 2"),
         (
             {"embeddings": torch.zeros(3, 2), "mapping": torch.tensor([0, 3])},
-            "mapping names rows 0 to 3 and embeddings has 3 rows",
+            "mapping has row numbers from 0 to 3 and embeddings has 3 rows: give 0 to 2",
         ),
         (
             {"embeddings": torch.zeros(3, 2), "weights": torch.zeros(2)},
-            "weights has 2 numbers and there are 3 tokens",
+            "weights has 2 numbers and the table has 3 tokens",
         ),
     ],
 )

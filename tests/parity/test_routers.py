@@ -228,9 +228,15 @@ def test_a_task_without_a_router(tmp_path: Path) -> None:
     [
         ({"structure": {}}, "structure"),
         ({"structure": {"query": ["none"]}}, "structure"),
-        ({"parameters": {"default_route": "x"}}, "no route 'x': it has query, document"),
-        ({"parameters": {"route_mappings": {"(None, 'text')": "x"}}}, "no route 'x'"),
-        ({"parameters": {"route_mappings": {"query": "query"}}}, "route_mappings has 'query'"),
+        (
+            {"parameters": {"default_route": "x"}},
+            "'x' is not a route: the routes are query, document",
+        ),
+        ({"parameters": {"route_mappings": {"(None, 'text')": "x"}}}, "'x' is not a route"),
+        (
+            {"parameters": {"route_mappings": {"query": "query"}}},
+            "route_mappings has the key 'query'",
+        ),
     ],
 )
 def test_files_that_are_broken(

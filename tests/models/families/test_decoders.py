@@ -146,7 +146,7 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
 @pytest.mark.parametrize(
     ("family", "values", "words"),
     [
-        ("bloom", {"n_embed": 24}, ["n_embed is 24", "hidden_size is 12", "one thing"]),
+        ("bloom", {"n_embed": 24}, ["n_embed is 24", "hidden_size is 12", "name one setting"]),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, ["post_layernorm is True"]),
         ("bloom", {"pretraining_tp": 2, "slow_but_exact": True}, ["slow_but_exact is True"]),
         ("bloom", {"n_inner": 50}, ["n_inner is 50", "48"]),
@@ -160,11 +160,15 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ("gemma2", {"layer_types": [FULL, "chunked_attention"] * 2}, ["chunked_attention"]),
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, ["attn_logit_softcapping is 50.0"]),
         ("gemma3_text", {"rope_parameters": {"rope_type": "default"}}, ["'rope_type'", FULL]),
-        ("gpt_neo", {"num_layers": 2}, ["attention_types is", "each of the 2 (num_layers)"]),
+        ("gpt_neo", {"num_layers": 2}, ["attention_types is", "2 kinds in total (num_layers)"]),
         ("gpt_neo", {"attention_types": [[["far"], 24]]}, ["attention_types is [[['far'], 24]]"]),
         ("gpt_neo", {"attention_types": [[["global"], 1e9]]}, ["attention_types is"]),
         ("gpt_neo", {"attention_types": [["global", 10**9]]}, ["attention_types is"]),
-        ("gpt_neo", {"attention_layers": ["global"] * 24}, ["attention_layers is", "one thing"]),
+        (
+            "gpt_neo",
+            {"attention_layers": ["global"] * 24},
+            ["attention_layers is", "name one setting"],
+        ),
         ("gpt_neo", {"window_size": 0}, ["window_size is 0"]),
         ("mixtral", {"num_experts": 1}, ["num_experts_per_tok is 2", "num_experts is 1"]),
         ("qwen3_moe", {"num_experts": 7}, ["num_experts_per_tok is 8", "num_experts is 7"]),

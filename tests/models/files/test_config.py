@@ -66,9 +66,9 @@ def test_sizes_that_make_no_sense(folder, key, value):
 
 def test_a_size_that_the_file_does_not_have(folder):
     folder.config["num_hidden_layers"] = 3
-    refused(folder, "no tensor encoder.layer.2.attention.self.query.weight")
+    refused(folder, "the tensor encoder.layer.2.attention.self.query.weight is missing")
     folder.config["num_hidden_layers"] = 1
-    refused(folder, "encoder.layer.1.", "not a part")
+    refused(folder, "encoder.layer.1.", "does not belong")
 
 
 def test_heads_that_do_not_divide(folder):
@@ -222,7 +222,9 @@ def test_a_module_that_is_not_known(folder):
     modules = json.loads((folder.path / "modules.json").read_text())
     modules.append({"path": "2_LSTM", "type": "sentence_transformers.models.LSTM"})
     folder.json("modules.json", modules)
-    with pytest.raises(ModelError, match=r"does not read the module .*\.LSTM: of .* it knows"):
+    with pytest.raises(
+        ModelError, match=r"does not support the module .*\.LSTM: the supported modules of .* are"
+    ):
         load(folder.path)
 
 
@@ -324,11 +326,11 @@ def test_lower_case_where_the_files_ask_for_it(folder):
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        ({"default_prompt_name": "q"}, "default_prompt_name is 'q': there is query, document"),
-        ({"default_prompt_name": "q", "prompts": {"query": "q: "}}, "is 'q': there is query"),
+        ({"default_prompt_name": "q"}, "default_prompt_name is 'q': give one of query, document"),
+        ({"default_prompt_name": "q", "prompts": {"query": "q: "}}, "is 'q': give one of query"),
         ({"default_prompt_name": 3, "prompts": {"query": "q: "}}, "is 3"),
-        ({"prompts": {"query": 3}}, "prompts are"),
-        ({"prompts": ["query"]}, "prompts are"),
+        ({"prompts": {"query": 3}}, "prompts is"),
+        ({"prompts": ["query"]}, "prompts is"),
     ],
 )
 def test_prompts_that_are_none(folder, prompts, words):

@@ -56,12 +56,12 @@ def test_a_folder_from_home(small, monkeypatch):
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./nothing", "no/such/folder", "~/nothing"])
 def test_no_such_folder(name):
-    with pytest.raises(FileNotFoundError, match="load: there is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"load: the folder .* does not exist"):
         load(name)
 
 
 def test_a_file_is_not_a_folder(small):
-    with pytest.raises(NotADirectoryError, match="name the folder that it is in"):
+    with pytest.raises(NotADirectoryError, match="give the folder of this file"):
         load(small / "model.safetensors")
 
 
@@ -74,7 +74,7 @@ def test_an_empty_name(folder, monkeypatch):
 
 @pytest.mark.parametrize(("name", "near"), [("minilmm", "minilm"), ("randm", "random")])
 def test_an_unknown_name_has_its_nearest(name, near, cache):
-    with pytest.raises(ValueError, match=rf"there is no model '{name}'.* {near}[,;]"):
+    with pytest.raises(ValueError, match=rf"'{name}' is not a known model: .* {near}[,;]"):
         load(name)
 
 
@@ -189,9 +189,11 @@ def test_without_a_name_the_environment_says_which(small, monkeypatch):
     monkeypatch.setenv("QKV_MODEL", "random")
     assert load().name == "random"
     monkeypatch.setenv("QKV_MODEL", "/nowhere")
-    with pytest.raises(FileNotFoundError, match=r"no folder /nowhere \(QKV_MODEL names it\)$"):
+    with pytest.raises(
+        FileNotFoundError, match=r"the folder /nowhere does not exist \(QKV_MODEL names it\)$"
+    ):
         load()
-    with pytest.raises(FileNotFoundError, match=r"no folder /somewhere$"):
+    with pytest.raises(FileNotFoundError, match=r"the folder /somewhere does not exist$"):
         load("/somewhere")
 
 
@@ -201,7 +203,7 @@ def test_without_a_name_the_one_that_comes_with_qkv_is_meant(cache, no_package, 
     assert load_for(["a text"]).name == "books"
     with pytest.raises(ValueError, match="the name of the model is empty"):
         load_for(["a text"], "")
-    with pytest.raises(ValueError, match="books comes with qkv and has one revision"):
+    with pytest.raises(ValueError, match="books comes with qkv and has only one revision"):
         load("books", revision="main")
 
 
@@ -211,15 +213,33 @@ FORM = r"a model is a folder with config\.json, \*\.safetensors and tokenizer\.j
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("model.Q4_K_M.gguf", rf"which is GGUF and is not read: {FORM}: take the same model in"),
-        ("model.ONNX", rf"which is ONNX and is not read: {FORM}: take the same model in"),
-        ("tf_model.h5", rf"which is HDF5 and is not read: {FORM}: take the same model in"),
-        ("flax_model.msgpack", rf"which is Flax and is not read: {FORM}: take the same model in"),
-        ("pytorch_model.bin", r"a pickle, .* BertModel\.from_pretrained|a pickle and is not read"),
-        ("model.pt", r"a pickle, .* BertModel\.from_pretrained|a pickle and is not read"),
+        (
+            "model.Q4_K_M.gguf",
+            rf"which is GGUF: qkv does not read this format: {FORM}: download the model as",
+        ),
+        (
+            "model.ONNX",
+            rf"which is ONNX: qkv does not read this format: {FORM}: download the model as",
+        ),
+        (
+            "tf_model.h5",
+            rf"which is HDF5: qkv does not read this format: {FORM}: download the model as",
+        ),
+        (
+            "flax_model.msgpack",
+            rf"which is Flax: qkv does not read this format: {FORM}: download the model as",
+        ),
+        (
+            "pytorch_model.bin",
+            r"a pickle\. .* BertModel\.from_pretrained|a pickle: qkv does not read",
+        ),
+        ("model.pt", r"a pickle\. .* BertModel\.from_pretrained|a pickle: qkv does not read"),
         ("tokenizer.json", rf"holds no (config\.json|\*\.safetensors file with weights): {FORM}"),
         ("notes.txt", rf"holds no (config\.json|\*\.safetensors file with weights): {FORM}"),
-        ("model.safetensors", rf"holds no config\.json: {FORM}: put it beside the weights"),
+        (
+            "model.safetensors",
+            rf"holds no config\.json: {FORM}: put config.json into the folder of the",
+        ),
     ],
 )
 @pytest.mark.parametrize("config", [False, True])
@@ -232,7 +252,7 @@ def test_a_file_and_its_folder_give_one_way_out(file, said, config, tmp_path):
             json.dumps({"model_type": "bert", "architectures": ["BertModel"]})
         )
         if file.endswith(".safetensors"):
-            said = f"file: name the folder that it is in, {re.escape(str(folder))}$"
+            said = f"file: give the folder of this file, {re.escape(str(folder))}$"
     with pytest.raises(NotADirectoryError, match=f"^load: .*{file} is a.* ({said})"):
         load(folder / file)
     if not (config and file.endswith(".safetensors")):
@@ -243,7 +263,7 @@ def test_a_file_and_its_folder_give_one_way_out(file, said, config, tmp_path):
 def test_a_file_of_a_whole_model_names_its_folder(small):
     for file in ("config.json", "model.safetensors"):
         with pytest.raises(
-            NotADirectoryError, match=rf"name the folder that it is in, {re.escape(str(small))}$"
+            NotADirectoryError, match=rf"give the folder of this file, {re.escape(str(small))}$"
         ):
             load(small / file)
 
@@ -253,14 +273,14 @@ def test_a_shard_of_a_model_that_lacks_others_names_its_folder(small, tmp_path):
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(NotADirectoryError, match="is a file: name the folder that it is in"):
+    with pytest.raises(NotADirectoryError, match="is a file: give the folder of this file"):
         load(folder / "model-1.safetensors")
     with pytest.raises(ModelError, match=r"the shard model-2\.safetensors is not in the folder"):
         load(folder)
 
 
 def test_a_revision_without_effect_is_refused(small):
-    with pytest.raises(ValueError, match="is a folder and has no revisions: leave out 'main'"):
+    with pytest.raises(ValueError, match="is a folder and has no revisions: omit 'main'"):
         load(small, revision="main")
     with pytest.raises(ValueError, match="random is made here and has no revisions: leave out 'x'"):
         load("random", revision="x")
@@ -286,7 +306,9 @@ def test_where_the_cache_is(variables, expected, monkeypatch):
 
 def test_what_comes_with_qkv_is_what_is_there(small, cache, no_package, monkeypatch, tmp_path):
     monkeypatch.setattr("qkv.models.files.find.DATA", tmp_path / "data")
-    with pytest.raises(ValueError, match="no model 'books-decoder': the nearest names are minilm"):
+    with pytest.raises(
+        ValueError, match="'books-decoder' is not a known model: the nearest names are minilm"
+    ):
         load("books-decoder")
     (tmp_path / "data").mkdir()
     for name in ("books-decoder", "books"):
@@ -295,10 +317,10 @@ def test_what_comes_with_qkv_is_what_is_there(small, cache, no_package, monkeypa
     assert find_model("books-decoder") == tmp_path / "data" / "books-decoder"
     assert load("books-decoder").name == "books-decoder"
     assert [row[:2] for row in places()[:2]] == [(name, "comes with qkv") for name in shipped()]
-    with pytest.raises(ValueError, match="books-decoder comes with qkv and has one revision"):
+    with pytest.raises(ValueError, match="books-decoder comes with qkv and has only one revision"):
         load("books-decoder", revision="main")
     (tmp_path / "data" / "books-decoder").unlink()
-    with pytest.raises(ValueError, match=r"there is no model 'books-decoder'.* are books"):
+    with pytest.raises(ValueError, match=r"'books-decoder' is not a known model: .* are books"):
         load("books-decoder")
 
 

@@ -205,7 +205,10 @@ def test_numbers_that_the_type_does_not_hold(folder, tmp_path, part, number, dty
     with pytest.raises(ValueError, match=r"^save: ") as caught:
         model.save(tmp_path / "copy", dtype=dtype)
     place = f"encoder.layer.0.intermediate.dense.{part}"
-    assert str(caught.value) == f"save: {place} has numbers {said}: leave out dtype to keep them"
+    assert (
+        str(caught.value)
+        == f"save: {place} has numbers {said}: omit dtype to keep the type of each array"
+    )
     assert not (tmp_path / "copy").exists()
     model.save(tmp_path / "copy")
 
@@ -213,8 +216,6 @@ def test_numbers_that_the_type_does_not_hold(folder, tmp_path, part, number, dty
 @pytest.mark.parametrize("dtype", ["nonsense", "int16", np.uint8, 3])
 def test_a_type_that_nothing_is_saved_in(folder, tmp_path, dtype):
     model = load(folder.write())
-    with pytest.raises(
-        ValueError, match=r"^save: dtype is .*: give int8, float16, .* leave it out"
-    ):
+    with pytest.raises(ValueError, match=r"^save: dtype is .*: give int8, float16, .* omit dtype"):
         model.save(tmp_path / "copy", dtype=dtype)
     assert not (tmp_path / "copy").exists()

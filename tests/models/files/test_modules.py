@@ -134,14 +134,17 @@ def test_a_way_that_is_called_text():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"types": 3}, "it needs structure"),
-        ({"structure": {"": ["a"]}}, "it needs structure"),
-        ({"structure": {"query": []}}, "it needs structure"),
-        ({"types": {"a": f"{ANY}LSTM", "b": f"{ANY}Pooling"}}, "does not read the module .*LSTM"),
+        ({"types": 3}, "it must have `structure`"),
+        ({"structure": {"": ["a"]}}, "it must have `structure`"),
+        ({"structure": {"query": []}}, "it must have `structure`"),
+        (
+            {"types": {"a": f"{ANY}LSTM", "b": f"{ANY}Pooling"}},
+            "does not support the module .*LSTM",
+        ),
         ({"types": {"a": f"{ANY}Router", "b": f"{ANY}Pooling"}}, "a router in a router"),
         ({"types": {"a": f"{ANY}Pooling", "b": f"{ANY}Pooling"}}, "its modules are Pooling"),
         ({"types": {"../a": f"{ANY}Pooling"}, "structure": {"q": ["../a"]}}, "leads out of"),
-        ({"parameters": {"default_route": 3}}, "no route 3"),
+        ({"parameters": {"default_route": 3}}, "3 is not a route"),
         ({"parameters": {"route_mappings": {"(1, 2, 3)": "query"}}}, "route_mappings has"),
         ({"parameters": {"route_mappings": {"f(x)": "query"}}}, "route_mappings has"),
     ],
@@ -156,7 +159,7 @@ def test_a_router_that_is_broken(folder, change, words):
 def test_two_routers(folder):
     routed(folder)
     listed(folder, ("Router", ""), ("Router", "1"))
-    with pytest.raises(ModelError, match="it has 2 routers: qkv knows one"):
+    with pytest.raises(ModelError, match="it has 2 routers: qkv supports one"):
         load(folder.path)
 
 
@@ -164,7 +167,7 @@ def test_a_table_without_a_tokenizer(folder):
     with_table(folder)
     listed(folder, ("StaticEmbedding", ""))
     (folder.path / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"tokenizer.json: there is no such file"):
+    with pytest.raises(ModelError, match=r"tokenizer.json: the file is missing"):
         load(folder.path)
 
 

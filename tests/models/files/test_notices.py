@@ -53,10 +53,13 @@ def test_what_cannot_be_taken_is_said_to_be_missing(folder, tmp_path):
     (folder / "NOTICE").write_bytes(b"x" * (notices.MOST + 1))
     (folder / "NOTICE.md").symlink_to(folder / "nowhere")
     found = load(folder)._notices
-    assert found["README.md"] == "(This file is not here: is a link that leads out of the folder.)"
-    assert found["LICENSE"] == "(This file is not here: is not a file.)"
-    assert found["NOTICE"].startswith("(This file is not here: is 1048577 bytes long:")
-    assert found["NOTICE.md"] == "(This file is not here: there is no such file.)"
+    assert (
+        found["README.md"]
+        == "(qkv cannot show this file: it is a link to a file outside the folder.)"
+    )
+    assert found["LICENSE"] == "(qkv cannot show this file: it is not an ordinary file.)"
+    assert found["NOTICE"].startswith("(qkv cannot show this file: it is 1048577 bytes long:")
+    assert found["NOTICE.md"] == "(qkv cannot show this file: the file is missing.)"
 
 
 def test_all_together_have_a_limit(folder):

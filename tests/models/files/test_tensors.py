@@ -96,7 +96,7 @@ def test_scales_that_do_not_fit_are_named(folder, name, scales, said):
     folder.write()
     with pytest.raises(ModelError) as caught:
         load(folder.path)
-    one_line(caught, name, f"{name}_scale", said, "its scales are F16 (rows,)")
+    one_line(caught, name, f"{name}_scale", said, "its scales must be F16 (rows,)")
 
 
 @pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16])
@@ -234,7 +234,7 @@ def test_old_names_of_the_norms(folder):
 
 def test_one_tensor_by_two_names(folder):
     folder.tensors["bert.embeddings.LayerNorm.bias"] = np.zeros(12, np.float32)
-    with pytest.raises(ModelError, match="are the same tensor") as caught:
+    with pytest.raises(ModelError, match="are names of the same tensor") as caught:
         load(folder.write())
     one_line(caught, "bert.embeddings.LayerNorm.bias")
 
@@ -243,7 +243,7 @@ def test_a_missing_tensor_is_named(folder):
     del folder.tensors["encoder.layer.1.attention.self.key.bias"]
     with pytest.raises(ModelError) as caught:
         load(folder.write())
-    one_line(caught, "no tensor encoder.layer.1.attention.self.key.bias")
+    one_line(caught, "the tensor encoder.layer.1.attention.self.key.bias is missing")
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder):
@@ -267,7 +267,7 @@ def test_weights_that_are_not_floats(folder, kind):
 )
 def test_a_tensor_of_the_body_that_the_config_does_not_speak_of(folder, name):
     folder.tensors[name] = np.zeros(12, np.float32)
-    with pytest.raises(ModelError, match="not a part of the bert model") as caught:
+    with pytest.raises(ModelError, match="does not belong to the bert model") as caught:
         load(folder.write())
     one_line(caught, name)
 
@@ -333,7 +333,7 @@ def test_an_index_that_leads_out_of_its_folder(folder, file):
     where = sharded(folder)
     where[next(iter(where))] = file
     folder.json("model.safetensors.index.json", {"weight_map": where})
-    with pytest.raises(ModelError, match="is not the name of a file beside it"):
+    with pytest.raises(ModelError, match="is not the name of a file in the same folder"):
         load(folder.path)
 
 

@@ -200,7 +200,7 @@ def test_what_two_tensors_share(folder):
 
 def test_an_empty_header(folder):
     put_header(folder.write() / "model.safetensors", {}, b"")
-    refused(folder.path, "there is no tensor")
+    refused(folder.path, "is missing")
 
 
 def test_a_header_beyond_the_limit(folder):
@@ -359,7 +359,7 @@ def test_a_pipe_is_not_waited_for(folder, name):
     (folder.path / name).unlink()
     os.mkfifo(folder.path / name)
     if name == "config.json":
-        refused(folder.path, name, "is not a file")
+        refused(folder.path, name, "is not an ordinary file")
     else:  # as if there were none
         load(folder.path)
 
@@ -741,7 +741,9 @@ def test_a_linear_layer_that_takes_something_else(folder, inputs, poolings):
     folder.json("modules.json", modules)
     folder.json("2_Dense/config.json", {"in_features": inputs, "out_features": 3, "bias": False})
     folder.weights("2_Dense/model.safetensors", {"linear.weight": np.ones((3, inputs), "f4")})
-    wanted = f"in_features is {inputs} and the vectors before it have {12 * poolings} numbers"
+    wanted = (
+        f"in_features is {inputs} and the previous module's vectors have {12 * poolings} numbers"
+    )
     with pytest.raises(ModelError, match=wanted):
         load(folder.path)
 

@@ -85,7 +85,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     known = ("global", "local")
     types = config.given("attention_types", [[[*known], 12]])
     key = config.key("num_hidden_layers")
-    must = f'pairs like [["global", "local"], 12], together one for each of the {count} ({key})'
+    must = f'pairs like [["global", "local"], 12] that give {count} kinds in total ({key})'
     fine = isinstance(types, list)
     kinds: list[str] = []
     for pair in types if fine else ():
@@ -98,7 +98,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
-            f"{kinds!r:.80}: both keys mean one thing: keep one of them"
+            f"{kinds!r:.80}: both keys name one setting: keep one of them"
         )
     return kinds
 
@@ -153,8 +153,8 @@ def opt(config: Config) -> Design:
     projects = embedded != dim
     if projects and top is None:
         raise ModelError(
-            f"{config.source}: word_embed_proj_dim is {embedded} and hidden_size is {dim}: without "
-            "a head, qkv supports equal sizes only: load the model with its head "
+            f"{config.source}: word_embed_proj_dim is {embedded} and hidden_size is {dim}: if a "
+            "model has no head, qkv supports only equal sizes: load the model with its head "
             "(architectures: OPTForCausalLM)"
         )
     if projects and top is not None:

@@ -93,8 +93,8 @@ def mistral(config: Config) -> Design:
     kind = FULL if window is None else SLIDING
     if set(config.kinds([kind] * config.layers())) != {kind}:
         raise ModelError(
-            f"{config.source}: layer_types has others than {kind!r} beside sliding_window "
-            f"{window}: all layers of a mistral are alike"
+            f"{config.source}: sliding_window is {window}, so each of the layer_types must be "
+            f"{kind!r}: all layers of a Mistral are of the same type"
         )
     return decoder(config, attention(config).within(window))
 
@@ -124,7 +124,7 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
     kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
     if window is None and SLIDING in kinds:
         raise ModelError(
-            f"{config.source}: layer_types has 'sliding_attention' and there is no window: give "
+            f"{config.source}: layer_types has 'sliding_attention' and the window is missing: give "
             "sliding_window and set use_sliding_window to true"
         )
     return [layer.within(window) if kind == SLIDING else layer for kind in kinds]
@@ -263,7 +263,7 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
     key = "mlp_only_layers"
     listed, step = config.given(key, []), config.size("decoder_sparse_step")
     fine = isinstance(listed, list) and all(type(number) is int for number in listed)
-    config.need(fine, key, listed, "a list of the numbers of layers")
+    config.need(fine, key, listed, "a list of layer numbers")
     return frozenset(n for n in range(count) if n in listed or (n + 1) % step)
 
 

@@ -214,7 +214,8 @@ def _original(config: Config, sizes: _Sizes) -> int:
 def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
     if sizes.dims < 4:
         raise ModelError(
-            f"{config.source}: rope_type 'dynamic' needs heads of 4 or more, not {sizes.dims}"
+            f"{config.source}: a head has {sizes.dims} numbers: rope_type 'dynamic' needs at "
+            "least 4"
         )
     return Dynamic(_needed(config, "factor"), sizes.positions)
 

@@ -65,16 +65,16 @@ def _table(tensors: Tensors) -> Array:
         rows = _need(tensors, _CHOSEN, 1, ("I64", "I32")).read()
         if rows.size and not 0 <= rows.min() <= rows.max() < len(table):
             raise ModelError(
-                f"{tensors.source}: {_CHOSEN} names rows {rows.min()} to {rows.max()} and "
-                f"{_ROWS} has {len(table)} rows"
+                f"{tensors.source}: {_CHOSEN} has row numbers from {rows.min()} to {rows.max()} "
+                f"and {_ROWS} has {len(table)} rows: give 0 to {len(table) - 1}"
             )
         table = table[rows]
     if _FACTORS in tensors:
         factors = _need(tensors, _FACTORS, 1).read()
         if len(factors) != len(table):
             raise ModelError(
-                f"{tensors.source}: {_FACTORS} has {len(factors)} numbers and there are "
-                f"{len(table)} tokens"
+                f"{tensors.source}: {_FACTORS} has {len(factors)} numbers and the table has "
+                f"{len(table)} tokens: both must be equal"
             )
         wide = np.result_type(np.float32, table.dtype)
         table = (table.astype(wide) * factors[:, None].astype(wide)).astype(table.dtype)

@@ -62,7 +62,7 @@ def dinov2(config: Config) -> VisionDesign:
     if rows != columns:
         raise ModelError(
             f"{config.source}: image_size is {image} and patch_size is {patch}, {rows} x {columns} "
-            "patches: give as many rows as columns"
+            "patches: give equal numbers of rows and columns"
         )
     hidden = config.size("hidden_size") * config.size("mlp_ratio")
     gated, activation = config.flag("use_swiglu_ffn"), config.activation("hidden_act")

@@ -212,7 +212,7 @@ class Config:
             if self.values[key] != self.values[used[0]]:
                 raise ModelError(
                     f"{self.source}: {used[0]} is {self.values[used[0]]!r:.40} and {key} is "
-                    f"{self.values[key]!r:.40}: they are two names for one thing"
+                    f"{self.values[key]!r:.40}: both keys name one setting: keep one of them"
                 )
         return (used or keys)[0]
 
@@ -276,7 +276,7 @@ class Config:
             raise ModelError(
                 f"{self.source}: quantization_config is {quantised!r:.80}: the weights are "
                 f"quantised by {quantised.get('quant_method')!r:.40}, which qkv does not support: "
-                "take files in bfloat16, or convert them with transformers"
+                "use a bfloat16 version of the model, or convert the weights with transformers"
             )
         for key, allowed in NEUTRAL.items():
             if key not in self.used:
@@ -287,8 +287,8 @@ class Config:
         ]
         if unknown:
             warnings.warn(
-                f"{self.source}: qkv does not know {plain(', '.join(unknown), 300)} "
-                "and went on without",
+                f"{self.source}: qkv does not know {plain(', '.join(unknown), 300)}: "
+                "unknown keys are ignored",
                 UserWarning,
                 stacklevel=2,
             )
@@ -331,18 +331,18 @@ def lacking(folder: Path, file: Path | None = None) -> str:
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]
     others = [path for path in files if path.suffix.lower() in _OTHERS]
     if any(path.suffix.lower() == ".safetensors" for path in files):
-        return f"holds no {CONFIG}: {_A_MODEL}: put it beside the weights"
+        return f"holds no {CONFIG}: {_A_MODEL}: put {CONFIG} into the folder of the weights"
     if pickles and (folder / CONFIG).is_file():
         return (
-            f"holds no safetensors file but {pickles[0]}, a pickle, which can run any "
-            "program when it is opened and is never loaded: convert it where you trust it, with "
+            f"holds no safetensors file, only {pickles[0]}, a pickle. qkv loads no pickles, "
+            "because opening a pickle can run any program: if you trust it, convert it with "
             f"transformers: {_class_of(folder)}.from_pretrained(folder).save_pretrained(folder)"
         )
     if others or pickles:
         kind = _OTHERS[others[0].suffix.lower()] if others else "a pickle"
         return (
-            f"holds {others[0].name if others else pickles[0]}, which is {kind} and is not read: "
-            f"{_A_MODEL}: take the same model in this form"
+            f"holds {others[0].name if others else pickles[0]}, which is {kind}: qkv does not read "
+            f"this format: {_A_MODEL}: download the model as safetensors"
         )
     missing = "*.safetensors file with weights" if (folder / CONFIG).is_file() else CONFIG
     return f"holds no {missing}: {_A_MODEL}"

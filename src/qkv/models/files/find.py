@@ -76,8 +76,8 @@ def find_model(
     if folder.is_dir() and (not is_name or _has_model(folder)):
         if revision is not None:
             raise ValueError(
-                f"load: {name} is a folder and has no revisions: leave out {revision!r}, or name "
-                "the folder of that revision"
+                f"load: {name} is a folder and has no revisions: omit {revision!r}, or give the "
+                "folder of that revision"
             )
         return folder
     if folder.is_file():
@@ -85,13 +85,13 @@ def find_model(
         weights = next(home.glob("*.safetensors"), None)
         if _has_model(home) or (weights is not None and (home / CONFIG).is_file()):
             raise NotADirectoryError(
-                f"load: {name} is a file: name the folder that it is in, {home}"
+                f"load: {name} is a file: give the folder of this file, {home}"
             )
         raise NotADirectoryError(f"load: {name} is a file, and its folder {lacking(home, folder)}")
     if name in ours:
         if revision is not None:
             raise ValueError(
-                f"load: {name} comes with qkv and has one revision: leave out {revision!r}"
+                f"load: {name} comes with qkv and has only one revision: omit {revision!r}"
             )
         return ours[str(name)]
     sources = SHORT_NAMES.items()
@@ -99,12 +99,12 @@ def find_model(
     hub_id = str(name) if known is None else known.hub_id
     if not isinstance(name, str) or not _HUB_ID.fullmatch(hub_id):
         if os.sep in str(name) or "/" in str(name) or str(name).startswith((".", "~")):
-            raise FileNotFoundError(f"load: there is no folder {name}")
+            raise FileNotFoundError(f"load: the folder {name} does not exist")
         names = [*ours, *SHORT_NAMES, "random"]
         near = difflib.get_close_matches(str(name), names, n=2, cutoff=0.4) or names
         raise ValueError(
-            f"load: there is no model {str(name)!r}: the nearest names are {', '.join(near)}; "
-            "a model of the Hub is written organisation/name, a folder as its path"
+            f"load: {str(name)!r} is not a known model: the nearest names are {', '.join(near)}; "
+            "for a model on the Hub, give organisation/name; for a folder, give its path"
         )
     if revision is not None and not _REVISION.fullmatch(revision):
         raise ValueError(f"load: {revision!r} is not a revision: give a branch, a tag or a commit")
@@ -113,8 +113,8 @@ def find_model(
         snapshot = packaged(known)
     if snapshot is None and not download:
         raise FileNotFoundError(
-            f"load: {name} is not on this machine, and nothing is downloaded here: give the path "
-            "of a local folder"
+            f"load: {name} is not on this machine, and nothing is downloaded: give the path of a "
+            "local folder"
         )
     return snapshot or _download(str(name), hub_id, revision, known, why)
 
@@ -224,6 +224,6 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
     except Exception as error:  # errors of the Hub's library, of its HTTP library, or of the system
         raise FileNotFoundError(
             f"load: {name} was not found: {tried}, and not downloaded from the Hub as {hub_id} "
-            f"({first_line(error)}). Ways out: {ways}"
+            f"({first_line(error)}). Try one of these: {ways}"
         ) from error
     return Path(folder)

@@ -81,7 +81,7 @@ def read_routing(folder: Path) -> Routing:
         return Routing({"": ()})
     listed = read_json(path, list)
     if not listed or not all(isinstance(module, dict) for module in listed):
-        raise ModelError(f"{path}: it must be a list of modules")
+        raise ModelError(f"{path}: the file is {listed!r:.80}: it must be a list of modules")
     modules = [_module(path, module.get("type"), module.get("path", "")) for module in listed]
     routing = _routed(folder, modules)
     for way in routing.ways.values():
@@ -94,8 +94,8 @@ def _module(path: Path, kind: Any, place: Any) -> Module:
     name = str(kind).rpartition(".")[2]
     if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
         raise ModelError(
-            f"{path}: qkv does not read the module {kind!s:.80}: of sentence-transformers it knows "
-            f"{', '.join(READ)} and Router"
+            f"{path}: qkv does not support the module {kind!s:.80}: the supported modules of "
+            f"sentence-transformers are {', '.join(READ)} and Router"
         )
     return Module(name, _inside(path, place))
 
@@ -114,7 +114,7 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
     if not numbers:
         return Routing({"": tuple(modules)}, files=(MODULES,))
     if len(numbers) > 1:
-        raise ModelError(f"{folder / MODULES}: it has {len(numbers)} routers: qkv knows one")
+        raise ModelError(f"{folder / MODULES}: it has {len(numbers)} routers: qkv supports one")
     number, home = numbers[0], modules[numbers[0]].place
     file = next((name for name in (ROUTER, CONFIG) if (folder / home / name).is_file()), ROUTER)
     path = folder / home / file
@@ -125,7 +125,10 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
         isinstance(way, list) and way and all(name in kinds for name in way)
         for way in ways.values()
     ):
-        raise ModelError(f"{path}: it needs structure, ways of modules, and types, one for each")
+        raise ModelError(
+            f"{path}: it must have `structure`, the modules of each route, and `types`, the class "
+            "of each module"
+        )
     own = {
         name: tuple(
             _module(path, kinds[part], str(PurePosixPath(home, _inside(path, part))))
@@ -135,7 +138,7 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
     }
     for module in (module for way in own.values() for module in way):
         if module.kind in _ROUTER:
-            raise ModelError(f"{path}: it has a router in a router: qkv knows one")
+            raise ModelError(f"{path}: it has a router in a router: qkv supports one router")
     before, after = tuple(modules[:number]), tuple(modules[number + 1 :])
     whole = {name: (*before, *way, *after) for name, way in own.items()}
     place = str(PurePosixPath(home, file))
@@ -156,13 +159,16 @@ def _choice(
             task, kind = ast.literal_eval(written)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             raise ModelError(
-                f"{path}: route_mappings has {written!r:.80}: it must be a task and a kind of input"
+                f"{path}: route_mappings has the key {written!r:.80}: a key must be a task and a "
+                "kind of input"
             ) from None
         if isinstance(kind, str | None) and isinstance(task, str | None):
             chosen[task, kind] = way  # other inputs are images, sounds or mixtures
     for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
-            raise ModelError(f"{path}: there is no route {way!r:.80}: it has {', '.join(ways)}")
+            raise ModelError(
+                f"{path}: {way!r:.80} is not a route: the routes are {', '.join(ways)}"
+            )
     return default, chosen
 
 

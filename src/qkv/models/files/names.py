@@ -268,18 +268,22 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         if theirs not in stored and instead.get(theirs) in stored:
             theirs = instead[theirs]
         if theirs not in stored:
-            raise ModelError(f"{tensors.source}: there is no tensor {theirs}")
+            raise ModelError(
+                f"{tensors.source}: the tensor {theirs} is missing: save or download the model "
+                "again"
+            )
         tensor = tensors[stored[theirs]]
         expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # one number has no columns
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
                 f"{tensors.source}: {theirs} has shape {tensor.shape} and must have "
-                f"{expected} by the sizes in config.json"
+                f"{expected} according to config.json"
             )
         if tensor.kind not in FLOATS:
             raise ModelError(
-                f"{tensors.source}: {theirs} is {tensor.kind}: weights are {', '.join(FLOATS)}"
+                f"{tensors.source}: {theirs} is {tensor.kind}: it must be one of "
+                f"{', '.join(FLOATS)}"
             )
         wanted[name] = theirs, fused
     known = {theirs for theirs, _ in wanted.values()}
@@ -289,8 +293,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             continue
         if family.body and name.startswith(family.body):
             raise ModelError(
-                f"{tensors.source}: {name} is not a part of the {family.model_type} model that "
-                "config.json describes"
+                f"{tensors.source}: {name} does not belong to the {family.model_type} model in "
+                "config.json: correct config.json, or remove the tensor"
             )
         if tensors[place].kind in TYPES:
             heads[place] = tensors[place].read()
@@ -335,14 +339,17 @@ def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
     for place in tensors:
         name = family.today(place)
         if name in stored:
-            raise ModelError(f"{tensors.source}: {place} and {stored[name]} are the same tensor")
+            raise ModelError(
+                f"{tensors.source}: {place} and {stored[name]} are names of the same tensor: keep "
+                "one of them"
+            )
         stored[name] = place
     for copy, name in family.copies.items():
         if copy in stored:
             place = stored.pop(copy)
             if not tensors[place].same(tensors[stored.setdefault(name, place)]):
                 raise ModelError(
-                    f"{tensors.source}: {place} is another tensor than {name}, which qkv does not "
-                    "support: they must be the same"
+                    f"{tensors.source}: {place} differs from {name}: qkv supports only models in "
+                    "which both tensors are equal"
                 )
     return stored

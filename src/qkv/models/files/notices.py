@@ -32,8 +32,8 @@ def _text(path: Path, most: int) -> str:
     """Return the text of a file of at most `most` bytes, or the reason if it cannot be read."""
     try:
         if not stays(path):
-            raise ModelError(f"{path}: is a link that leads out of the folder")
+            raise ModelError(f"{path}: it is a link to a file outside the folder")
         need_file(path, most)
         return path.read_bytes().decode("utf-8-sig", "replace")
     except (OSError, ModelError) as error:
-        return f"(This file is not here: {first_line(error).removeprefix(f'{path}: ')}.)"
+        return f"(qkv cannot show this file: {first_line(error).removeprefix(f'{path}: ')}.)"

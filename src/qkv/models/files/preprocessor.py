@@ -93,7 +93,7 @@ class Pixels:
                 raise ModelError(f"{path}: image_std is {given}: none may be 0")
         resample = config.whole("resample", 3 if crops else 2)
         if resample > 5:
-            raise ModelError(f"{path}: resample is {resample}: Pillow knows 0 to 5")
+            raise ModelError(f"{path}: resample is {resample}: give a method of Pillow, 0 to 5")
         return cls(size, crop, resample, factor, mean, std, config.values)
 
     def __call__(self, image: Any) -> Array:
@@ -138,7 +138,7 @@ def _pair(config: Config, key: str) -> tuple[int, int]:
     if set(sides) != {"height", "width"}:
         raise ModelError(
             f"{config.source}: {key} has {', '.join(map(str, sides))}, which qkv does not support: "
-            "it knows height and width"
+            "give height and width"
         )
     part = Config(sides, f"{config.source}: {key}")
     return part.size("height", 224), part.size("width", 224)
@@ -155,15 +155,16 @@ def _check_size(
     least = (size, size) if isinstance(size, int) else size
     if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):
         raise ModelError(
-            f"{path}: crop_size is {crop[0]} x {crop[1]}, which an image of size {size} does not "
-            "hold: it must be at most that"
+            f"{path}: crop_size is {crop[0]} x {crop[1]} and images are resized to {size}: give a "
+            "crop_size of at most that size"
         )
     if last is None or design.any_size:
         return
     if isinstance(last, int):
         raise ModelError(
-            f"{path}: size has a shortest_edge and nothing is cropped, and the model takes images "
-            f"of {design.image[0]} x {design.image[1]}: give height and width, or do_center_crop"
+            f"{path}: size has only shortest_edge, do_center_crop is false, and the model takes "
+            f"images of {design.image[0]} x {design.image[1]}: give height and width, or set "
+            "do_center_crop to true"
         )
     if last != design.image:
         raise ModelError(
@@ -187,8 +188,8 @@ def _middle(pixels: Array, size: tuple[int, int]) -> Array:
     above, before = ((has - side) // 2 for has, side in zip(pixels.shape, size, strict=False))
     if above < 0 or before < 0:
         raise ValueError(
-            f"pixels: the image is {pixels.shape[0]} x {pixels.shape[1]}, of which its middle of "
-            f"{size[0]} x {size[1]} is wanted: give one of at least that size"
+            f"pixels: the image is {pixels.shape[0]} x {pixels.shape[1]}: it is cropped to "
+            f"{size[0]} x {size[1]}, so give an image of at least that size"
         )
     return pixels[above : above + size[0], before : before + size[1]]
 
@@ -209,7 +210,7 @@ def _resized(pixels: Array, size: tuple[int, int], resample: int) -> Array:
     except ImportError as error:
         raise ImportError(
             f"pixels: the image is {pixels.shape[0]} x {pixels.shape[1]} and the model takes "
-            f"{size[0]} x {size[1]}: give one of that size, or install Pillow: "
+            f"{size[0]} x {size[1]}: give an image of that size, or install Pillow: "
             f"{install('plot')}"
         ) from error
     single = pixels.shape[-1] == 1

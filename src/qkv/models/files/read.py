@@ -50,12 +50,14 @@ def shards(folder: Path) -> dict[str, str] | None:
         return None
     names: Any = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(file, str) for file in names.values()):
-        raise ModelError(f"{index}: it has no weight_map from tensors to files")
+        raise ModelError(f"{index}: it has no weight_map, which must give the file of each tensor")
     for file in set(names.values()):
         beside = PurePosixPath(file).name == file == PureWindowsPath(file).name
         odd = not file.isprintable() or len(file.encode()) > 255
         if not beside or file in ("", ".", "..") or odd:
-            raise ModelError(f"{index}: the shard {file!r:.80} is not the name of a file beside it")
+            raise ModelError(
+                f"{index}: the shard {file!r:.80} is not the name of a file in the same folder"
+            )
         if not stays(folder / file):
             raise ModelError(
                 f"{index}: the shard {file} is a link that leads out of the folder: "
@@ -83,12 +85,12 @@ def need_file(path: Path, most: int) -> None:
     try:
         about = path.stat()
     except (OSError, ValueError):
-        raise ModelError(f"{path}: there is no such file") from None
+        raise ModelError(f"{path}: the file is missing") from None
     if not stat.S_ISREG(about.st_mode):
-        raise ModelError(f"{path}: is not a file")
+        raise ModelError(f"{path}: it is not an ordinary file")
     if about.st_size > most:
         raise ModelError(
-            f"{path}: is {about.st_size} bytes long: a file of this kind has at most {most}"
+            f"{path}: it is {about.st_size} bytes long: the maximum for this file is {most} bytes"
         )
 
 
@@ -102,10 +104,10 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: is not JSON that can be read: {first_line(error)}") from error
+        raise ModelError(f"{path}: it is not valid JSON: {first_line(error)}") from error
     if not isinstance(values, kind):
         actual, needed = type(values).__name__, kind.__name__
-        raise ModelError(f"{path}: holds a JSON {actual} where a {needed} is needed")
+        raise ModelError(f"{path}: it holds a JSON {actual}: it must be a {needed}")
     return values
 
 

@@ -32,7 +32,7 @@ def storage_type(dtype: Any) -> np.dtype[Any] | None:
     with suppress(TypeError):
         return float_type(dtype, call="save")
     raise ValueError(
-        f"save: dtype is {shown(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or leave it out"
+        f"save: dtype is {shown(dtype)}: give int8, {', '.join(FLOAT_NAMES)}, or omit dtype"
     )
 
 
@@ -54,7 +54,7 @@ def save_model(
 
     home = named_folder(folder, "save")
     if home.exists() and not home.is_dir():
-        raise NotADirectoryError(f"save: {home} is a file: name a folder")
+        raise NotADirectoryError(f"save: {home} is a file: give a folder")
     inner = home / sentence.home
     arrays: dict[str, Array] = {}
     for name, array in weights.to_files().items():
@@ -101,7 +101,7 @@ def _stored(name: str, array: Array, dtype: np.dtype[Any] | None) -> dict[str, A
         raise ValueError(
             f"save: {name} has numbers up to {largest:g}, and "
             f"{'int8 with float16 scales' if in_rows else kind.name} stores finite ones up to "
-            f"{limit:g}: leave out dtype to keep them"
+            f"{limit:g}: omit dtype to keep the type of each array"
         )
     if not in_rows:
         return {name: np.asarray(array, kind, order="C")}

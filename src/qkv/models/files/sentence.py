@@ -119,7 +119,7 @@ class Sentence:
         try:
             values = json.loads(self.files.get(place, b"{}"))
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{place}: is not JSON that can be read: {error}") from error
+            raise ModelError(f"{place}: it is not valid JSON: {error}") from error
         return Config(values if isinstance(values, dict) else {}, place)
 
     def prepared(self, text: str) -> str:
@@ -173,8 +173,8 @@ class Sentence:
             inputs, outputs = step.sizes
             if inputs != width:
                 raise ModelError(
-                    f"{step.home}/{CONFIG}: {step.size_key} is {inputs} and the vectors before it "
-                    f"have {width} numbers"
+                    f"{step.home}/{CONFIG}: {step.size_key} is {inputs} and the previous module's "
+                    f"vectors have {width} numbers: both must be equal"
                 )
             width = outputs
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
@@ -341,7 +341,8 @@ def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, 
         if tensor is None or tensor.shape != size or tensor.kind not in FLOATS:
             actual = "nothing" if tensor is None else f"{tensor.kind} {tensor.shape}"
             raise ModelError(
-                f"{tensors.source}: {name} is {actual} and must be floats {size} by {CONFIG}"
+                f"{tensors.source}: {name} is {actual} and must be floats {size} according to "
+                f"{CONFIG}"
             )
     wide = np.float64 if any(tensors[name].kind == "F64" for name in expected) else np.float32
     return {name: tensors[name].read().astype(wide, copy=False) for name in expected}
@@ -375,11 +376,13 @@ def _prompts(path: Path) -> dict[str, Any]:
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     strings = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
     if not strings:
-        raise ModelError(f"{path}: prompts are {prompts!r:.80}: they must be strings by name")
+        raise ModelError(
+            f"{path}: prompts is {prompts!r:.80}: it must be an object with a string for each name"
+        )
     prompts = NO_PROMPTS | prompts
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise ModelError(
-            f"{path}: default_prompt_name is {default!r:.40}: there is {', '.join(prompts)}"
+            f"{path}: default_prompt_name is {default!r:.40}: give one of {', '.join(prompts)}"
         )
     similarity = values.get("similarity_fn_name")
     return {

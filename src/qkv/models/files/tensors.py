@@ -214,8 +214,8 @@ class Tensors(dict[str, Stored]):
         ):
             raise ModelError(
                 f"{self.source}: {name} is {rows.kind} {rows.shape} and {name}{SCALE} is "
-                f"{scales.kind} {scales.shape}: a matrix is I8 (rows, columns) and its scales are "
-                "F16 (rows,)"
+                f"{scales.kind} {scales.shape}: the matrix must be I8 (rows, columns) and its "
+                "scales must be F16 (rows,)"
             )
         return Int8Rows(rows.path, "F32", rows.shape, rows.raw, scales)
 
@@ -247,7 +247,9 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
     paths = [folder / name for name in sorted(set((index or {}).values()))]
     for path in paths:
         if not path.is_file():
-            raise ModelError(f"{folder / INDEX}: the shard {path.name} is not in the folder")
+            raise ModelError(
+                f"{folder / INDEX}: the shard {path.name} is not in the folder: download it"
+            )
     if not paths:
         whole = folder / WEIGHTS
         paths = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
@@ -276,7 +278,7 @@ def header(path: Path) -> dict[str, Stored]:
     for name, about in header.items():
         shape = about["shape"]
         if len(shape) > _MOST_DIMENSIONS or math.prod(size or 1 for size in shape) >= _MOST_NUMBERS:
-            raise ModelError(f"{path}: {name} has a shape that no array has: {shape!s:.80}")
+            raise ModelError(f"{path}: {name} has an impossible shape: {shape!s:.80}")
         raw = numbers[slice(*about["data_offsets"])]
         tensors[name] = Stored(path, about["dtype"], tuple(shape), raw)
     return tensors
@@ -287,6 +289,6 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise ValueError(f"its header has {name} twice")
+            raise ValueError(f"the header has {name} twice")
         values[name] = value
     return values
