@@ -211,7 +211,7 @@ def test_files_that_name_no_pooling_take_the_mean(folder):
 def test_a_pooling_that_is_not_known(folder, pooling, named):
     folder.write()
     folder.sentence(pooling)
-    with pytest.raises(ModelError, match="qkv knows cls, max, mean") as caught:
+    with pytest.raises(ModelError, match="qkv supports cls, max, mean") as caught:
         load(folder.path)
     assert named in str(caught.value)
 

@@ -33,7 +33,7 @@ STATIC = Family(model_type="static-embedding", design=design, names={"embed": "e
 
 
 def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Weights]:
-    """Return `(config, design, weights)` of a folder; it has no config.json.
+    """Return `(config, design, weights)` of a folder that has no config.json.
 
     The tensor "embedding.weight" is the table. model2vec writes three tensors instead: rows in
     "embeddings" (n, D), each token's row number in "mapping" (V,), and each token's factor in

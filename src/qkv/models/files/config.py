@@ -267,7 +267,7 @@ class Config:
         return default if value is None else value
 
     def finish(self, harmless: Collection[str] = ()) -> None:
-        """Raise if a value is not supported by any family, and warn about keys that were not read.
+        """Raise for a value that no family supports, and warn about keys that were not read.
 
         Args:
             harmless: keys of this family that do not change a forward pass.

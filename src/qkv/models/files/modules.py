@@ -59,9 +59,9 @@ class Routing:
     def way(self, task: str | None) -> str | None:
         """Return the name of the route for texts with this task; None if they have no route.
 
-        As in sentence-transformers, the first match counts: the route chosen for this task and
-        texts, for this task, for texts, or for all inputs; then the route with the name of the
-        task, or "text"; then, without a task, the default.
+        As in sentence-transformers, the first route that exists is used: the route in `chosen` for
+        this task and texts, for this task, for texts, or for all inputs; then the route whose name
+        is the task; then the route "text"; then, if no task is given, the default route.
         """
         for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
             if key in self.chosen:

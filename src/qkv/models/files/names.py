@@ -24,7 +24,7 @@ _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 @dataclass(frozen=True)
 class Fused:
-    """A parameter that files store in one tensor, side by side with others or alone.
+    """A parameter in a tensor of the files, alone or side by side with other parameters.
 
     Attributes:
         name: the name of the tensor, with `*` for the layer's number.
@@ -52,7 +52,7 @@ class Fused:
         return self.shares or (1,) * self.count
 
     def whole(self, columns: int) -> int:
-        """Return the number of columns of the tensor, given the number of this parameter."""
+        """Return how many columns the tensor has if this parameter has `columns`."""
         return columns * sum(self._shares) // self._shares[self.index]
 
     def cut(self, whole: Array) -> Array:
@@ -64,7 +64,7 @@ class Fused:
         return split.reshape(*lead, self.groups * (end - begin))
 
     def join(self, parts: list[Array]) -> Array:
-        """Join the parameters, in their order, to the tensor in the files."""
+        """Join the parameters, in order, into the tensor that the files store."""
         if self.count == 1:
             return parts[0]
         *lead, _ = parts[0].shape
@@ -116,8 +116,8 @@ class Family:
         body: the beginnings of the names of the model's own tensors. All other tensors belong to
             heads that qkv does not compute; they are kept for `save`.
         unused: patterns of tensors in the body that are ignored.
-        copies: the name of a tensor -> the name of the tensor with the same numbers, either of
-            which may be missing.
+        copies: the name of a tensor -> the name of the tensor with the same numbers; one of them
+            may be missing.
         harmless: keys of a config that do not change a forward pass.
     """
 
@@ -143,7 +143,7 @@ class Family:
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:
-        """Return the present name of a tensor in files, without the prefix."""
+        """Return the current name of a tensor in files, without the prefix."""
         name = stored.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
@@ -313,7 +313,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
-    """Return the names in files `{token table: output matrix}` if both are tied, else `{}`."""
+    """Return `{token table: output matrix}`, names in files, if both are tied; else `{}`."""
     tied = design.head is not None and design.head.tied
     return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]} if tied else {}
 
@@ -334,7 +334,7 @@ def _outputs(
 
 
 def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
-    """Return the present name of each tensor, without the prefix -> the name in the files."""
+    """Return `{current name without the prefix: name in the files}` for all tensors."""
     stored: dict[str, str] = {}
     for place in tensors:
         name = family.today(place)

@@ -169,12 +169,12 @@ def _check_size(
     if last != design.image:
         raise ModelError(
             f"{path}: {named} is {last[0]} x {last[1]} and the model takes images of "
-            f"{design.image[0]} x {design.image[1]}: both must be the same"
+            f"{design.image[0]} x {design.image[1]}: both sizes must be equal"
         )
 
 
 def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:
-    """Return height and width in the proportion of `size`, with a shorter side of `side`.
+    """Return `(height, width)` with the proportions of `size`; the shorter side is `side`.
 
     >>> _with_shortest((30, 20), 15), _with_shortest((20, 31), 10)
     ((22, 15), (10, 15))

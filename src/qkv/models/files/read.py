@@ -67,7 +67,7 @@ def shards(folder: Path) -> dict[str, str] | None:
 
 
 def stays(path: Path) -> bool:
-    """Return whether a file stays in its folder or in the Hugging Face cache if it is a link."""
+    """Return whether a file, with links followed, is in its folder or the Hugging Face cache."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
@@ -98,7 +98,7 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     """Return the contents of a JSON file, an object or a list.
 
     Raises:
-        ModelError: the file is missing, or holds something else.
+        ModelError: the file is missing, is not valid JSON, or holds another type of value.
     """
     need_file(path, MOST_JSON)
     try:

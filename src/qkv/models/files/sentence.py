@@ -1,4 +1,4 @@
-"""The way from a text to one vector, as sentence-transformers' files describe it."""
+"""The steps from a text to one vector, as the files of sentence-transformers describe them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ TOP = (PROMPTS, MODULES)
 
 @dataclass(frozen=True)
 class Sentence:
-    """The way from a text to one vector.
+    """The steps from a text to one vector.
 
     Attributes:
         home: the folder of config.json inside the model's folder.
@@ -65,10 +65,10 @@ class Sentence:
             and "document" always exist; they are empty unless files define them.
         default_prompt: the name of the prompt that is used if the user gives no prompt.
         similarity: the comparison of vectors, one of `SIMILARITIES`.
-        truncate_dim: the number of a vector's first numbers that are kept, unless the user chooses
+        truncate_dim: how many of a vector's first numbers are kept, unless the user chooses
             another number.
-        activation: the name in torch of the activation of a cross-encoder's logits; None if
-            config.json may name it.
+        activation: the activation of a cross-encoder's logits, by its name in torch; None if the
+            name may be in config.json.
         files: the contents of the files that were read, by their path in the model's folder.
     """
 
@@ -133,7 +133,7 @@ class Sentence:
     def pool(self, rows: Array, unread: int = 0) -> Array:
         """Pool the vectors (T, D) of a text to one vector: D numbers for each mode.
 
-        The first `unread` tokens belong to a prompt and are left out.
+        The first `unread` tokens belong to a prompt and are not pooled.
         """
         if self.static and not len(rows):
             return np.zeros(rows.shape[1], rows.dtype)
@@ -147,8 +147,8 @@ class Sentence:
         """Apply the modules after the pooling to vectors (n, width).
 
         As in sentence-transformers, the vectors are then cut to their first `truncate_dim` numbers.
-        With `normalize`, they are scaled to length 1 after that; False skips a scaling at the end
-        of the modules.
+        If `normalize` is True, the cut vectors are scaled to length 1. If it is False and the last
+        module scales vectors to length 1, this module is skipped.
         """
         steps = self.steps
         if normalize is False and steps and isinstance(steps[-1], LengthOne):
@@ -272,7 +272,7 @@ def _pooling(path: Path) -> dict[str, Any]:
     if not modes or not set(modes) <= set(POOLING):
         raise ModelError(
             f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
-            f"qkv knows {', '.join(POOLING)}"
+            f"qkv supports {', '.join(POOLING)}"
         )
     return {"modes": tuple(modes), "has_pooling": True, "include_prompt": include_prompt}
 

@@ -34,7 +34,7 @@ def from_rows(rows: Array, scales: Array) -> Array:
 def exact_rows(matrix: Array) -> Rows | None:
     """Return int8 rows and scales that give a matrix exactly; None if this is impossible.
 
-    The numbers must be finite. For arrays with other than two axes, the result is None.
+    The numbers must be finite. For arrays that do not have two axes, the result is None.
 
     >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
     (array([[-127,   64],
@@ -51,7 +51,7 @@ def to_rows(matrix: Array) -> Rows:
 
     Rows that int8 and a scale can give exactly keep their numbers. Other rows are rounded: the
     scale is the largest number / 127 in float16, and the error of each number is at most half the
-    scale. The rounded numbers give the same rows and scales again.
+    scale. For the rounded numbers, this function returns the same rows and scales.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)
@@ -87,7 +87,7 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
 
 
 def _rounded(matrix: Array) -> Array:
-    """Round a matrix to the nearest numbers that rows of int8 give, float32."""
+    """Return a matrix, as float32, rounded to the nearest numbers that int8 rows can give."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1)
     scales = (largest / MOST).astype(np.float16)
