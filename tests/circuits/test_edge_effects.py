@@ -424,7 +424,7 @@ def test_half_precision_has_exact_edges_alone(small):
     found, expected = (edges(one, **ABOUT) for one in (half, wide))
     for edge in expected.edges:
         assert found.score(*edge[:2]) == pytest.approx(edge.score, rel=0, abs=2e-5)
-    with pytest.raises(TypeError, match="is float16 and gradients are float32 or float64"):
+    with pytest.raises(TypeError, match="is float16, but gradients need float32 or float64"):
         edges(half, **ABOUT, method="eap")
 
 

@@ -165,7 +165,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
 def test_refused(writes: str, random: str) -> None:
     assert "PROMPT" in refused(run("generate"), "generate")
     line = refused(run("generate", "hi", "--model", "random"), "generate")
-    assert "nothing that predicts the next token" in line
+    assert "does not predict the next token" in line
     for flags, words in (
         (["--temperature", "-1"], "temperature"),
         (["--top-k", "0"], "top_k"),

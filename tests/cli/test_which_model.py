@@ -101,7 +101,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
                 ("bert", "has no head over words"),
             )
         ),
-        *((verb, "nowhere", "path (QKV_MODEL names it)") for verb in VERBS),
+        *((verb, "nowhere", "path (the name comes from QKV_MODEL)") for verb in VERBS),
     ],
 )
 def test_what_cannot_do_it_is_refused(

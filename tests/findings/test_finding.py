@@ -115,7 +115,7 @@ def test_what_is_no_record_is_refused(model: qkv.Model) -> None:
     )
     refused(
         {"embed": np.zeros((1, 9, 192))},
-        "^finding: edit has an array for hook_embed, which no record holds: give an array for",
+        "^finding: edit has an array for hook_embed, which a record cannot hold: give an array for",
     )
     refused({("z", 2): np.zeros((1, 8, 6, 32))}, r"^finding: edit has shape \(1, 8, 6, 32\) for")
     refused(

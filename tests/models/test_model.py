@@ -273,7 +273,7 @@ def test_leaving_out_a_head_leaves_out_its_result(model):
         ({"names": ("pattern", 2)}, KeyError, "no layer 2: the model has 2, 0 to 1"),
         ({"names": [("pattern", -3)]}, KeyError, "no layer -3: the model has 2"),
         ({"names": [()]}, KeyError, r"no \(\)"),
-        ({"names": [3]}, TypeError, r"trace: names has 3: give names, as \"pattern\""),
+        ({"names": [3]}, TypeError, r"trace: names has 3: give names, such as \"pattern\""),
         ({"names": 3}, TypeError, "trace: names is 3"),
         ({"layers": 0.5}, TypeError, r"layers has 0\.5: layers are whole numbers"),
         ({"layers": [0.5]}, TypeError, "layers are whole numbers"),
@@ -391,7 +391,7 @@ def test_an_empty_text_has_nothing_to_trace(model, text):
 
 
 def test_no_text_at_all(model):
-    with pytest.raises(ValueError, match="there is no text"):
+    with pytest.raises(ValueError, match="no text is given"):
         model.trace([])
 
 
@@ -565,16 +565,16 @@ def test_a_text_that_is_hidden_whole(model):
     ("ids", "mask", "error", "words"),
     [
         ([[[2, 4, 3]]], None, ValueError, r"shape \(1, 1, 3\): give \(B, T\), or \(T,\)"),
-        ([2, 4, 3], [[1, 1, 1]], ValueError, r"\(1, 3\) and input_ids \(3,\)"),
+        ([2, 4, 3], [[1, 1, 1]], ValueError, r"\(1, 3\), but input_ids have shape \(3,\)"),
         ([[2.0, 4.0]], None, TypeError, "float64: give integers"),
         ([["the"]], None, TypeError, "integers|numbers"),
         ([[2, 30]], None, ValueError, "no token 30: the ids run from 0 to 29"),
         ([[2, -1]], None, ValueError, "no token -1"),
-        ([[4] * 17], None, ValueError, "17 columns and the model 16 positions"),
-        ([[2, 4, 3]], [[1, 1]], ValueError, r"\(1, 2\) and input_ids \(1, 3\)"),
+        ([[4] * 17], None, ValueError, "17 columns, but the model has only 16 positions"),
+        ([[2, 4, 3]], [[1, 1]], ValueError, r"\(1, 2\), but input_ids have shape \(1, 3\)"),
         ([[2, 4, 3]], [[1.0, 1.0, 0.0]], TypeError, "attention_mask is float64: write True or 1"),
-        ([[2, 4, 3]], [[1, 2, 0]], ValueError, "other numbers than 0 and 1"),
-        ([[2, 4, 3]], [[1, -1, 0]], ValueError, "other numbers than 0 and 1"),
+        ([[2, 4, 3]], [[1, 2, 0]], ValueError, "numbers other than 0 and 1"),
+        ([[2, 4, 3]], [[1, -1, 0]], ValueError, "numbers other than 0 and 1"),
     ],
 )
 def test_ids_and_masks_that_do_not_fit(model, ids, mask, error, words):
@@ -609,7 +609,7 @@ def test_a_tokenizer_with_more_ids_than_the_table_has_rows(folder):
     folder.write()
     words = [f"w{number}" for number in range(12)]
     folder.text("tokenizer.json", tokenizer_json([*WORDS, *words]))
-    with pytest.raises(ModelError, match="ids up to 30 and its token table 30 rows"):
+    with pytest.raises(ModelError, match="ids up to 30 and its token table has 30 rows"):
         load(folder.path)
 
 
@@ -765,9 +765,9 @@ def test_a_limit_where_any_place_can_be_computed(tmp_path):
 
 def test_a_name_that_a_model_does_not_have_cannot_be_set(small):
     model = load(small)
-    with pytest.raises(AttributeError, match="no 'max_length' to set: the nearest are max_seq_len"):
+    with pytest.raises(AttributeError, match="attribute 'max_length': the nearest are max_seq_len"):
         model.max_length = 3
-    with pytest.raises(AttributeError, match=r"model: there is no 'xyzzy' to set$"):
+    with pytest.raises(AttributeError, match=r"model: unknown attribute 'xyzzy'$"):
         model.xyzzy = 3
     with pytest.raises(AttributeError):
         model.dim = 3

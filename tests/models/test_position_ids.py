@@ -199,18 +199,43 @@ def test_one_text_and_both_towers(tmp_path):
             "gpt2",
             [[0, 1]],
             ValueError,
-            r"position_ids have shape \(1, 2\) and input_ids \(2, 3\): give \(2, 3\), or \(1, 3\)",
+            r"have shape \(1, 2\), but input_ids have shape \(2, 3\): give \(2, 3\), or \(1, 3\)",
         ),
-        ("gpt2", np.zeros((3, 3), int), ValueError, r"have shape \(3, 3\) and input_ids \(2, 3\)"),
+        (
+            "gpt2",
+            np.zeros((3, 3), int),
+            ValueError,
+            r"have shape \(3, 3\), but input_ids have shape \(2, 3\)",
+        ),
         ("gpt2", np.zeros((1, 2, 3), int), ValueError, r"have shape \(1, 2, 3\)"),
-        ("gpt2", 3, ValueError, r"have shape \(\) and input_ids"),
-        ("gpt2", [[0, 1, 16]], ValueError, "have 16 at a token and .* has positions 0 to 15: give"),
-        ("gpt2", [[0, -1, 2]], ValueError, "have -1 at a token and .* has positions 0 to 15"),
-        ("roberta", [[2, 3, 99]], ValueError, "have 99 at a token and .* has positions 0 to "),
-        ("opt", [[0, 1, 99]], ValueError, "have 99 at a token and .* has positions 0 to "),
-        ("llama", [[0, -1, 2]], ValueError, "have -1 at a token and .* positions 0 to 2147483647"),
+        ("gpt2", 3, ValueError, r"have shape \(\), but input_ids"),
+        (
+            "gpt2",
+            [[0, 1, 16]],
+            ValueError,
+            "have 16 at a token, but the positions of .* are 0 to 15: give",
+        ),
+        (
+            "gpt2",
+            [[0, -1, 2]],
+            ValueError,
+            "have -1 at a token, but the positions of .* are 0 to 15",
+        ),
+        (
+            "roberta",
+            [[2, 3, 99]],
+            ValueError,
+            "have 99 at a token, but the positions of .* are 0 to ",
+        ),
+        ("opt", [[0, 1, 99]], ValueError, "have 99 at a token, but the positions of .* are 0 to "),
+        (
+            "llama",
+            [[0, -1, 2]],
+            ValueError,
+            "have -1 at a token, but the positions .* 0 to 2147483647",
+        ),
         ("llama", [[0, 2**40, 2]], ValueError, "have 1099511627776 at a token"),
-        ("bloom", [[0, 1, 2]], ValueError, "has neither learned nor rotary positions, which they"),
+        ("bloom", [[0, 1, 2]], ValueError, "has neither learned nor rotary positions: omit"),
     ],
 )
 def test_positions_that_do_not_fit(tmp_path, kind, given, error, said):
@@ -221,5 +246,5 @@ def test_positions_that_do_not_fit(tmp_path, kind, given, error, said):
 
 def test_a_pair_of_texts_has_none(tmp_path):
     model = model_of(tmp_path, "t5")
-    with pytest.raises(ValueError, match=r"^model: position_ids are given and .* neither"):
+    with pytest.raises(ValueError, match=r"^model: position_ids are given, but .* neither"):
         model([[4, 5]], None, [[2]], position_ids=[[0, 1]])

@@ -292,7 +292,9 @@ def test_many_texts_are_read_in_parts(model):
     for name, array in model.trace(texts, batch_size=2).items():
         np.testing.assert_allclose(array, whole[name], atol=1e-12)
     assert [len(trace) for trace in model.trace_stream(texts, batch_size=2)] == [2, 1]
-    with pytest.raises(ValueError, match=r"trace: .* gives logits where it writes: add target"):
+    with pytest.raises(
+        ValueError, match=r"trace: .* gives logits only for the text that it writes: add target"
+    ):
         model.trace(texts, logits=True)
     with pytest.raises(ValueError, match=r"trace_stream: .* writes: call trace\(text, target="):
         model.trace_stream(texts, logits=True)
@@ -481,7 +483,7 @@ def test_generated_text_does_not_begin_with_the_prompt(tmp_path):
     np.testing.assert_allclose(found.logits, logits.max(-1), atol=1e-10)
     for begin, end in trace.decoder.offsets:
         assert 0 <= begin <= end <= len(found)
-    with pytest.raises(IndexError, match="no token 6"):
+    with pytest.raises(IndexError, match="token is 6"):
         found.looked_at(6)
     with pytest.raises(TypeError, match=r"^looked_at: token is None: give the number of a token$"):
         found.looked_at(None)
@@ -571,7 +573,7 @@ def test_an_encoder_alone_is_a_model_like_any_other(tmp_path, model):
     assert not isinstance(alone, Seq2SeqModel)
     found = alone([READ[0]]).last_hidden_state
     np.testing.assert_array_equal(found, model([READ[0]], None, [[0]]).encoder_last_hidden_state)
-    with pytest.raises(ValueError, match="nothing that predicts"):
+    with pytest.raises(ValueError, match="does not predict"):
         alone.generate("the cat")
 
 
@@ -579,7 +581,7 @@ def test_a_model_without_its_head_predicts_nothing(tmp_path):
     config = {"architectures": ["T5Model"]}
     model = load(t5(tmp_path, config=config))
     assert model([[3]], None, [[0]]).logits is None
-    with pytest.raises(ValueError, match="nothing that predicts"):
+    with pytest.raises(ValueError, match="does not predict"):
         model.generate("the cat")
 
 
@@ -600,7 +602,7 @@ def test_rows_without_a_token(model):
         (([[3]], None, [[[0]]]), ValueError, r"decoder_input_ids have shape \(1, 1, 1\)"),
         (([[3]], None, [[0.0]]), TypeError, "decoder_input_ids are float64"),
         (([[3]], None, [[20]]), ValueError, "no token 20"),
-        (([[3]], None, [[0]], [[2]]), ValueError, "decoder_attention_mask holds other"),
+        (([[3]], None, [[0]], [[2]]), ValueError, "decoder_attention_mask holds numbers other"),
     ],
 )
 def test_ids_that_do_not_fit(model, given, error, message):

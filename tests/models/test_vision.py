@@ -281,7 +281,7 @@ def test_pixel_values_that_do_not_fit(model, given, error, message):
         (np.zeros((9, 13, 3)), r"float64 \(9, 13, 3\): give uint8 \(H, W, 3\)"),
         (np.zeros((9, 13), np.uint8), r"uint8 \(9, 13\)"),
         (np.zeros((3, 9, 13), np.uint8), r"uint8 \(3, 9, 13\): give uint8 \(H, W, 3\)"),
-        ([], "there is no image"),
+        ([], "no image is given"),
     ],
 )
 def test_images_that_do_not_fit(model, given, message):

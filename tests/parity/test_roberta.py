@@ -47,7 +47,7 @@ def test_as_many_tokens_as_there_are_places(tmp_path: Path) -> None:
     pair = made(tmp_path, RobertaModel, config)
     assert pair.ours.max_seq_length == 42
     compare(pair, length=42)
-    with pytest.raises(ValueError, match="43 columns and the model 42 positions"):
+    with pytest.raises(ValueError, match="43 columns, but the model has only 42 positions"):
         pair.ours(np.full((1, 43), 9))
 
 

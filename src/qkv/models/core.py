@@ -104,7 +104,7 @@ class Core:
             public = (known for known in dir(self) if not known.startswith("_"))
             near = difflib.get_close_matches(name, public, n=3)
             nearest = f": the nearest are {', '.join(near)}" if near else ""
-            raise AttributeError(f"model: there is no {name!r} to set{nearest}")
+            raise AttributeError(f"model: unknown attribute {name!r}{nearest}")
         object.__setattr__(self, name, value)
 
     if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept every name

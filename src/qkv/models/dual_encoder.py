@@ -58,7 +58,7 @@ class _Own(MutableMapping[str, Array]):
         self.arrays[self.prefix + name] = array
 
     def __delitem__(self, name: str) -> NoReturn:
-        raise TypeError(f"parameters: a model cannot be without {name}")
+        raise TypeError(f"parameters: a model needs {name}")
 
     def __iter__(self) -> Iterator[str]:
         all_names = (name for name in self.arrays if name.startswith(self.prefix))

@@ -35,7 +35,7 @@ def advising(
     ... def load(name): ...
     >>> load("books", device="cuda")
     Traceback (most recent call last):
-    TypeError: load: there is no argument device: qkv computes on the CPU
+    TypeError: load: unknown argument device: qkv computes on the CPU
     """
 
     def wrap(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
@@ -47,7 +47,7 @@ def advising(
                 if name not in known:
                     near = difflib.get_close_matches(name, known, n=2) or known
                     hint = advice.get(name, f"the nearest are {', '.join(near)}")
-                    raise TypeError(f"{call}: there is no argument {plain(name, 60)}: {hint}")
+                    raise TypeError(f"{call}: unknown argument {plain(name, 60)}: {hint}")
             return function(*args, **options)
 
         return checked

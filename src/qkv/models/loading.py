@@ -87,15 +87,13 @@ def load(
     kind = None if dtype is None else _float_type(dtype)
     if name_or_path == "random" and not Path("random", CONFIG).is_file():
         if revision is not None:
-            raise ValueError(
-                f"load: random is made here and has no revisions: leave out {revision!r}"
-            )
+            raise ValueError(f"load: qkv creates random, which has no revisions: omit {revision!r}")
         return random_model(dtype=kind or np.float32)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
         if chosen and len(error.args) == 1:  # an error of qkv about the name in QKV_MODEL
-            raise type(error)(f"{error} (QKV_MODEL names it)") from error
+            raise type(error)(f"{error} (the name comes from QKV_MODEL)") from error
         raise
     if Path(name).is_dir():
         name = Path(name).expanduser().resolve().name
@@ -190,8 +188,8 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
     if not missing or not there.isdisjoint(missing):
         return design
     warnings.warn(
-        f"{tensors.source}: config.json names a head and there is no tensor {missing[0]}: "
-        "the model goes without, and gives no logits",
+        f"{tensors.source}: config.json names a head, but the tensor {missing[0]} is "
+        "missing: the model runs without a head and gives no logits",
         UserWarning,
         stacklevel=2,
     )
@@ -207,8 +205,8 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
             f"{config.source}: qkv does not compute the head of "
             f"{plain(config.architecture(), 80)} and leaves out "
             f"{plain(', '.join(parts), 200) or 'nothing, as the files hold no tensor of it'}: "
-            "the model below it works and gives vectors (trace, encode), but no logits (predict, "
-            "rank, generate)",
+            "the rest of the model works and gives vectors (trace, encode), but no logits "
+            "(predict, rank, generate)",
             UserWarning,
             stacklevel=2,
         )

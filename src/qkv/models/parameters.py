@@ -46,7 +46,7 @@ class Parameters(MutableMapping[str, Array]):
         if name not in self._arrays:
             near = difflib.get_close_matches(str(name), self._arrays, n=3)
             raise KeyError(
-                f"parameters: there is no {name!r}: the nearest are {', '.join(near) or 'none'}"
+                f"parameters: unknown name {name!r}: the nearest are {', '.join(near) or 'none'}"
             )
         array, old = as_array(value, call="parameters", name=name), self._arrays[name]
         if not is_float(array.dtype):

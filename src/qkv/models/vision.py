@@ -103,7 +103,7 @@ class ImageReader(TextReader):
                 raise TypeError(
                     f"pixels: {self.name} looks at images, not at {str(image)[:40]!r}: in Python, "
                     f"give an array (H, W, {self.design.channels}) of uint8 or one of Pillow's "
-                    "images, as model.trace(PIL.Image.open(path))"
+                    "images, for example model.trace(PIL.Image.open(path))"
                 )
         if self.pixels is None:
             raise ValueError(
@@ -113,7 +113,7 @@ class ImageReader(TextReader):
         prepared = [self.pixels(image) for image in images]
         self.check(prepared, "pixels")
         if not prepared:
-            raise ValueError("pixels: there is no image: give at least one")
+            raise ValueError("pixels: no image is given: give at least one")
         return np.stack(prepared)
 
     @property
@@ -121,7 +121,7 @@ class ImageReader(TextReader):
         """The shape of pixel values, for errors."""
         design = self.design
         if design.any_size:
-            return f"(B, {design.channels}, H, W), one size for all"
+            return f"(B, {design.channels}, H, W), all of one size"
         return f"(B, {design.channels}, {design.image[0]}, {design.image[1]})"
 
     def grid_of(self, images: Array) -> tuple[int, int]:
@@ -144,7 +144,7 @@ class ImageReader(TextReader):
             if image.shape != shape:
                 takes = f"the model takes {shape}"
                 if design.any_size:
-                    takes = f"those of one call are of one size, of at least a patch: {shape}"
+                    takes = f"all images of a call must have one size, at least a patch: {shape}"
                 raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
@@ -153,7 +153,7 @@ class ImageReader(TextReader):
         images = texts if is_ready else self.prepare(texts)
         self.check(images, call)
         if not len(images):
-            raise ValueError(f"{call}: there is no image: give at least one")
+            raise ValueError(f"{call}: no image is given: give at least one")
         return len(images) == 1, self.patches(images)
 
     def patches(self, images: Iterable[Array]) -> list[Tokenized]:
@@ -228,8 +228,8 @@ def encode_images(
     if head is None:
         has = "no head" if model.head is None else "a head for classes"
         raise ValueError(
-            f"encode: {model.name} looks at images and has {has}, not one that makes a vector "
-            "of an image: take a token's, as model(pixel_values).last_hidden_state[:, 0]"
+            f"encode: {model.name} reads images and has {has}, not a head that makes an image's "
+            "vector: use a token's vector, for example model(pixel_values).last_hidden_state[:, 0]"
         )
     batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
     _, batch = model.reader.read(images, "encode")

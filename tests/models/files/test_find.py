@@ -190,7 +190,8 @@ def test_without_a_name_the_environment_says_which(small, monkeypatch):
     assert load().name == "random"
     monkeypatch.setenv("QKV_MODEL", "/nowhere")
     with pytest.raises(
-        FileNotFoundError, match=r"the folder /nowhere does not exist \(QKV_MODEL names it\)$"
+        FileNotFoundError,
+        match=r"folder /nowhere does not exist \(the name comes from QKV_MODEL\)$",
     ):
         load()
     with pytest.raises(FileNotFoundError, match=r"the folder /somewhere does not exist$"):
@@ -282,7 +283,7 @@ def test_a_shard_of_a_model_that_lacks_others_names_its_folder(small, tmp_path):
 def test_a_revision_without_effect_is_refused(small):
     with pytest.raises(ValueError, match="is a folder and has no revisions: omit 'main'"):
         load(small, revision="main")
-    with pytest.raises(ValueError, match="random is made here and has no revisions: leave out 'x'"):
+    with pytest.raises(ValueError, match="qkv creates random, which has no revisions: omit 'x'"):
         load("random", revision="x")
 
 

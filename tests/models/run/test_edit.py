@@ -450,7 +450,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
     [
         (
             {"ablate": {(0, 1): "mean"}},
-            r"generate: ablate has \"mean\" for \(0, 1\), and texts st",
+            r"generate: ablate has \"mean\" for \(0, 1\), which is unknown until",
         ),
         ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit cannot be combined"),
         (
@@ -468,7 +468,9 @@ def test_what_generate_does_not_take(tmp_path, options, said):
 def test_logits_that_an_edit_has_broken_are_not_said_to_be_of_the_weights(tmp_path):
     model = decoders.gpt2(tmp_path / "model", seed=3)
     for call in (model.generate, model.predict):
-        with pytest.raises(FloatingPointError, match="not finite: look at what edit and ablate"):
+        with pytest.raises(
+            FloatingPointError, match="not finite: check the values in edit and ablate"
+        ):
             call("abc", edit={("resid_post", 0): lambda x: x * np.nan})
 
 
@@ -578,12 +580,12 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"ablate": {(0, 1): np.ones(12)}},
             ValueError,
-            r"ablate has an array \(12,\) for \(0, 1\) and a head gives \(4,\)",
+            r"ablate has an array \(12,\) for \(0, 1\), but a head gives \(4,\)",
         ),
         ({"ablate": {(0, 1): ["a"]}}, TypeError, r"ablate\[\(0, 1\)\]|ablate has <U1"),
         ({"edit": [("z", 0)]}, TypeError, r"edit\[0\] is \('z', 0\): give a record, as "),
         ({"edit": 3}, TypeError, "edit is 3: give a mapping from an activation to .*, or a list o"),
-        ({"edit": {3: abs}}, TypeError, "edit has 3: name an activation in full, or by a tuple"),
+        ({"edit": {3: abs}}, TypeError, "edit has 3: give an activation's full name, or a tuple"),
         ({"edit": {("z", 0): None}}, TypeError, "edit has None for blocks.0.attn.hook_z: give a f"),
         ({"edit": {("z", 0): "0"}}, TypeError, "edit has '0' for blocks.0.attn.hook_z"),
         (
@@ -606,18 +608,18 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"edit": {("z", 0): lambda z: None}},
             TypeError,
-            "the function for blocks.0.attn.hook_z g",
+            "the function for blocks.0.attn.hook_z returned",
         ),
         (
             {"edit": {("pattern", 1): lambda p: p[:, 0]}},
             ValueError,
-            r"the function for blocks.1.attn.hook_pattern got \(1, 3, 9, 9\) and gave \(1, 9, 9\)",
+            r".*for blocks.1.attn.hook_pattern got \(1, 3, 9, 9\) and returned \(1, 9, 9\)",
         ),
-        ({"edit": {("z", 0): lambda z: z > 0}}, TypeError, ".*hook_z gave bool: give floats"),
+        ({"edit": {("z", 0): lambda z: z > 0}}, TypeError, ".*hook_z returned bool: return floats"),
         (
             {"edit": {("pattern", 1): abs}, "top_k": 2},
             ValueError,
-            "top_k is 2 and edit changes blocks.1.attn.hook_pattern: summaries show",
+            "top_k is 2 and edit changes blocks.1.attn.hook_pattern: top_k summarises",
         ),
         ({"ablate": [(None, 0)]}, TypeError, r"ablate has \(None, 0\)"),
         ({"ablate": [(2, None)]}, ValueError, "ablate has layer 2"),
@@ -687,7 +689,7 @@ def test_no_text_is_no_vector_whatever_is_edited(double):
 
 def test_an_array_of_several_texts_may_be_one_for_all(double):
     with pytest.raises(
-        ValueError, match=r"here: give that shape, or \(1, 9, 3, 4\) for the same in ev"
+        ValueError, match=r"here: give that shape, or \(1, 9, 3, 4\) for the same values"
     ):
         double.trace(TEXTS, edit={("z", 0): np.ones((2, 9, 3, 4))})
 

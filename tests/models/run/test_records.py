@@ -244,7 +244,7 @@ def test_the_layers_that_are_run_take_records(model: Model) -> None:
     np.testing.assert_allclose(found, trace["normalized_resid_post", 1], atol=1e-12)
     with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(ablate\) is of layer 0, and"):
         model.run_layers(trace["resid_pre", 1], 1, edit=[{"op": "ablate", "layer": 0}])
-    with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(swap\) .* no token"):
+    with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(swap\) .* needs tokens"):
         model.run_layers(trace["resid_pre", 1], 1, edit=[RECORDS["swap"]])
 
 
@@ -268,7 +268,7 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ({"op": "ablate", "layer": 0, "head": 3}, r"\(ablate\) has head 3: give 0 to 2, as a la"),
         (
             {"op": "ablate", "layer": 0, "head": 1, "with": [1.0] * 3},
-            r"\(ablate\) has an array \(3,\) for \(0, 1\) and a head gives \(4,\)",
+            r"\(ablate\) has an array \(3,\) for \(0, 1\), but a head gives \(4,\)",
         ),
         ({"op": "scale", "value": float("nan")}, r"\(scale\) has value nan: give a finite number"),
         ({"op": "scale", "value": [1]}, r"\(scale\) has value \[1\]: give a finite number"),
@@ -291,7 +291,7 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": ["a dog ran"]},
-            r"\(patch\) has from \['a dog ran'\]: give a text with a word in it",
+            r"\(patch\) has from \['a dog ran'\]: give a text with at least one word",
         ),
         (
             {"op": "patch", "at": "z", "layer": 0, "from": " "},
@@ -299,7 +299,7 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         (
             {"op": "patch", "at": "mlp_out", "layer": 0, "head": 1, "from": OTHER},
-            r"\(patch\) has a head, and mlp_out is of no head: leave it out",
+            r"\(patch\) has a head, but mlp_out belongs to no head: omit the head",
         ),
         (
             {"op": "set", "at": "z", "layer": 0, "head": 1, "value": [[1.0] * 4] * 7},

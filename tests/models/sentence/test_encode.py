@@ -62,7 +62,7 @@ def test_the_default_prompt_gives_way_to_another(folder):
 def test_prompts_that_do_not_go(folder):
     model = with_prompts(folder)
     with pytest.raises(
-        ValueError, match=r"no prompt 'other': .* has query, document, passage, none"
+        ValueError, match=r"unknown prompt 'other': .* has query, document, passage, none"
     ):
         model.encode(TEXTS, prompt_name="other")
     with pytest.raises(TypeError, match="encode: prompt is int"):
@@ -81,7 +81,7 @@ def test_a_model_without_prompts_has_two_empty_ones(folder, files):
     model = load(folder.path)
     for name in ("query", "document"):
         np.testing.assert_array_equal(model.encode(TEXTS, prompt_name=name), model.encode(TEXTS))
-    with pytest.raises(ValueError, match=r"no prompt 'other': .* has query, document"):
+    with pytest.raises(ValueError, match=r"unknown prompt 'other': .* has query, document"):
         model.encode(TEXTS, prompt_name="other")
 
 
@@ -386,9 +386,9 @@ def test_a_stream_of_vectors(folder, monkeypatch):
         (["a"], {"batch_size": 0}, ValueError, "batch_size is 0"),
         (["a"], {"truncate_dim": 13}, ValueError, "truncate_dim is 13"),
         (["a"], {"output_value": "x"}, ValueError, "output_value is 'x'"),
-        (["a"], {"prompt_name": "x"}, ValueError, "there is no prompt 'x'"),
+        (["a"], {"prompt_name": "x"}, ValueError, "unknown prompt 'x'"),
         (["a"], {"prompt": 3}, TypeError, "prompt is int"),
-        (["a"], {"batchsize": 3}, TypeError, "there is no argument 'batchsize': there are batch_s"),
+        (["a"], {"batchsize": 3}, TypeError, "unknown argument 'batchsize': choose from batch_s"),
     ],
 )
 def test_an_error_of_a_stream_names_it(folder, texts, options, error, words):

@@ -74,9 +74,9 @@ def test_pairs(ranks):
     logits = model.predict(pairs, activation_fn=lambda x: x)
     np.testing.assert_allclose(sigmoid(logits), expected, atol=1e-5)
     assert model.predict([]).shape == (0,)
-    with pytest.raises(ValueError, match="predict: there is no prompt 'x'"):
+    with pytest.raises(ValueError, match="predict: unknown prompt 'x'"):
         model.predict(pairs, prompt_name="x")
-    with pytest.raises(ValueError, match="there is no token in it"):
+    with pytest.raises(ValueError, match="query is empty: give a query"):
         model.predict([("", " ")])
 
 

@@ -43,7 +43,7 @@ def test_steps_of_few_vectors_say_so(small):
         found = model.encode(TEXTS, precision="int8")
     assert found.min(0).tolist() == [-128] * 12
     assert found.max(0).min() >= 126  # rounded down, the largest may be a step lower
-    with pytest.raises(ValueError, match="encode: precision is uint8 and there is one vector"):
+    with pytest.raises(ValueError, match="encode: precision is uint8, but a single vector"):
         model.encode(TEXTS[:1], precision="uint8")
 
 
@@ -63,11 +63,11 @@ def test_no_text_at_all(small, precision, width, dtype):
         ({"precision": "int4"}, "precision is 'int4': choose float32 or int8 or uint8"),
         (
             {"precision": "binary", "output_value": "token_embeddings"},
-            "precision binary is for sentence vectors and output_value is token_embeddings",
+            "precision binary is for sentence vectors, but output_value is token_embeddings",
         ),
         (
             {"normalize_embeddings": True, "output_value": None},
-            "normalize_embeddings is for sentence vectors and output_value is None",
+            "normalize_embeddings is for sentence vectors, but output_value is None",
         ),
         ({"output_value": "logits"}, "output_value is 'logits': choose sentence_embedding or"),
     ],
@@ -140,7 +140,7 @@ def test_vectors_that_cannot_be_compared(a, b, error, words):
 
 
 def test_pairs_need_as_many():
-    with pytest.raises(ValueError, match="similarity_pairwise: there are 2 vectors and 3"):
+    with pytest.raises(ValueError, match="similarity_pairwise: the inputs have 2 and 3"):
         similarity_pairwise(A, B, "dot")
 
 

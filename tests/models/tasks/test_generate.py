@@ -353,7 +353,7 @@ def test_each_token_can_be_traced(random: qkv.Model) -> None:
             expected = again["pattern", layer][0, :, -1]
             np.testing.assert_allclose(looked[layer], expected, atol=1e-6)
     np.testing.assert_array_equal(result.looked_at(-1)[1], result.looked_at(5)[1])
-    with pytest.raises(IndexError, match="6 are new"):
+    with pytest.raises(IndexError, match="only 6 tokens are new"):
         result.looked_at(6)
     with pytest.raises(TypeError, match=r"^looked_at: token is 'x': give the number of a token$"):
         result.looked_at("x")  # type: ignore[arg-type]
@@ -431,10 +431,14 @@ def test_several_traces(random: qkv.Model) -> None:
         (
             {"prompt": "a" * POSITIONS},
             ValueError,
-            f"has {POSITIONS} tokens .* no room for a new token",
+            f"has {POSITIONS} tokens .* no room is left for a new token",
         ),
-        ({"prompt": "a" * POSITIONS, "max_new_tokens": 1}, ValueError, "no room for a new token"),
-        ({"prompt": "a" * (POSITIONS + 1)}, ValueError, "no room for a new token"),
+        (
+            {"prompt": "a" * POSITIONS, "max_new_tokens": 1},
+            ValueError,
+            "no room is left for a new token",
+        ),
+        ({"prompt": "a" * (POSITIONS + 1)}, ValueError, "no room is left for a new token"),
     ],
     ids=str,
 )
@@ -468,7 +472,7 @@ def test_only_a_decoder_with_a_head_generates(small: Path, tmp_path: Path) -> No
         qkv.load(small),
         gpt2(tmp_path, seed=0, architectures=["GPT2Model"]),
     ):
-        with pytest.raises(ValueError, match="nothing that predicts the next token"):
+        with pytest.raises(ValueError, match="does not predict the next token"):
             model.generate("the")
 
 

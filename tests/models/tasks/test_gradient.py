@@ -166,7 +166,7 @@ def test_an_encoder_at_its_mask():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"at": ("received", 0)}, ValueError, "no gradient of .* top_k makes: ask for hook_embed"),
+        ({"at": ("received", 0)}, ValueError, "has no gradient, .* top_k makes: give hook_embed"),
         (
             {"edit": {("resid_post", 0): np.tanh}, "at": ["z"]},
             ValueError,
@@ -198,7 +198,7 @@ def test_an_encoder_at_its_mask():
         ({"at": [("resid_post", 9)]}, KeyError, "the layers are 0 to 1"),
         ({"at": ["resid_pots"]}, KeyError, "nearest are resid_post"),
         ({"at": [3]}, TypeError, "at has 3: give names"),
-        ({"at": 3}, TypeError, r"at is 3: give names, as \['embed', \('resid_post', 3\)\]"),
+        ({"at": 3}, TypeError, r"at is 3: give names, such as \['embed', \('resid_post', 3\)\]"),
         ({"at": None}, TypeError, "at is None: give names"),
         ({"of": 3}, TypeError, r"of is 3: give \(position, token\)"),
         ({"of": "cat"}, TypeError, "of is 'cat'"),
@@ -221,7 +221,7 @@ def test_what_cannot_be_asked_for(decoder, options, error, words):
 
 def test_models_that_have_none(tmp_path):
     short = load(write_small(tmp_path / "llama", CONFIGS["llama"]), dtype="bfloat16")
-    with pytest.raises(TypeError, match=r"is bfloat16 and gradients .*dtype=np\.float32"):
+    with pytest.raises(TypeError, match=r"is bfloat16, but gradients .*dtype=np\.float32"):
         short.gradient("the cat", of=(-1, 1))
     with pytest.raises(ValueError, match="gradient: random has no head"):
         qkv.load("random").gradient("the cat", of=(-1, 1))

@@ -33,7 +33,7 @@ def test_one_token_predicts_none_before_it() -> None:
 
 
 def test_what_has_no_losses() -> None:
-    with pytest.raises(ValueError, match=r"losses: there are 2 texts: give one text a call"):
+    with pytest.raises(ValueError, match=r"losses: 2 texts are given: give one text per call"):
         qkv.load("books-decoder").losses([TEXT, TEXT])
-    with pytest.raises(ValueError, match=r"losses: books is no decoder .*: predict\(text\)"):
+    with pytest.raises(ValueError, match=r"losses: books is not a decoder .*: predict\(text\)"):
         qkv.load("books").losses(TEXT)

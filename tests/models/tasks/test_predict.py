@@ -234,7 +234,7 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
     model = load(tmp_path / "model", dtype=np.float64)
     assert model([[2, 4, 5, 3]], hide=[1]).logits is not None
     for call in (lambda: model([[2, 4, 3]], hide="cat"), lambda: model.trace([2, 4], hide="cat")):
-        with pytest.raises(ValueError, match=r"hide has 'cat' and .* no tokenizer .*hide=\[3\]"):
+        with pytest.raises(ValueError, match=r"hide has 'cat' but .* no tokenizer .*hide=\[3\]"):
             call()
     with pytest.raises(ValueError, match=r"^predict: model fills in words and has no tokenizer"):
         model.predict([2, 4, 3])
@@ -357,14 +357,14 @@ def test_a_long_text_of_an_encoder_is_cut_and_of_a_decoder_refused(
 @pytest.mark.parametrize(
     ("text", "options", "error", "said"),
     [
-        ("the cat", {}, ValueError, r"the text has no mask token, .*: write \[MASK\] where a word"),
+        ("the cat", {}, ValueError, r"the text has no mask token, .*: write \[MASK\] or _ where"),
         ([2, 4, 3], {}, ValueError, "the text has no mask token"),
         ("", {}, ValueError, "the text is empty"),
         ("  ", {}, ValueError, "the text is empty"),
         ([], {}, TypeError, "text is list, not a string"),
         (None, {}, TypeError, "text is NoneType, not a string"),
-        (["a [MASK]", "[MASK]"], {}, TypeError, "text is a list of 2: give one text at a time"),
-        ([[2, 19, 3], [2, 19, 3]], {}, ValueError, r"there are 2 texts: give one, \(T,\) or"),
+        (["a [MASK]", "[MASK]"], {}, TypeError, "text is a list of 2: give one text per call"),
+        ([[2, 19, 3], [2, 19, 3]], {}, ValueError, r"2 texts are given: give one, \(T,\) or"),
         ([2, 30], {}, ValueError, "there is no token 30"),
         ([2.0, 3.0], {}, TypeError, ""),
         (TEXT, {"top_k": 0}, ValueError, "top_k is 0: it must be 1 or more"),
@@ -405,7 +405,9 @@ def test_a_model_of_two_texts_generates(tmp_path: Path) -> None:
     model = load(write_small(tmp_path / "t5", CONFIGS["t5"]), dtype=np.float64)
     with pytest.raises(ValueError, match=r"^predict: t5 reads one text and writes another: call g"):
         model.predict("the cat")
-    with pytest.raises(ValueError, match=r"^trace: t5 gives logits where it writes: add target"):
+    with pytest.raises(
+        ValueError, match=r"^trace: t5 gives logits only for the text that it writes: add target"
+    ):
         model.trace("the cat", logits=True)
     read, written = [[4, 5, 6], [7, 3]], [[2, 8], [2, 9, 10]]
     trace = model.trace(read, target=written, logits=True)

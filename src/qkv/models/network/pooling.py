@@ -39,7 +39,7 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
 }
 
 _SELU = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017: alpha and scale
-EPS = 1e-5  # of torch's LayerNorm
+EPS = 1e-5  # the default of LayerNorm in torch
 
 
 def _exponential(x: Array, alpha: float = 1.0) -> Array:
@@ -53,8 +53,8 @@ def _softplus(x: Array) -> Array:
     return softplus
 
 
-# The activations that `MLP` does not have, by the names of torch's classes in small letters, with
-# the default options of these.
+# The activations that `MLP` does not have, with torch's default options. The keys are the names of
+# torch's classes in lower case.
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),

@@ -114,7 +114,7 @@ class EditedRun:
     @property
     def why(self) -> str:
         """The reason that an error gives for logits that are not finite."""
-        return "look at what edit and ablate put in" if self.asked else CANNOT
+        return "check the values in edit and ablate" if self.asked else CANNOT
 
     @property
     def changed(self) -> list[str]:
@@ -321,8 +321,8 @@ class EditedRun:
         name = next(names, None)
         if top_k is not None and name is not None:
             raise ValueError(
-                f"{self.call}: top_k is {top_k} and edit changes {name}: summaries show only what "
-                "attention itself computes: leave top_k out"
+                f"{self.call}: top_k is {top_k} and edit changes {name}: top_k summarises "
+                "only weights that the model computes: omit top_k"
             )
 
     def _z(self, layer: int) -> str:
@@ -407,12 +407,14 @@ class EditedRun:
         """Return the result of a user's function, which must be an array of this shape."""
         where = f"{self.call}: the function for {name}"
         if value is None:
-            raise TypeError(f"{where} gave None: give the array back, changed or not")
-        array = as_array(value, call=self.call, name=f"what the function for {name} gave")
+            raise TypeError(f"{where} returned None: return the array, changed or not")
+        array = as_array(value, call=self.call, name=f"the result of the function for {name}")
         if not is_number(array):
-            raise TypeError(f"{where} gave {array.dtype}: give floats {shape}")
+            raise TypeError(f"{where} returned {array.dtype}: return floats {shape}")
         if array.shape != shape:
-            raise ValueError(f"{where} got {shape} and gave {array.shape}: give the same shape")
+            raise ValueError(
+                f"{where} got {shape} and returned {array.shape}: return the same shape"
+            )
         return array
 
 

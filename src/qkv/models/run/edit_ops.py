@@ -109,8 +109,8 @@ class Plan:
             changed[axis] = size, slice(None) if index is None else index
         if "head" in fields and not {"head", "kv_head"} & changed.keys():
             raise ValueError(
-                f"{self.call}: {record.source} has a head, and {fields['at']} is of no head: leave "
-                "it out"
+                f"{self.call}: {record.source} has a head, but {fields['at']} belongs to no "
+                "head: omit the head"
             )
         return changed
 
@@ -120,7 +120,7 @@ class Plan:
         if self.read is None:
             raise wrong(self.call, record, "from", 'an array with "set": this model reads no texts')
         if not isinstance(text, str) or not text.strip():
-            raise wrong(self.call, record, "from", "a text with a word in it")
+            raise wrong(self.call, record, "from", "a text with at least one word")
         if text not in self.sources:
             self.sources[text] = Source(self.body, self.read(text, self.call))
         source = self.sources[text]

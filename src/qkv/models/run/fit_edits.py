@@ -143,8 +143,8 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
     """Return the full names of the activations that a key of `edit` stands for."""
     if not isinstance(name, str | tuple):
         raise TypeError(
-            f"{call}: edit has {shown(name)}: name an activation in full, or by a tuple, as "
-            '("resid_post", 0)'
+            f"{call}: edit has {shown(name)}: give an activation's full name, or a tuple "
+            'such as ("resid_post", 0)'
         )
     if name in ("logits", "decoder.logits"):
         raise ValueError(
@@ -158,8 +158,8 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
         raise KeyError(f"{call}: edit has {shown(name)}, and {problem}") from None
     if not names:
         raise ValueError(
-            f"{call}: edit has {shown(name)}, which names no layer: give numbers of layers, as "
-            "(0, 1), or None for all"
+            f"{call}: edit has {shown(name)}, which names no layer: give layer numbers, such "
+            "as (0, 1), or None for all layers"
         )
     return names
 
@@ -259,7 +259,7 @@ def _array(
     shape = (texts, *shape_of(at, side, length, other if at.crosses else length, features))
     if array.shape not in (shape, (1, *shape[1:])):
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
-        more = f", or {(1, *shape[1:])} for the same in every text" if texts != 1 else ""
+        more = f", or {(1, *shape[1:])} for the same values in every text" if texts != 1 else ""
         raise ValueError(
             f"{call}: edit has {has} for {name}, which is {shape} here: give that shape{more}"
         )
@@ -292,8 +292,8 @@ def plain(
         if callable(change) or not at:
             what = "a function" if callable(change) else "an array"
             raise ValueError(
-                f"{call}: edit has {what} for {name}, which no record holds: give an array for "
-                f"{', '.join(sites[:-1])} or {sites[-1]}, or records, as "
+                f"{call}: edit has {what} for {name}, which a record cannot hold: give an array "
+                f"for {', '.join(sites[:-1])} or {sites[-1]}, or records such as "
                 '[{"op": "add", "at": "resid_post", "layer": 0, "vector": [...]}]'
             )
         records.append({"op": "set", "at": at[0], "layer": layer, "value": change[0].tolist()})
@@ -422,8 +422,8 @@ def _output(record: Record, value: Any, size: int, call: str) -> Any:
             )
         if value == "mean" and call in ("generate", "trace_stream"):
             raise ValueError(
-                f'{has} "mean" for {pair}, and texts still to come have no mean: give "zero" or '
-                f"an array ({size},)"
+                f'{has} "mean" for {pair}, which is unknown until all text has been read: '
+                f'give "zero" or an array ({size},)'
             )
         return 0 if value == "zero" else value
     array = as_array(value, call=call, name=f"{record.source}[{pair}]")
@@ -431,6 +431,6 @@ def _output(record: Record, value: Any, size: int, call: str) -> Any:
         raise TypeError(f'{has} {array.dtype} for {pair}: give "zero", "mean" or floats ({size},)')
     if array.shape != (size,):
         raise ValueError(
-            f"{has} an array {array.shape} for {pair} and a head gives ({size},): give that shape"
+            f"{has} an array {array.shape} for {pair}, but a head gives ({size},): give that shape"
         )
     return array

@@ -103,7 +103,8 @@ def checked_ids(
     most = embedding.max_positions
     if counts and most is not None and ids.shape[1] > most:
         raise ValueError(
-            f"model: {name} have {ids.shape[1]} columns and the model {most} positions: cut them"
+            f"model: {name} have {ids.shape[1]} columns, but the model has only {most} "
+            "positions: shorten the texts"
         )
     check_ids(ids[mask], len(embedding.table), "model")
     return ids, mask
@@ -117,7 +118,8 @@ def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Arr
     mask = as_array(attention_mask, call="model", name=name)
     if mask.shape != shape:
         raise ValueError(
-            f"model: {name} has shape {mask.shape} and {side}input_ids {shape}: give the same shape"
+            f"model: {name} has shape {mask.shape}, but {side}input_ids have shape {shape}: give "
+            "the same shape"
         )
     if mask.dtype.kind not in "biu" and mask.size:
         raise TypeError(
@@ -125,7 +127,7 @@ def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Arr
             "False or 0 where there is padding"
         )
     if not np.isin(mask, (0, 1)).all():
-        raise ValueError(f"model: {name} holds other numbers than 0 and 1: give these")
+        raise ValueError(f"model: {name} holds numbers other than 0 and 1: give only 0 and 1")
     return mask.astype(bool)
 
 
@@ -150,8 +152,8 @@ def checked_positions(
     embedding = body.embedding
     if embedding.positions is None and not any(layer.attn.rotary for layer in body.layers):
         raise ValueError(
-            f"model: position_ids are given and {name} has neither learned nor rotary positions, "
-            "which they are for: leave them out"
+            f"model: position_ids are given, but {name} has neither learned nor rotary "
+            "positions: omit position_ids"
         )
     positions = as_array(position_ids, call="model", name="position_ids")
     if positions.dtype.kind not in "iu" and positions.size:
@@ -159,8 +161,8 @@ def checked_positions(
     shape, both = positions.shape, mask.shape
     if np.atleast_2d(positions).shape not in (both, (1, both[1])):
         raise ValueError(
-            f"model: position_ids have shape {shape} and input_ids {both}: give {both}, or "
-            f"{(1, both[1])} for the same in every text"
+            f"model: position_ids have shape {shape}, but input_ids have shape {both}: give "
+            f"{both}, or {(1, both[1])} for the same positions in every text"
         )
     positions = np.broadcast_to(positions, both)
     rows = embedding.max_positions
@@ -168,8 +170,8 @@ def checked_positions(
     outside = positions[mask & ((positions < 0) | (positions >= most))]
     if outside.size:
         raise ValueError(
-            f"model: position_ids have {outside[0]} at a token and {name} has positions 0 to "
-            f"{most - 1}: give these"
+            f"model: position_ids have {outside[0]} at a token, but the positions of {name} are 0 "
+            f"to {most - 1}: give only these positions"
         )
     return np.where(mask, positions, 0).astype(np.int64) - embedding.first_id
 
@@ -188,7 +190,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
     if len(tokenizer) > rows:
         raise ModelError(
             f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
-            f"{rows} rows: they do not belong together"
+            f"has {rows} rows: they do not belong together"
         )
     added = tokenizer.tokenize("")
     around = len(added)
@@ -204,8 +206,8 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
         )
     if limit is not None and limit <= around:
         raise ModelError(
-            f"load: {name} takes texts of {limit} tokens and its tokenizer adds {around} to each: "
-            "no room is left for words"
+            f"load: {name} takes texts of up to {limit} tokens, and its tokenizer adds {around} to "
+            "each: no room is left for words"
         )
 
 
@@ -229,7 +231,7 @@ def check_device(device: Any, call: str) -> None:
 
     >>> check_device("cuda", "encode")
     Traceback (most recent call last):
-    ValueError: encode: device is cuda: qkv computes on the CPU: leave it out
+    ValueError: encode: device is cuda: qkv computes on the CPU: omit device
     """
     if isinstance(device, list | tuple):
         raise ValueError(
@@ -237,4 +239,4 @@ def check_device(device: Any, call: str) -> None:
             f"{len(device)}) as pool`, and encode(texts, pool=pool)"
         )
     if device is not None and str(device).partition(":")[0] != "cpu":
-        raise ValueError(f"{call}: device is {device!s:.40}: qkv computes on the CPU: leave it out")
+        raise ValueError(f"{call}: device is {device!s:.40}: qkv computes on the CPU: omit device")

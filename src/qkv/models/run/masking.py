@@ -45,8 +45,8 @@ def _of_words(
     """
     if subwords is None:
         raise ValueError(
-            f"{call}: hide has {words[0]!r} and the model has no tokenizer to know words by: "
-            "give positions, as hide=[3]"
+            f"{call}: hide has {words[0]!r} but the model has no tokenizer to find words: "
+            "give positions, such as hide=[3]"
         )
     keys: list[set[int]] = [set() for _ in batch]
     for word in words:

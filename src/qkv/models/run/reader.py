@@ -109,14 +109,16 @@ class TextReader:
             for number, tokens in enumerate(batch, first):
                 if all(tokens.special):
                     where = "the text" if single else f"text {number}"
-                    raise ValueError(f"{call}: {where} is empty: there is no word in it")
+                    raise ValueError(
+                        f"{call}: {where} is empty: give a text with at least one word"
+                    )
             truncator.cut.warn()
             batch = [
                 replace(tokens, text=text[: max(end for _, end in tokens.offsets)])
                 for tokens, text in zip(batch, strings, strict=True)
             ]
         if not batch:
-            raise ValueError(f"{call}: there is no text: give at least one")
+            raise ValueError(f"{call}: no text is given: give at least one")
         return single, batch
 
     def ids(self, text: str, call: str) -> Array:
@@ -159,5 +161,5 @@ class TextReader:
         if hasattr(first, "convert") or getattr(first, "ndim", 0) > 2:
             raise TypeError(
                 f"{call}: {self.name} reads texts here, not images: call encode_image(images), or "
-                "model.vision, as model.vision.trace(image)"
+                "model.vision, for example model.vision.trace(image)"
             )

@@ -127,11 +127,12 @@ def encode(
     if pool is not None:
         if pool.model is not model:
             raise ValueError(
-                f"encode: the pool is of {pool.model.name}, another model: start one of this model"
+                f"encode: the pool is for {pool.model.name}, another model: start a pool for this "
+                "model"
             )
         if edits:
             raise ValueError(
-                "encode: pool cannot be combined with ablate, hide or edit: leave one of them out"
+                "encode: pool cannot be combined with ablate, hide or edit: omit one of them"
             )
         vectors = _by_pool(pool, encoder, texts, chunk_size, show_progress_bar)
     else:
@@ -248,7 +249,7 @@ def encode_stream(
             )
         if name not in OPTIONS:
             raise TypeError(
-                f"encode_stream: there is no argument {name!r}: there are {', '.join(OPTIONS)}"
+                f"encode_stream: unknown argument {name!r}: choose from {', '.join(OPTIONS)}"
             )
     encoder = text_encoder(model, call="encode_stream", **options)
     return encoder.windows(sentences, show_progress_bar)

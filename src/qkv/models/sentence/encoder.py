@@ -91,8 +91,8 @@ class Encoder:
         self._one_each = self.output_value == "sentence_embedding"
         if not self._one_each and self.normalize_embeddings:
             raise ValueError(
-                f"{self.call}: normalize_embeddings is for sentence vectors and output_value is "
-                f"{self.output_value}: leave it out"
+                f"{self.call}: normalize_embeddings is for sentence vectors, but output_value is "
+                f"{self.output_value}: omit normalize_embeddings"
             )
         self._before = chosen_prompt(
             self.sentence, self.prompt, self.prompt_name, name=model.name, call=self.call
@@ -350,6 +350,6 @@ def chosen_prompt(
         return ""
     if wanted not in sentence.prompts:
         raise ValueError(
-            f"{call}: there is no prompt {wanted!r:.80}: {name} has {', '.join(sentence.prompts)}"
+            f"{call}: unknown prompt {wanted!r:.80}: {name} has {', '.join(sentence.prompts)}"
         )
     return sentence.prompts[wanted]

@@ -211,7 +211,7 @@ def predict_pairs(
 
 
 def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
-    """Return `(single, pairs)`: whether the input is one pair, and the list of pairs."""
+    """Return `(single, pairs)`: `single` is True for one pair; `pairs` is always a list."""
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
         raise TypeError(
             f"predict: inputs is {type(inputs).__name__}: this model reads two texts together: "

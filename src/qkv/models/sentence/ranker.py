@@ -98,7 +98,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
     ids, segments, parts = tokenizer.pair(text, text)
     own = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
     if not all(own):
-        raise ValueError(f"{call}: the query is empty: there is no token in it")
+        raise ValueError(f"{call}: the query is empty: give a query with at least one token")
     (a, b), (c, d) = ((positions[0], positions[-1] + 1) for positions in own)
     if b - a + d - c != sum(map(len, own)) or b > c:
         raise ValueError(f"{call}: the tokenizer of {name} does not put one text after the other")
@@ -298,7 +298,8 @@ def applied(activation: Activation, logits: Array, call: str) -> Array:
     if not isinstance(scores, np.ndarray) or scores.shape != logits.shape:
         about = scores.shape if isinstance(scores, np.ndarray) else type(scores).__name__
         raise TypeError(
-            f"{call}: activation_fn gives {about}: it must give an array {logits.shape}, as it gets"
+            f"{call}: activation_fn returned {about}: it must return an array of the shape of its "
+            f"input, {logits.shape}"
         )
     return scores
 

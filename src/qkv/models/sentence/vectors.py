@@ -24,8 +24,8 @@ def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
         raise ValueError(f"{call}: precision is {precision!r}: choose {' or '.join(PRECISIONS)}")
     if precision != "float32" and output_value != "sentence_embedding":
         raise ValueError(
-            f"{call}: precision {precision} is for sentence vectors and output_value is "
-            f"{output_value}: leave it out"
+            f"{call}: precision {precision} is for sentence vectors, but output_value is "
+            f"{output_value}: omit precision"
         )
 
 
@@ -51,13 +51,13 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
         return bits if precision == "ubinary" else (bits ^ 0x80).view(np.int8)
     if len(vectors) == 1:
         raise ValueError(
-            f"{call}: precision is {precision} and there is one vector, which has no range to "
+            f"{call}: precision is {precision}, but a single vector has no range to "
             "divide into steps: give several texts, or take float32 or binary"
         )
     if 1 < len(vectors) < FEW:
         warnings.warn(
             f"{call}: the steps of {precision} come from the range of {len(vectors)} vectors: give "
-            f"{FEW} or more, as vectors of other calls have other steps",
+            f"{FEW} or more, because the vectors of another call get other steps",
             UserWarning,
             stacklevel=callers(),
         )
@@ -144,8 +144,8 @@ def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
     first, second = _read(a, b, "similarity_pairwise")
     if len(first) != len(second):
         raise ValueError(
-            f"similarity_pairwise: there are {len(first)} vectors and {len(second)}: give the same "
-            "number of each, or call similarity for every pair"
+            f"similarity_pairwise: the inputs have {len(first)} and {len(second)} vectors: give "
+            "the same number of each, or call similarity for every pair"
         )
     return _PAIRWISE[how](first, second)
 

@@ -73,7 +73,7 @@ class Generated(str):
         if not is_whole_number(token):
             raise TypeError(f"looked_at: token is {shown(token)}: give the number of a token")
         if not -count <= token < count:
-            raise IndexError(f"looked_at: there is no token {token}: {count} are new")
+            raise IndexError(f"looked_at: token is {token}, but only {count} tokens are new")
         number = token % count
         if isinstance(self.trace, Seq2SeqTrace):
             return [weights[0, :, number] for weights in self.trace.cross_attentions]
@@ -207,7 +207,7 @@ def rows(
     """
     if not model.generates:
         raise ValueError(
-            f"generate: {model.name} has nothing that predicts the next token: load a decoder "
+            f"generate: {model.name} does not predict the next token: load a decoder "
             "with its head (architectures in its config.json says ...ForCausalLM)"
         )
     single, strings, batch = _read_prompts(model, prompt)
@@ -278,7 +278,7 @@ def tokens_to_add(
     if left < min(usual, 1):
         raise ValueError(
             f"generate: {which} has {given} tokens and {name} takes texts of at most {limit}: "
-            "there is no room for a new token: shorten it"
+            "no room is left for a new token: shorten it"
         )
     if wanted is not None and wanted > left:
         raise ValueError(
@@ -455,5 +455,5 @@ def _check_finite(logits: Array, count: int, why: str = CANNOT) -> None:
     """Raise an error if logits (V,), after `count` tokens, are not finite."""
     if not np.isfinite(logits.max()):
         raise FloatingPointError(
-            f"generate: the model's logits behind {count} tokens are not finite: {why}"
+            f"generate: the model's logits after {count} tokens are not finite: {why}"
         )

@@ -93,8 +93,8 @@ def gradient(
     network, reader = model.network, model.reader
     if not model.continues:
         raise ValueError(
-            f"gradient: {model.name} reads one text and writes another, and there is no "
-            "backward pass through both: take a model of one text"
+            f"gradient: {model.name} reads one text and writes another, and qkv has no "
+            "backward pass through both: load a model that only reads or only continues a text"
         )
     reader.need_text("gradient")
     words = 0 if isinstance(of, Mapping) else model._need_words("gradient")
@@ -329,12 +329,14 @@ def names_of(
     single = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
-        raise TypeError(f"{_CALL}: {given} is {shown(at)}: give names, as {names}")
+        raise TypeError(f"{_CALL}: {given} is {shown(at)}: give names, such as {names}")
     known = [name for name in body.hook_names if activation(name).editable] + [*spliced]
     full_names: dict[Name, str | list[str]] = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
-            raise TypeError(f"{_CALL}: {given} has {shown(name)}: give names, as ('resid_post', 3)")
+            raise TypeError(
+                f"{_CALL}: {given} has {shown(name)}: give names, such as ('resid_post', 3)"
+            )
         full = meant(name, len(body.layers))
         fits = next((spelled for spelled in full if spelled in known), None)
         every = _of_all(name, body, known) if fits is None and isinstance(name, str) else []
@@ -361,7 +363,7 @@ def _unknown(
     in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
     if {*full, *in_layers} & set(body.hook_names):
         return ValueError(
-            f"{_CALL}: there is no gradient of {name!r}, a summary that only top_k makes: ask for "
+            f"{_CALL}: {name!r} has no gradient, because it is a summary that top_k makes: give "
             f"{', '.join(every)}"
         )
     short = {short_name(local) for local in every}
@@ -403,7 +405,7 @@ def check_functions(
                     raise ValueError(
                         f"{_CALL}: edit has a function for {name}, whose derivative is not known, "
                         f"and at has {asked!r}, which may lie below it: edit with arrays or "
-                        "records, or ask for activations of later layers"
+                        "records, or name activations of later layers"
                     )
 
 
@@ -412,6 +414,6 @@ def check_type(parameters: Iterable[Array], model: str) -> None:
     for array in parameters:
         if compute_type(array.dtype) != array.dtype:
             raise TypeError(
-                f"{_CALL}: {model} is {array.dtype} and gradients are float32 or float64: load it "
-                "so, as qkv.load(..., dtype=np.float32)"
+                f"{_CALL}: {model} is {array.dtype}, but gradients need float32 or float64: load "
+                "the model with qkv.load(..., dtype=np.float32)"
             )

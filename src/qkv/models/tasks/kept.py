@@ -82,13 +82,17 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
     """Return `(names, outside)`: the wanted full names, and those of them outside layers."""
     wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(wanted, Iterable):
-        raise TypeError(f'{call}: names is {shown(names)}: give names, as ["pattern", ("q", 0)]')
+        raise TypeError(
+            f'{call}: names is {shown(names)}: give names, such as ["pattern", ("q", 0)]'
+        )
     spelled = {full: spellings(full) for full in known}
     kept: set[str] = set()
     outside: set[str] = set()
     for name in wanted:
         if not isinstance(name, str | tuple):
-            raise TypeError(f'{call}: names has {shown(name)}: give names, as "pattern", ("q", 0)')
+            raise TypeError(
+                f'{call}: names has {shown(name)}: give names, such as "pattern" or ("q", 0)'
+            )
         if isinstance(name, str):
             matches = {full for full, own in spelled.items() if name in own}
         else:

@@ -139,7 +139,7 @@ def trace_pair(
     if target is None:
         return trace(model, texts, logits=logits, ablate=ablate, hide=hide, edit=edit, **kept)
     if kept.pop("batch_size", None) is not None:
-        raise ValueError("trace: batch_size is for texts without a target: leave it out")
+        raise ValueError("trace: batch_size is for texts without a target: omit batch_size")
     keep = names_to_keep(pair_network(model).pair_hook_names, **kept)
     if logits:
         model._need_words("trace")
@@ -147,7 +147,8 @@ def trace_pair(
     _, written = model.reader.read(target)
     if len(batch) != len(written):
         raise ValueError(
-            f"trace: there are {len(batch)} texts and {len(written)} targets: give one each"
+            f"trace: there are {len(batch)} texts and {len(written)} targets: give one target for "
+            "each text"
         )
     if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
         for number, text in enumerate(written):

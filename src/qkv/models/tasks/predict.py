@@ -104,12 +104,12 @@ def losses(
     """
     if not model.generates:
         raise ValueError(
-            f"losses: {model.name} is no decoder and does not predict each token from those before "
-            "it: predict(text) gives probabilities at a mask token"
+            f"losses: {model.name} is not a decoder and does not predict each token from the "
+            "tokens before it: predict(text) gives probabilities at a mask token"
         )
     traced = trace(model, text, names=[], logits=True, ablate=ablate, hide=hide, edit=edit)
     if len(traced) != 1:
-        raise ValueError(f"losses: there are {len(traced)} texts: give one text a call")
+        raise ValueError(f"losses: {len(traced)} texts are given: give one text per call")
     per_token, _ = cross_entropy(traced["logits"][0, :-1], np.array(traced[0].ids[1:], np.int64))
     return per_token
 
@@ -206,11 +206,11 @@ def _one_text(model: Core, text: Any) -> Tokenized:
     if ids is not None:
         if len(ids[1]) > 1:
             raise ValueError(
-                f"predict: there are {len(ids[1])} texts: give one, (T,) or (1, T) ids"
+                f"predict: {len(ids[1])} texts are given: give one, (T,) or (1, T) ids"
             )
         return ids[1][0]
     if isinstance(text, list | tuple) and text:
-        raise TypeError(f"predict: text is a list of {len(text)}: give one text at a time")
+        raise TypeError(f"predict: text is a list of {len(text)}: give one text per call")
     tokenizer, mask = reader.need_tokenizer("predict"), reader.mask
     text = check_text(text, call="predict", name="text")
     # a decoder predicts the word after the whole text, so the text may not be cut
@@ -218,12 +218,12 @@ def _one_text(model: Core, text: Any) -> Tokenized:
     [tokens] = truncator([reader.sentence.prepared(text)])
     if truncator.cut.gaps and mask not in tokens.tokens:
         raise ValueError(
-            f"predict: the gap is beyond the first {limit} tokens, and {model.name} reads no more "
-            "of a text: shorten it"
+            f"predict: the gap is beyond the first {limit} tokens, and {model.name} reads only "
+            "these: shorten the text"
         )
     truncator.cut.warn()
     if all(tokens.special) and mask not in tokens.tokens:
-        raise ValueError("predict: the text is empty: there is no word in it")
+        raise ValueError("predict: the text is empty: give a text with at least one word")
     if limit is not None and len(tokens) > limit:
         raise ValueError(
             f"predict: the text has {len(tokens)} tokens and {model.name} takes texts of at most "
@@ -244,14 +244,14 @@ def mask_positions(
     if mask is None:
         why = "no tokenizer" if tokenizer is None else "no mask token in its vocabulary"
         raise ValueError(
-            f"{call}: {name} fills in words and has {why}, so nothing says where one is missing: "
-            "take the logits of model(input_ids)"
+            f"{call}: {name} fills in words but has {why}, so a text cannot show where a word is "
+            "missing: use the logits of model(input_ids)"
         )
     positions = [i for i, token in enumerate(tokens.tokens) if token == mask]
     if not positions:
         raise ValueError(
-            f"{call}: the text has no mask token, and {name} guesses words at these: write {mask} "
-            f'where a word is missing, as "I sat on the {mask}.", or _'
+            f"{call}: the text has no mask token, and {name} guesses words at mask tokens: write "
+            f'{mask} or _ where a word is missing, for example "I sat on the {mask}."'
         )
     return positions
 

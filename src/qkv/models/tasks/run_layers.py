@@ -55,8 +55,8 @@ def run_layers(
     body = model.network
     if not model.continues:
         raise ValueError(
-            f"{_CALL}: {model.name} reads one text and writes another, by two stacks of layers: "
-            "take a model of one text"
+            f"{_CALL}: {model.name} reads one text and writes another, with two stacks of layers: "
+            "load a model with one stack"
         )
     vectors = as_array(resid, call=_CALL, name="resid")
     if not is_float(vectors.dtype):
@@ -71,13 +71,13 @@ def run_layers(
     if stop is not None:
         end = _layer(stop, count, "stop")
     if begin > end:
-        raise ValueError(f"{_CALL}: first is layer {begin} and stop is {end}: stop comes after it")
+        raise ValueError(f"{_CALL}: first is layer {begin} and stop is {end}: give a later stop")
     texts, length, dim = (vectors[None] if vectors.ndim == 2 else vectors).shape
     blank = Tokenized(np.zeros(length, np.int64), [""] * length, [], [])
     edits = edits_of(edit, call=_CALL)
     swaps = [record.source for record in edits.records if record.op == "swap"]
     if swaps:
-        raise ValueError(f"{_CALL}: {swaps[0]} is of a text, and resid has no token to swap")
+        raise ValueError(f"{_CALL}: {swaps[0]} needs tokens, but resid holds only vectors: omit it")
     _, edited = model._fit(edits, [blank] * texts)
     for record in edits.records:
         layer = record.fields.get("layer", begin)

@@ -53,8 +53,8 @@ class Sampling:
         if named and self.temperature == 0:
             raise ValueError(
                 f"generate: {', '.join(named)} and temperature is 0, which takes the likeliest "
-                "token each time and draws none: give a temperature above 0, say 1, or leave out "
-                f"{' and '.join(text.split()[0] for text in named)}"
+                "token each time and draws none: give a temperature above 0, for example 1, or omit"
+                f" {' and '.join(text.split()[0] for text in named)}"
             )
 
     def allowed(self, logits: Array) -> tuple[Array, Array]:

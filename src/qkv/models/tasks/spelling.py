@@ -141,5 +141,5 @@ def check_stop(stop: Any) -> tuple[str, ...]:
         raise TypeError(f"generate: stop is {stop!r:.40}: give strings") from None
     for text in strings:
         if not check_text(text, call="generate", name="a stop string"):
-            raise ValueError("generate: stop has an empty string: leave it out")
+            raise ValueError("generate: stop has an empty string: omit it")
     return strings

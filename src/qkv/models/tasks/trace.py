@@ -173,7 +173,7 @@ def trace_stream(
         if absent and first:
             raise ValueError(
                 f"trace_stream: hide has {shown(min(absent, key=str))}, which is in none of the "
-                "texts: leave it out"
+                "texts: omit it"
             )
 
     return traces()
@@ -192,7 +192,9 @@ def _keeping(
         model._need_words(call)
         if not model.continues:
             wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
-            raise ValueError(f"{call}: {model.name} gives logits where it writes: {wanted}")
+            raise ValueError(
+                f"{call}: {model.name} gives logits only for the text that it writes: {wanted}"
+            )
     return names_to_keep(known, call=call, **kept)
 
 

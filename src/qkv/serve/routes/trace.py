@@ -222,7 +222,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
             raise ValueError(f"input is text and {model.name} has no tokenizer: give ids")
         [tokens] = Truncator(model.tokenizer, limit, model.mask)([model.prepared(text)])
         if all(tokens.special):
-            raise ValueError("the text is empty: there is no word in it")
+            raise ValueError("the text is empty: give a text with at least one word")
         return tokens
     except (TypeError, ValueError) as error:
         problem = str(error).removeprefix("trace: ")
