@@ -236,7 +236,7 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
     for call in (lambda: model([[2, 4, 3]], hide="cat"), lambda: model.trace([2, 4], hide="cat")):
         with pytest.raises(ValueError, match=r"hide has 'cat' but .* no tokenizer .*hide=\[3\]"):
             call()
-    with pytest.raises(ValueError, match=r"^predict: model fills in words and has no tokenizer"):
+    with pytest.raises(ValueError, match=r"^predict: model fills in words but has no tokenizer"):
         model.predict([2, 4, 3])
 
 
