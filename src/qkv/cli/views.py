@@ -195,7 +195,7 @@ def play(text: str | None, output: str, open_page: bool, **options: Any) -> None
     """Write a page with a model inside: it computes TEXT, and readers can edit the computation.
 
     The page is one file that needs no network. Without --model, the page contains both models that
-    come with qkv and has at most 16 MB: one model predicts missing words, the other continues
+    come with qkv and is at most 16 MB: one model predicts missing words, the other continues
     texts. --model accepts any encoder that predicts masked words, and most decoders.
     """
     from qkv import see
@@ -260,8 +260,8 @@ def guess(
         question, others = text, ""
     elif model or os.environ.get("QKV_MODEL") or hide or ablate:
         raise click.UsageError(
-            "Missing argument 'TEXT': it can be left out only for the default model, without "
-            "--hide, --ablate, --model and QKV_MODEL",
+                        "Missing argument 'TEXT': it may be omitted only if none of --hide, --ablate, --model "
+            "and QKV_MODEL is set",
             context,
         )
     else:

@@ -107,9 +107,10 @@ def train(
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
         checkpoint_seconds: the most seconds between two checkpoints.
-        snapshots: the steps after which a snapshot is written, besides the last step; by default
-            about twelve steps with growing distances; empty for none.
-        settings: more entries of a checkpoint, which must be the same when a run is resumed.
+                snapshots: the steps after which a snapshot is written, in addition to the last step; by
+            default about twelve, at increasing intervals; an empty list writes no snapshots.
+        settings: additional entries to store in each checkpoint. A run can be resumed only with the
+            same entries.
         products: "bfloat16" rounds factors of products with weights to bfloat16, also in gradients
             of inputs; sums stay float32. On some processors this takes about 4/5 of the time.
         show_progress_bar: None shows a progress bar only on a terminal.
@@ -467,7 +468,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Return steps from 0 to the last with growing distances, or powers of two for None.
+        """Return steps from 0 to the last at increasing intervals, or powers of two for None.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]

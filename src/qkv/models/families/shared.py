@@ -54,7 +54,7 @@ def read_families(
 
 
 def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return the table `base` with the values of the table `own` added."""
+        """Return a copy of the table `base`, updated with the entries of the table `own`."""
     extended = dict(base)
     for key, value in own.items():
         if isinstance(value, list):

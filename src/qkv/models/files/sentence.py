@@ -39,7 +39,7 @@ NO_PROMPTS = {"query": "", "document": ""}
 _NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-# Other files that `save` writes: beside config.json, and at the top of the model's folder.
+# `save` writes the files in BESIDE next to config.json, and those in TOP into the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (PROMPTS, MODULES)
 

@@ -30,7 +30,7 @@ def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (m, D), or (D,) for one.
 
     Returns:
-        (n, m), float32, or float64 if one of them is; a torch tensor if one of them is.
+        (n, m), float64 if either input is float64, otherwise float32; a torch tensor if either is one.
 
     Raises:
         TypeError: they are not of numbers.
@@ -53,7 +53,7 @@ def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (n, D), or (D,) for one.
 
     Returns:
-        (n,), float32, or float64 if one of them is; a torch tensor if one of them is.
+        (n,), float64 if either input is float64, otherwise float32; a torch tensor if either is one.
 
     Raises:
         TypeError: they are not of numbers.

@@ -117,8 +117,8 @@ class Ranker:
 
     Attributes:
         model: a model whose head gives each text a score, or a score for each class.
-        call: the public call that errors name.
-        prompt_name: an option of `Model.rank`, like the next two attributes.
+                call: the name of the public call, used in error messages.
+        prompt_name: an option of `Model.rank`; the next two attributes are options of it too.
         tokenizer: the model's tokenizer.
         before: the prompt before the first text.
         limit: the maximum number of tokens in a pair.

@@ -214,7 +214,7 @@ def play(
     Without `model`, the page has two models, and the reader can switch between them: the default
     encoder guesses missing words, and the decoder that comes with qkv continues a text.
 
-    `to_html(path)` writes one file. With these two models, the file has at most 16 MB. With another
+    `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
     model, it has about four thirds of the model's size in float16; if the file would be larger than
     64 MB, a warning says so. A notebook writes the page to a file in its own folder
     (`qkv-play-....html`) and shows the file in a frame.

@@ -107,7 +107,7 @@ def _one_deed(written: _Written) -> bool:
     return any(len({deed for *_, deed in story}) < 2 for story in written.stories)
 
 
-# for each mistake, a test whether stories show it; the first mistake that shows is reported
+# one test per mistake: whether the stories contain it; the first mistake found is reported
 _SHOWS: Mapping[str, Callable[[_Written], bool]] = MappingProxyType(
     {
         "story-unseeded": lambda written: written.again != written.texts[0],
