@@ -1,7 +1,7 @@
 """One training step of the included encoder on one batch: forward pass, backward pass and AdamW.
 
 The learning rate is 0, so every step starts from the same weights, and all gradients can be
-compared with gradients in float64. A step does the same work at any rate.
+compared with gradients in float64. A step does the same work whatever the learning rate is.
 """
 
 import json

@@ -308,9 +308,7 @@ inline void pack(const void* weight, int64_t in_step, int64_t out_step, int64_t 
 }
 
 inline void linear(const Linear& p, int threads) {
-  // work of less than about ten microseconds does not need another thread
-  const double pieces = 1 + double(p.rows) * double(p.in) * double(p.out) / (1 << 18);
-  if (pieces < threads) threads = int(pieces);
+  threads = threads_for_product(double(p.rows) * double(p.in) * double(p.out), threads);
   if (p.type == Type::float16) return multiply_all<Float16>(p, threads);
   if (p.type == Type::bfloat16) return multiply_all<Bfloat16>(p, threads);
   multiply_all<float>(p, threads);

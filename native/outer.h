@@ -71,8 +71,7 @@ inline void outer(const Outer& p, int threads) {
   const int64_t panels = panels_of(p.columns);
   const int64_t chunks = (p.rows + OUTER_ROWS - 1) / OUTER_ROWS;
   const int64_t blocks = p.depth > 0 ? (p.depth + OUTER_DEPTH - 1) / OUTER_DEPTH : 1;
-  const double work = double(p.rows) * double(p.columns) * double(p.depth);
-  if (1 + work / (1 << 18) < threads) threads = int(1 + work / (1 << 18));
+  threads = threads_for_product(double(p.rows) * double(p.columns) * double(p.depth), threads);
   int64_t groups = 1;
   while (threads > 1 && groups < panels && chunks * groups < 4 * threads) groups *= 2;
   if (groups > panels) groups = panels;

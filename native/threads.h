@@ -23,8 +23,16 @@ struct Stopped : std::exception {};
 // checks whether to continue.
 void worked(int64_t operations);
 
-constexpr int64_t SMALL_WORK = 1 << 20;  // below this number of multiplications, no thread is woken
-constexpr int64_t EXPONENTIAL = 16;         // rough number of multiply-adds of one exponential
+// Attention with fewer multiplications than this wakes no thread.
+constexpr int64_t SMALL_WORK = 1 << 20;
+
+// The number of threads for a product of `work` multiply-adds: each has at least ten microseconds.
+inline int threads_for_product(double work, int threads) {
+  const double most = 1 + work / (1 << 18);
+  return most < threads ? int(most) : threads;
+}
+
+constexpr int64_t EXPONENTIAL = 16;  // rough number of multiply-adds of one exponential
 
 // Called by a worker that waits for another worker.
 void go_on_waiting();

@@ -28,7 +28,7 @@ class Interrupted(KeyboardInterrupt):
 
 def leave(number: int, _: Any = None) -> NoReturn:
     """Handle a signal: end the program by an exception, so that unfinished files are removed."""
-    sys.exit(128 + number)  # the exit code for programs that a signal ends
+    sys.exit(128 + number)  # the exit code of a program that was terminated by a signal
 
 
 @contextmanager

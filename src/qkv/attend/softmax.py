@@ -28,7 +28,9 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     if array.dtype.kind in "biu":
         array = array.astype(np.float64)
     if not is_float(array.dtype):
-        raise TypeError(f"softmax: x is {array.dtype}: write float16, bfloat16, float32 or float64")
+        raise TypeError(
+            f"softmax: x is {array.dtype}: convert it to float16, bfloat16, float32 or float64"
+        )
     wide = array.astype(compute_type(array.dtype), copy=False)
     try:
         np.empty_like(wide, shape=[1] * wide.ndim).sum(axis=axis)

@@ -147,7 +147,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 
     Raises:
         TypeError: `model` is not a model.
-        ValueError: `kind` is unknown, or the model reads one text and writes another, or images.
+        ValueError: `kind` is unknown, or the model is an encoder-decoder or reads images.
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Two-Layer

@@ -62,7 +62,7 @@ class Program(click.Group):
         sys.exit(code)
 
     def invoke(self, ctx: click.Context) -> Any:
-                """Run the command. Print any error, and exit with the code of the error."""
+        """Run the command. Print any error, and exit with the code of the error."""
         with warnings.catch_warnings():
             warnings.simplefilter("always", UserWarning)
             warnings.showwarning = lambda text, *_: complain(_path(ctx), f"warning: {text}")

@@ -65,7 +65,7 @@ def serve(
             host_name(name)
         except ValueError:
             raise click.UsageError(
-                f"--allow-host {name!r}: give a name or an address, one of IPv6 in [brackets]"
+                f"--allow-host {name!r}: give a host name or an IP address (IPv6 in [brackets])"
             ) from None
     key = None if key_file is None else read_key(key_file)
     used = load(model)

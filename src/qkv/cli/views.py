@@ -260,7 +260,7 @@ def guess(
         question, others = text, ""
     elif model or os.environ.get("QKV_MODEL") or hide or ablate:
         raise click.UsageError(
-                        "Missing argument 'TEXT': it may be omitted only if none of --hide, --ablate, --model "
+            "Missing argument 'TEXT': it may be omitted only if none of --hide, --ablate, --model "
             "and QKV_MODEL is set",
             context,
         )

@@ -55,7 +55,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
         value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: is not JSON that can be read: {reason:.200}") from None
+        raise ValueError(f"{path}: is not valid JSON: {reason:.200}") from None
     fault = _fault(value, schema(), "it")
     if fault:
         raise ValueError(f"{path}: {fault}")

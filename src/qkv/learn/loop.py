@@ -107,7 +107,7 @@ def train(
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
         checkpoint_seconds: the most seconds between two checkpoints.
-                snapshots: the steps after which a snapshot is written, in addition to the last step; by
+        snapshots: the steps after which a snapshot is written, in addition to the last step; by
             default about twelve, at increasing intervals; an empty list writes no snapshots.
         settings: additional entries to store in each checkpoint. A run can be resumed only with the
             same entries.
@@ -468,7 +468,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-        """Return steps from 0 to the last at increasing intervals, or powers of two for None.
+    """Return steps from 0 to the last at increasing intervals, or powers of two for None.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]

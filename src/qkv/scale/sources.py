@@ -15,7 +15,7 @@ from qkv.text.lines import each_line
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
-LONGEST = 2**30  # the most characters of a CSV field
+LONGEST = 2**30  # the largest number of characters in a CSV field
 
 
 @dataclass(frozen=True)

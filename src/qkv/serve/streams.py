@@ -56,7 +56,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether a full stream may continue, because the client has read enough."""
+        """Whether a stream that paused because it was full may continue: the client has read enough."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -172,7 +172,7 @@ class Streams:
         return None
 
     def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
-        """Close other streams to make room for this stream; return whether the room suffices."""
+        """Close other streams to make room for this stream; return whether there is enough room."""
         kept = [other for other in self._all if other.pieces is not None or other in chosen]
         closable = [other for other in kept if other in self._parked]
         closable += sorted(

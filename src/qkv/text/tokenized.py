@@ -133,7 +133,7 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Return tokens in readable form, from tokens with marks at the ends of words."""
+    """Convert tokens with end-of-word marks to readable form."""
     readable, goes_on = [], False
     for token, is_special in zip(tokens, special, strict=True):
         plain = token if is_special else from_bytes(token.removesuffix(_END))

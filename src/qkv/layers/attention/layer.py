@@ -61,7 +61,7 @@ class MultiHeadAttention(Parts):
         dtype: the type of the parameters.
 
     The result has the type that the inputs and the parameters promote to. Integer inputs are
-    converted to the type of the parameters. Half precision is computed in float32.
+    converted to the type of the parameters. Inputs in half precision are computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.2.2; fewer key heads: Ainslie et al. 2023.
@@ -406,7 +406,9 @@ class MultiHeadAttention(Parts):
         """
         call = self._weights.call
         if name := next((name for name in RETURNS if name in options), None):
-            raise TypeError(f"{call}: `trace` takes no {name}: omit it; the trace always includes it")
+            raise TypeError(
+                f"{call}: `trace` takes no {name}: omit it; the trace always includes it"
+            )
         cu_lengths = options.get("cu_lengths")
         if cu_lengths is None:
             x = _in_front(x, "x", call=call)

@@ -26,7 +26,7 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
             source.decode(encoding)  # Python's parser does not decode comments
             tree = ast.parse(source, file)
-        # ValueError: null bytes, or bytes that the encoding does not have.
+        # ValueError: null bytes, or bytes that are invalid in the encoding
         # RecursionError or MemoryError: a thousand nested brackets.
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error) or "too deeply nested") from error

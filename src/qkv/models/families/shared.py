@@ -54,7 +54,7 @@ def read_families(
 
 
 def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-        """Return a copy of the table `base`, updated with the entries of the table `own`."""
+    """Return a copy of the table `base`, updated with the entries of the table `own`."""
     extended = dict(base)
     for key, value in own.items():
         if isinstance(value, list):

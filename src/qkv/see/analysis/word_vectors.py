@@ -416,7 +416,7 @@ def _states(trace: Trace) -> dict[str, Array]:
     if static_and_last(trace) is None:
         raise ValueError(
             "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
-            "model.trace(text) has them, and qkv.show(trace) shows the weights that it holds"
+            "give a trace of model.trace(text), or see this trace's weights with qkv.show(trace)"
         )
     states = {"before": trace["embed"]}
     if ("resid_pre", 0) in trace:

@@ -219,8 +219,8 @@ def adds_its_mask(
     """Tell whether the function takes a mask of 0 and -inf, which it adds to the scores.
 
     It does if fewer mistakes explain its results with this mask than its results with bools. A
-    function that adds True and False to its scores as 1 and 0 has to show that it is made for
-    numbers; otherwise, adding the mask counts as a mistake.
+    function that adds the mask to its scores adds True as 1 and False as 0. This is a mistake,
+    unless its results with numbers show that the function expects a mask of numbers.
     """
     # where(mask, -inf, scores) is an inverted bool mask, but a mask of 0 and -inf works with it
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))

@@ -16,7 +16,7 @@ _TEXTS = Texts(__name__)
 
 
 def _added_up(terms: Iterable[Array]) -> Array:
-        """Accumulate floats in an array of integers, which loses their fractions."""
+    """Accumulate floats in an array of integers, which loses their fractions."""
     total: Array = np.array(0.0)
     for term in terms:
         total = np.trunc(total + term)
