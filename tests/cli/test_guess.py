@@ -71,7 +71,7 @@ def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (("the cat",), "the text has no mask token, .* write [MASK] where a word is missing"),
+        (("the cat",), "the text has no mask token, .* write [MASK] or _ where a word is missing"),
         (("",), "the text is empty: give at least one word"),
         ((TEXT, "--top", "0"), "0 is not in the range x>=1"),
         ((TEXT, "--top", "31"), "guess: --top is 31 and model has 30 words: give 1 to 30"),
@@ -81,7 +81,7 @@ def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
         ((TEXT, "--ablate", "2.0"), "ablate has layer 2 and the model has 2, 0 to 1"),
         ((TEXT, "--ablate", "0.3"), "ablate has head 3 and layer 0 has 3, 0 to 2"),
         ((TEXT, "--ablate", "\u0660.\u0661"), "write LAYER.HEAD, for example 0.3"),
-        (("the " * 20 + "[MASK]",), "the gap is beyond the first 16 tokens, and model reads no"),
+        (("the " * 20 + "[MASK]",), "the gap is beyond the first 16 tokens, and model reads only these"),
         ((), "Missing argument 'TEXT'"),
     ],
 )

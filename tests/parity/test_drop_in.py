@@ -236,7 +236,7 @@ def test_a_function_of_ours(tmp_path: Path) -> None:
         warnings.simplefilter("ignore", UserWarning)
         close(ours.predict(PAIRS[:9], activation_fn=lambda x: 3 * x), 3 * logits)
         for function, words in (
-            (lambda x: x.sum(), "predict: activation_fn gives"),
+            (lambda x: x.sum(), "predict: activation_fn returned"),
             (torch.nn.Softmin(), "activation_fn is torch.*Softmin: give a function"),
             (3, "activation_fn is builtins.int"),
         ):
