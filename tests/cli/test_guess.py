@@ -81,7 +81,10 @@ def test_the_default_model_guesses_in_a_process_of_its_own() -> None:
         ((TEXT, "--ablate", "2.0"), "ablate has layer 2 and the model has 2, 0 to 1"),
         ((TEXT, "--ablate", "0.3"), "ablate has head 3 and layer 0 has 3, 0 to 2"),
         ((TEXT, "--ablate", "\u0660.\u0661"), "write LAYER.HEAD, for example 0.3"),
-        (("the " * 20 + "[MASK]",), "the gap is beyond the first 16 tokens, and model reads only these"),
+        (
+            ("the " * 20 + "[MASK]",),
+            "the gap is beyond the first 16 tokens, and model reads only these",
+        ),
         ((), "Missing argument 'TEXT'"),
     ],
 )
