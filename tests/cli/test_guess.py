@@ -132,4 +132,4 @@ def test_a_story_is_of_the_model_that_ships(folder: str, monkeypatch: pytest.Mon
             run("guess", *args), "guess"
         )
     monkeypatch.setenv("QKV_MODEL", folder)
-    assert "without --hide, --ablate, --model and QKV_MODEL" in refused(run("guess"), "guess")
+    assert "none of --hide, --ablate, --model and QKV_MODEL" in refused(run("guess"), "guess")
