@@ -56,7 +56,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether a stream that paused because it was full may continue: the client has read enough."""
+        """Whether the client has read enough for a full stream to continue."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:

@@ -168,8 +168,9 @@ class Tokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids `(T,)`.
 
-        The tokenizer's rules place spaces, so the spacing may differ from the original text. Unknown words
-        become `unknown`, unless the tokenizer adds this token around texts, so that it is special.
+        The tokenizer's rules place spaces, so the spacing may differ from the original text.
+        Unknown words become `unknown`, unless the tokenizer adds this token around texts, so that
+        it is special.
 
         Raises:
             TypeError: `ids` are not integers.

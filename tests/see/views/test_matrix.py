@@ -296,14 +296,14 @@ def refusals() -> dict[tuple[str, str], str]:
     for kind in ("top_k", "pattern", "arrays"):
         found["compare runs", kind] = "trace resid_post or normalized_resid_post of both, or name a"
     for kind in summaries:
-        found["walk", kind] = "walk(text, model=...) has them, qkv.show(trace) shows what was kept"
+        found["walk", kind] = "call walk(text, model=...), or qkv.show(trace) for the kept weights"
         found["replay", kind] = 'trace hook_pattern, model.trace(text, names=["pattern"])'
     for kind in weights:
         found["walk", kind] = "or walk(text, model=...); qkv.show(trace) shows the weights"
     found["walk", "arrays"] = "qkv.show(weights, tokens=...) shows weights"
     for view in ("plot_shift", "plot_shift of two"):
         for kind in ("top_k", *weights):
-            found[view, kind] = "model.trace(text) has them, and qkv.show(trace) shows the weights"
+            found[view, kind] = "see this trace's weights with qkv.show(trace)"
         found[view, "arrays"] = "qkv.show(weights, tokens=...) shows them"
         found[view, "infinite"] = "has NaN, infinity or a number beyond 1e150"
     for kind in KINDS[1:]:

@@ -89,7 +89,7 @@ def test_a_weight_without_a_number_is_hatched_and_no_other(lesson: Model) -> Non
 @pytest.mark.parametrize("value", [np.inf, np.nan, 0.0])
 def test_a_walk_over_summaries_without_a_link_is_refused(value: float, lesson: Model) -> None:
     kept = lesson.trace(CAT, top_k=2)
-    with pytest.raises(ValueError, match="walk: this trace holds summaries of layer 0"):
+    with pytest.raises(ValueError, match="walk: this trace holds only summaries of layer 0"):
         walk(with_value(kept, "top_weights", value, ...))
 
 

@@ -30,7 +30,8 @@ def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (m, D), or (D,) for one.
 
     Returns:
-        (n, m), in float64 if either input is, otherwise in float32; a torch tensor if either is one.
+        (n, m), float64 if either input is float64, otherwise float32; a torch tensor if either
+            input is one.
 
     Raises:
         TypeError: they are not of numbers.
@@ -53,7 +54,8 @@ def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (n, D), or (D,) for one.
 
     Returns:
-        (n,), in float64 if either input is, otherwise in float32; a torch tensor if either is one.
+        (n,), float64 if either input is float64, otherwise float32; a torch tensor if either input
+            is one.
 
     Raises:
         TypeError: they are not of numbers.
