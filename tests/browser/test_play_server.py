@@ -310,7 +310,7 @@ def test_a_model_without_words_and_a_key(open_served: Open, tmp_path: Path) -> N
     assert "the key of this request is missing" in form.inner_text()
     form.locator("input").fill("sesame")
     form.locator("button").click()
-    page.locator("#qkv-key", has_text="not the one").wait_for()
+    page.locator("#qkv-key", has_text="the key of this request is wrong").wait_for()
     form.locator("input").fill("open-sesame")
     form.locator("button").click()
     assert "This model guesses no words" in painted(page)

@@ -33,7 +33,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--host", "0.0.0.0", "--no-key"], "--allow-host"),
         (["--host", "::", "--no-key"], "--allow-host"),
         (["--no-key", "--api-key-file", "key"], "do not go together"),
-        (["--allow-host", "http://a.org"], "give a name or an address"),
+        (["--allow-host", "http://a.org"], "give a host name or an IP address"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
         (["--model", "no/such/folder"], "no/such/folder"),
         (["--port", "70000"], "70000"),

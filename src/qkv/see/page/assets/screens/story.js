@@ -31,6 +31,7 @@ import "./story.css";
  */
 
 const EACH = 1450; // the milliseconds of each step while the story plays; 8 steps take 11.6 s
+const JUMP = 1000; // the milliseconds in which a jump to a step has scrolled there
 /** @type {Step[]} */
 const STEPS = [
   {
@@ -113,12 +114,13 @@ export function storyScreen(ui, store, { outcome }) {
       el("button", { type: "button", onclick: () => store.set({ view: "lab" }) }, "Open the lab")));
   const node = el("div", { class: "story", "data-part": "story" },
     el("h2", { tabindex: -1 }, "How does it do that?"), el("div", { class: "telling" }, el("div", { class: "steps-told" }, texts, end), figure));
-  /** @type {[number, any]} */
-  let [at, playing] = [-1, null]; // the shown step; the timer of the next step
+  /** @type {[number, any, number]} */
+  let [at, playing, landed] = [-1, null, 0]; // the shown step; the timer of the next step; when the last jump has ended
   /** @type {Now} */
   let last;
 
   const observer = new IntersectionObserver((entries) => {
+    if (performance.now() < landed) return;
     for (const { isIntersecting, target } of entries) if (isIntersecting) turnTo(Number(/** @type {HTMLElement} */ (target).dataset.step));
   }, { rootMargin: "-62% 0px -37% 0px" });
   for (const text of texts) observer.observe(text);
@@ -135,6 +137,7 @@ export function storyScreen(ui, store, { outcome }) {
 
   /** @param {number} k */
   function goTo(k) {
+    landed = performance.now() + JUMP; // steps on the way are passed over
     texts[k].scrollIntoView({ block: "center", behavior: still.matches ? "auto" : "smooth" });
     turnTo(k);
   }
