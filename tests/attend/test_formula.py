@@ -162,6 +162,7 @@ def test_sizes_that_are_cut_into_blocks(name: str) -> None:
     _agree_in_some_rows(name, np.float32)
 
 
+@pytest.mark.attack
 @ON_ONE_BACKEND
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_sizes_that_are_cut_into_blocks_in_float64(name: str) -> None:

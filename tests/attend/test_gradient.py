@@ -94,6 +94,7 @@ def terms(
     return weights, weights * (above + np.abs(grad_out * out).sum(-1, keepdims=True))
 
 
+@pytest.mark.attack
 @ON_ONE_BACKEND
 @pytest.mark.parametrize("start", range(0, 240, 20))
 def test_random_settings_in_other_types_and_on_any_number_of_threads(start: int) -> None:

@@ -116,6 +116,7 @@ OPTIONS: dict[str, Any] = {
 PAIRS = [(), *((name,) for name in OPTIONS), *combinations(OPTIONS, 2)]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("names", PAIRS, ids="+".join)
 @pytest.mark.parametrize("dtype", [F32, F64])
 def test_pairs_of_options(names: tuple[str, ...], dtype: Any) -> None:

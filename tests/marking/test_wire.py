@@ -135,7 +135,10 @@ class SelfAttention:
 TASKS = {"step": "kv-cache", "decoder": "decoder", "SelfAttention": "self-attention-class"}
 
 
-@pytest.mark.parametrize("way", WAYS)
+SLOW = pytest.param("weights taken away", marks=pytest.mark.attack)
+
+
+@pytest.mark.parametrize("way", [*(way for way in WAYS if way != SLOW.values[0]), SLOW])
 def test_a_function_of_a_file_has_the_verdict_that_it_has_here(tmp_path, way):
     path = tmp_path / "mine.py"
     path.write_text(f"import numpy as np\n{WAYS[way]}\n")

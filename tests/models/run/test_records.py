@@ -22,7 +22,7 @@ TEXT = "the cat sat on the [MASK]"  # 8 tokens
 RECORDS = examples(8, "dog", 12)
 LISTS: list[list[Edit]] = [
     *([one] for one in RECORDS.values()),
-    *map(list, itertools.combinations(RECORDS.values(), 3)),
+    *map(list, itertools.combinations(RECORDS.values(), 2)),
     [{"op": "mask", "query": 4, "key": 1, "layer": 0, "head": 2}],
     [{"op": "ablate", "layer": 1}],
     [{"op": "scale", "value": 3.0}, {"op": "scale", "value": 0}],
@@ -36,7 +36,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return qkv.load(folder, dtype=np.float64)
 
 
-@pytest.mark.parametrize("records", LISTS, ids=lambda records: "-".join(r["op"] for r in records))
+TRIPLES = [
+    pytest.param([*three], marks=pytest.mark.attack)
+    for three in itertools.combinations(RECORDS.values(), 3)
+]
+
+
+@pytest.mark.parametrize(
+    "records", [*LISTS, *TRIPLES], ids=lambda records: "-".join(r["op"] for r in records)
+)
 def test_records_are_those_of_a_plain_bert(model: Model, records: list[Edit]) -> None:
     ids = model.tokenize(TEXT).ids.tolist()
     expected = run(model, ids, records)
