@@ -109,8 +109,7 @@ def train(
         checkpoint_seconds: the most seconds between two checkpoints.
         snapshots: the steps after which a snapshot is written, in addition to the last step; by
             default about twelve, at increasing intervals; an empty list writes no snapshots.
-        settings: additional entries to store in each checkpoint. A run can be resumed only with the
-            same entries.
+        settings: additional entries of each checkpoint; to resume a run, give the same entries.
         products: "bfloat16" rounds factors of products with weights to bfloat16, also in gradients
             of inputs; sums stay float32. On some processors this takes about 4/5 of the time.
         show_progress_bar: None shows a progress bar only on a terminal.

@@ -406,9 +406,7 @@ class MultiHeadAttention(Parts):
         """
         call = self._weights.call
         if name := next((name for name in RETURNS if name in options), None):
-            raise TypeError(
-                f"{call}: `trace` takes no {name}: omit it; the trace always includes it"
-            )
+            raise TypeError(f"{call}: `trace` takes no {name}: omit it; the trace has it")
         cu_lengths = options.get("cu_lengths")
         if cu_lengths is None:
             x = _in_front(x, "x", call=call)
