@@ -154,7 +154,8 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-TEXTS, LETTERS = 4096, 2**19  # the most texts and characters that are read and sorted at once
+# the maximum numbers of texts and of characters that are read and sorted at once
+TEXTS, LETTERS = 4096, 2**19
 PLACES = 2**11  # the most positions that run at once, padding included; a longer text runs alone
 
 

@@ -20,7 +20,7 @@ PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 NEURONS = ("pre", "post")
 SITES = (*PLACES, *HEADS, *NEURONS)
-TOKENS = 2**11  # the most tokens that run at once; a longer text runs alone
+TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
 
 # (position, token), (position, token, other token), or a function from logits (1, T, V) to a
 # number.

@@ -20,7 +20,7 @@ from qkv.edits import edits_of
 from qkv.edits import schema as edits_schema
 from qkv.files import replacing
 
-_MOST = 2**26  # the most bytes of a file; an edit may hold a whole activation
+_MOST = 2**26  # the maximum number of bytes of a file; an edit may hold a whole activation
 _TYPES: dict[str, Any] = {
     **{"object": dict, "array": list, "string": str},
     **{"integer": int, "number": (int, float)},
@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 Placed = TypeVar("Placed")
-_LARGEST_PICTURE = 2**24  # the most bytes of a picture
+_LARGEST_PICTURE = 2**24  # the maximum number of bytes of a picture
 
 
 def read_article(

@@ -20,7 +20,7 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
 BLOCK = 1 << 22  # the bytes in a block, whose text is read, cut and shuffled together
-_LONGEST_LINE = 1 << 18  # the most bytes of a line that are read or cut together
+_LONGEST_LINE = 1 << 18  # the maximum number of bytes of a line that are read or cut together
 _STRETCH = 1 << 20  # the bytes in each part of a sample
 _MOST_READ = 10_000  # the most letters of a line that `need_two_words` reads
 _LONGEST_WORD = 100  # letters; longer words come from text without blanks

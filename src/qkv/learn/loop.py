@@ -106,7 +106,7 @@ def train(
         seed: the seed of the random numbers in each step.
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
-        checkpoint_seconds: the most seconds between two checkpoints.
+        checkpoint_seconds: the longest time in seconds between two checkpoints.
         snapshots: the steps after which a snapshot is written, in addition to the last step; by
             default about twelve, at increasing intervals; an empty list writes no snapshots.
         settings: additional entries of each checkpoint; to resume a run, give the same entries.

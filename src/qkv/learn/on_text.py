@@ -43,7 +43,7 @@ class TextRun:
         heads: the number of heads in each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
         vocabulary: V, the largest number of tokens.
-        length: the most tokens in a text, including special tokens.
+        length: the maximum number of tokens in a text, including special tokens.
         steps: the number of steps; 1000 if neither `steps` nor `minutes` is given.
         minutes: the longest duration.
         tokens_per_step: the least number of tokens in a step.

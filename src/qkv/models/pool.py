@@ -91,7 +91,7 @@ class Pool:
             texts: strings.
             chunk_size: as in `Model.encode`.
             show: whether there is a progress bar.
-            limit: the most tokens of a text.
+            limit: the maximum number of tokens of a text.
             options: the others of `Model.encode`.
 
         Raises:

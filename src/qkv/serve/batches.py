@@ -22,7 +22,7 @@ class Batches:
     """Takes the texts of requests in turn, tokenizes them and computes them in packed rows.
 
     Args:
-        limit: the most tokens of a text; None for no limit.
+        limit: the maximum number of tokens of a text; None for no limit.
         limits: how much is computed at once, and how much a request may have.
         tell: receives each finished request, and its error or None.
 

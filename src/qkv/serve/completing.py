@@ -18,7 +18,7 @@ from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 
 TOGETHER = 64  # completions computed side by side; each needs the logits of the whole vocabulary
-STOP = 1000  # the most characters of a stop string
+STOP = 1000  # the maximum number of characters of a stop string
 LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
 MEASURED = 32  # estimated bytes of one log probability with the spelling of its token
 

@@ -14,18 +14,19 @@ class Limits:
         port: the port; 0 for any free port.
         allowed_hosts: names that a request's Host may have, besides the names of this machine.
         key: the key that requests send as `Authorization: Bearer ...`; None for no key.
-        connections: the most connections that are open at once.
-        head: the most bytes of a request's line and headers.
-        body: the most bytes of a request's body.
-        bodies: the most bytes of all bodies in memory at once.
-        inputs: the most texts of one request.
-        tokens: the most tokens of one request, after each text was truncated as in `encode`.
-        edits: the most edits of a trace.
+        connections: the maximum number of connections that are open at once.
+        head: the maximum number of bytes of a request's line and headers.
+        body: the maximum number of bytes of a request's body.
+        bodies: the maximum number of bytes of all bodies in memory at once.
+        inputs: the maximum number of texts of one request.
+        tokens: the maximum number of tokens of one request; texts are first truncated as in
+            `encode`.
+        edits: the maximum number of edits of a trace.
         sources: the most other texts that the edits of a trace take activations from; each text
             needs its own forward pass.
         new_tokens: the most new tokens of one completion.
-        answer: the most bytes of a trace, or of completions with logprobs or echo.
-        waiting: the most requests that wait to be computed.
+        answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
+        waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
         streams: how many streams compute a piece between two batches.
         stream_tokens: the approximate number of tokens of streams kept in memory; when the turn of

@@ -246,7 +246,7 @@ class TextTurns(Turns[Texts]):
 
     Args:
         most: the approximate number of tokens in a batch.
-        limit: the most tokens of a text; None for no limit.
+        limit: the maximum number of tokens of a text; None for no limit.
     """
 
     def __init__(self, most: int, limit: int | None) -> None:

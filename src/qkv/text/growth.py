@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-GROWN = 2**24  # the most characters that the library may write at once
+GROWN = 2**24  # the maximum number of characters that the library may write at once
 USUAL = 40  # rules for real texts write at most this many characters for one character
 
-_LONGEST = 4096  # the most characters of a token, a pattern or its replacement
+_LONGEST = 4096  # the maximum number of characters of a token, a pattern or its replacement
 _ADDED = 100  # the most special tokens around a text
-_WORD = 1000  # the most characters of a word; the library looks up all parts of a word
+_WORD = 1000  # the maximum number of characters of a word; the library looks up all parts of a word
 # The most characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 

@@ -16,7 +16,7 @@ class Lines:
 
     Args:
         file: its path.
-        most: the most characters of a line, as in `read_lines`.
+        most: the maximum number of characters of a line, as in `read_lines`.
 
     Raises:
         ValueError: the file is not text; the message has the line and the byte. Or the file has
@@ -56,7 +56,7 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     Args:
         stream: the source of the bytes, read as they come.
         name: the name of the source in errors.
-        most: the most characters of a line, not counting blanks around it. A longer line is cut to
+        most: the maximum length of a line without the blanks around it. A longer line is cut to
             one character more, so that it can be recognised.
 
     Raises:

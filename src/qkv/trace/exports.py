@@ -55,7 +55,7 @@ def read_trace(
 
 
 _EXTRA = "tables"
-_SHOWN = 40  # the most tokens that a notebook shows
+_SHOWN = 40  # the maximum number of tokens that a notebook shows
 
 
 def dataset(

@@ -29,8 +29,8 @@ OPTIONS = (
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
 TOKENS = 128  # the number of tokens in a text for which `batch_size` is exact
-TEXTS = 2048  # the most texts that are split into tokens and sorted at once,
-LETTERS = 2**19  # and the most characters
+TEXTS = 2048  # the maximum number of texts that are split into tokens and sorted at once,
+LETTERS = 2**19  # and the maximum number of characters
 
 
 class EmptyText(ValueError):
