@@ -211,7 +211,13 @@ def test_other_sentences_open_on_a_link_that_is_above_what_is_usual(model: qkv.M
 # ---- untrained models
 
 
-@pytest.mark.parametrize(("dim", "heads"), [(4, 2), (8, 1), (16, 4), (192, 6)])
+@pytest.mark.parametrize(
+    ("dim", "heads"),
+    [
+        *((4, 2), (8, 1), (16, 4), (192, 6)),
+        *(pytest.param(*size, marks=pytest.mark.attack) for size in ((8, 2), (32, 4), (64, 8))),
+    ],
+)
 @pytest.mark.parametrize("causal", [False, True])
 def test_no_head_of_an_untrained_model_stands_out(dim: int, heads: int, causal: bool) -> None:
     for seed in range(6):

@@ -303,7 +303,9 @@ def refusals() -> dict[tuple[str, str], str]:
     found["walk", "arrays"] = "qkv.show(weights, tokens=...) shows weights"
     for view in ("plot_shift", "plot_shift of two"):
         for kind in ("top_k", *weights):
-            found[view, kind] = "see this trace's weights with qkv.show(trace)"
+            found[view, kind] = (
+                "give a trace of model.trace(text), or see this trace's weights with qkv.show(trace)"
+            )
         found[view, "arrays"] = "qkv.show(weights, tokens=...) shows them"
         found[view, "infinite"] = "has NaN, infinity or a number beyond 1e150"
     for kind in KINDS[1:]:
