@@ -304,7 +304,8 @@ def refusals() -> dict[tuple[str, str], str]:
     for view in ("plot_shift", "plot_shift of two"):
         for kind in ("top_k", *weights):
             found[view, kind] = (
-                "give a trace of model.trace(text), or see this trace's weights with qkv.show(trace)"
+                "give a trace of model.trace(text), or see this trace's weights with "
+                "qkv.show(trace)"
             )
         found[view, "arrays"] = "qkv.show(weights, tokens=...) shows them"
         found[view, "infinite"] = "has NaN, infinity or a number beyond 1e150"
