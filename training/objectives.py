@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.layers.packed import starts_of
+from qkv.layers.layer import starts_of
 from qkv.learn import Masked, Words, words_loss
 from qkv.learn.network import Network
-from qkv.ops.loss import cross_entropy
+from qkv.ops.training import cross_entropy
 from qkv.see.analysis.words import is_function_word
 from qkv.text import Tokenizer
 from qkv.trace.recorder import places

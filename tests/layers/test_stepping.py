@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -186,16 +187,13 @@ def test_what_goes_the_usual_way() -> None:
 def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[Any] = []
 
-    class Counting:
-        packed_size = kernel.packed_size
-
-        @staticmethod
-        def pack(*arguments: Any) -> None:
-            packed.append(arguments)
-            kernel.pack(*arguments)
+    def pack(*arguments: Any) -> None:
+        packed.append(arguments)
+        kernel.pack(*arguments)
 
     packing = sys.modules["qkv.ops.packing"]
-    monkeypatch.setattr(packing, "kernel", Counting)
+    counting = SimpleNamespace(**{**vars(kernel), "pack": pack})
+    monkeypatch.setattr(packing, "kernel", counting)
     # A new shelf, because shelves with the deleted weights of other tests may be dropped any time.
     monkeypatch.setattr(packing, "_shelf", np.empty(0, np.float32))
     for sizes in SIZES.values():

@@ -10,8 +10,7 @@ import pytest
 
 from qkv.attend import attention
 from qkv.marking import check
-from qkv.marking.tasks.attention.inputs import Case, cases
-from qkv.marking.tasks.attention.steps import RIGHT, answer, compute
+from qkv.marking.tasks.attention.steps import RIGHT, Case, answer, cases, compute
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
 from qkv.marking.tasks.mistakes.heads import HEADS
 from qkv.marking.tasks.mistakes.masks import BOTH, CAUSAL, EMPTY, HIDING, MASK, OFFSET

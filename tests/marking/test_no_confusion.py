@@ -20,7 +20,7 @@ from qkv.marking.tasks import (
     softmax,
     writing_step,
 )
-from qkv.marking.tasks.attention import inputs
+from qkv.marking.tasks.attention import steps
 from qkv.marking.tasks.attention import steps as attending
 from qkv.marking.tasks.decoder import marker as decoders
 from qkv.marking.tasks.decoder import mistakes as decoding
@@ -45,7 +45,7 @@ def of_positions(made):
 def of_attention(made):
     def mine(q, k, v, mask=None, is_causal=False, q_offset=0):
         arrays = {"query": q, "key": k, "value": v}
-        case = inputs.Case(arrays, mask, is_causal, q_offset)
+        case = steps.Case(arrays, mask, is_causal, q_offset)
         return attending.compute(case, {**attending.RIGHT, **made})
 
     return mine
@@ -54,7 +54,7 @@ def of_attention(made):
 def of_words(made):
     def mine(x, w_q, w_k, w_v, num_heads=1):
         arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
-        return attending.compute(inputs.Case(arrays, heads=num_heads), {**attending.RIGHT, **made})
+        return attending.compute(steps.Case(arrays, heads=num_heads), {**attending.RIGHT, **made})
 
     return mine
 
@@ -65,7 +65,7 @@ def of_masks(made):
     def mine(q, k, v, mask):
         if mask.ndim == 2 and {*made} == {"mask"}:
             return of_attention({})(q, k, v, mask)
-        case = inputs.Case({"query": q, "key": k, "value": v}, mask)
+        case = steps.Case({"query": q, "key": k, "value": v}, mask)
         return attending.compute(case, {**attending.RIGHT, **made})
 
     return mine
@@ -74,7 +74,7 @@ def of_masks(made):
 def of_heads(made):
     def mine(x, w_q, w_k, w_v, num_heads, w_o=None):
         arrays = {"x": x, "w_q": w_q, "w_k": w_k, "w_v": w_v}
-        case = inputs.Case(arrays, heads=num_heads, output=w_o)
+        case = steps.Case(arrays, heads=num_heads, output=w_o)
         return attending.compute(case, {**attending.RIGHT, **made})
 
     return mine

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv.marking import check, check_file
-from qkv.marking.draws import by_seed, generator, per_seed, seeded
+from qkv.marking.engine import by_seed, generator, per_seed, seeded
 
 from .written import TASK_OF, WRITTEN, planted
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from qkv.marking import tasks
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts
 
 FOLDER = Path(tasks.__file__).parent
 CATALOGUE = FOLDER / "tasks.toml"

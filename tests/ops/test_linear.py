@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from qkv.ops.kernel import BODIES, kernel, set_num_threads
-from qkv.ops.layout import narrowed
+from qkv.ops.kernel import BODIES, kernel, narrowed, set_num_threads
 from qkv.ops.linear import linear, linear_grad, multiply
 
 from .support import Array, close, grown, numbers, slope

@@ -17,7 +17,7 @@ from attend.drawn import draw
 from attend.loops import Array
 from attend.support import numbers, qkv_arrays
 from qkv import scale
-from qkv.attend.solve import solve
+from qkv.attend.attention import solve
 from qkv.ops.kernel import get_num_threads
 
 from .chunks import a_backend, assert_results, cut, cut_case

@@ -20,13 +20,12 @@ from models.decoders import gpt2
 from models.small_models import CONFIGS, write_small
 from models.support import mask_bert
 from qkv.models import Model
+from qkv.models.run.batches import Layout
 from qkv.models.run.edit import EditedRun, Masked
-from qkv.models.run.layout import Layout
 from qkv.serve.app import create_app
-from qkv.serve.edits import changes_of
 from qkv.serve.limits import Limits
 from qkv.serve.routes import trace as trace_route
-from qkv.serve.routes.trace import WORK
+from qkv.serve.routes.trace import WORK, changes_of
 
 TEXT = "the cat sat on the [MASK]"  # 8 tokens
 PATTERN = {"op": "patch", "at": "pattern", "layer": 0, "from": "the dog ran by the [MASK]"}

@@ -10,22 +10,22 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown
 from qkv.attend import native
-from qkv.attend.attention import scores_and_weights
+from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.call import (
     OPTIONS,
     PACKED,
     RETURNS,
     Call,
     Packed,
+    Plan,
     check_call,
     check_options,
     rounded,
+    takes,
 )
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.native import Gradients, Outputs
-from qkv.attend.plan import Plan, takes
-from qkv.attend.solve import solve
 from qkv.attend.tiled import QUERIES, Tile, capped_of, exp_sums, key_blocks, masked
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body

@@ -9,8 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, native
 from qkv.attend.call import Call, Packed
-from qkv.ops.kernel import get_num_threads, kernel
-from qkv.ops.layout import bits, is_bfloat16
+from qkv.ops.kernel import bits, get_num_threads, is_bfloat16, kernel
 
 
 class Gradients(NamedTuple):

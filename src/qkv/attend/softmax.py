@@ -1,4 +1,4 @@
-"""Softmax alone."""
+"""Softmax, and the merge of two partial results over different keys."""
 
 from __future__ import annotations
 
@@ -45,3 +45,58 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
         total = exps.sum(axis=axis, keepdims=True)
         weights = exps / np.where(np.isneginf(top), 1, total)
     return np.asarray(weights, native(array.dtype))
+
+
+def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
+    """Join attention over some keys with attention over other keys, exactly.
+
+    The result is the mean of both outputs with the weights `exp(lse)`. A part that saw no key,
+    `(0, -inf)`, changes nothing. Only one part may be computed with sinks, which would otherwise
+    count twice. Source: the
+    combination step of FlashAttention (Dao et al. 2022, section 3.1).
+
+    Args:
+        out1: `(..., L, dv)`.
+        lse1: `(..., L)`, from `return_lse=True`.
+        out2: like `out1`.
+        lse2: like `lse1`.
+
+    Returns:
+        `(out, lse)`, of the types of the parts.
+
+    >>> q, k = np.array([[1.0, 2.0]]), np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    >>> from qkv import attention
+    >>> first = attention(q, k[:1], k[:1], return_lse=True)
+    >>> rest = attention(q, k[1:], k[1:], return_lse=True)
+    >>> out, lse = merge_attention(*first, *rest)
+    >>> bool(np.allclose(out, attention(q, k, k)))
+    True
+    """
+    arguments = {"out1": out1, "lse1": lse1, "out2": out2, "lse2": lse2}
+    arrays = {name: as_array(x, call="merge_attention", name=name) for name, x in arguments.items()}
+    a, lse_a, b, lse_b = arrays.values()
+    for first, second in (("out1", "out2"), ("lse1", "lse2")):
+        x, y = arrays[first], arrays[second]
+        if x.shape != y.shape or native(x.dtype) != native(y.dtype) or not is_float(x.dtype):
+            raise (ValueError if x.shape != y.shape else TypeError)(
+                f"merge_attention: {first} is {x.shape} {x.dtype} and {second} is {y.shape} "
+                f"{y.dtype}: both parts must have the same shape and the same float type"
+            )
+    if a.shape[:-1] != lse_a.shape or a.ndim < 1:
+        raise ValueError(
+            f"merge_attention: out1 has shape {a.shape} and lse1 {lse_a.shape}: "
+            "lse must have the shape of out without the last axis"
+        )
+    kind = compute_type(a.dtype)
+    with np.errstate(all="ignore"):
+        top = np.maximum(lse_a, lse_b)
+        base = np.where(np.isneginf(top), 0, top)
+        parts = [np.exp(lse - base) for lse in (lse_a, lse_b)]
+        total = parts[0] + parts[1]
+        lse = base + np.log(total)
+        out = np.zeros(a.shape, kind)
+        for part, part_lse, part_out in zip(parts, (lse_a, lse_b), (a, b), strict=True):
+            share = (part / total).astype(kind, copy=False)[..., None]
+            saw_nothing = np.isneginf(part_lse)[..., None]
+            out += np.where(saw_nothing, 0, share * part_out.astype(kind, copy=False))
+    return out.astype(native(a.dtype), copy=False), lse.astype(native(lse_a.dtype), copy=False)

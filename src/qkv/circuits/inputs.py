@@ -14,7 +14,7 @@ from qkv.models.model import Model, Seq2SeqModel
 from qkv.models.run.inputs import as_ids, ids_given
 from qkv.models.run.truncation import Truncator
 from qkv.models.tasks.gradient import checked_position, word_id
-from qkv.models.tasks.kept import layers_to_run, names_to_keep
+from qkv.models.tasks.trace import layers_to_run, names_to_keep
 from qkv.models.vision import VisionModel
 from qkv.text.tokenizer import check_text
 from qkv.trace import Recorder, Trace

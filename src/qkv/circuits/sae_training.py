@@ -12,9 +12,8 @@ from qkv.arrays import Array
 from qkv.circuits.inputs import PLACES, rows_of
 from qkv.learn.optimizer import Schedule
 from qkv.models.model import Model
-from qkv.ops.adamw import adamw
 from qkv.ops.linear import linear, linear_grad
-from qkv.ops.loss import cross_entropy
+from qkv.ops.training import adamw, cross_entropy
 
 BATCH = 1024  # the tokens of one training step
 POOL = 2**24  # the most numbers that are shuffled at once: 64 MB

@@ -45,9 +45,9 @@ def serve(
 
     need("fastapi", "serve")
     from qkv.models import load
+    from qkv.serve.app import run
     from qkv.serve.guard import host_name, is_loopback
     from qkv.serve.limits import Limits
-    from qkv.serve.run import run
 
     if no_key and key_file is not None:
         raise click.UsageError("--no-key and --api-key-file do not go together: choose one")

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, whole_number
+from qkv.attend.attention import AttentionSummary, answer, summarize_call
 from qkv.attend.call import Call
-from qkv.attend.solve import answer
-from qkv.attend.summary import AttentionSummary, summarize_call
 from qkv.trace import Trace
 
 # The summaries of a layer, and their values for queries and keys without attention.

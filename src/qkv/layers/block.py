@@ -16,18 +16,19 @@ from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.layer import (
     Feed,
     Gradient,
+    check_options,
     for_parameters,
     narrowed_to,
     need_single,
     part_back,
     quiet,
     result_type,
+    settings,
     upstream,
     vectors_of,
     word_vectors,
 )
 from qkv.layers.norm import LayerScale
-from qkv.layers.packed import check_options, settings
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import of_rows, unkept
 

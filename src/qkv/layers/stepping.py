@@ -15,17 +15,15 @@ import numpy as np
 from qkv.arrays import Array, compute_type
 from qkv.attend import native
 from qkv.attend.cache import KVCache, put
-from qkv.attend.plan import takes
+from qkv.attend.call import takes
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.attention.forward import Inputs, attention_plan
 from qkv.layers.block import Block
 from qkv.layers.layer import quiet
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
-from qkv.ops.kernel import body_and_threads
-from qkv.ops.layout import stays_bfloat16
-from qkv.ops.packing import is_frozen
-from qkv.ops.prepared import Prepared
+from qkv.ops.kernel import body_and_threads, stays_bfloat16
+from qkv.ops.packing import Prepared, is_frozen
 
 _OPTIONS = {"is_causal", "window", "scale", "softcap", "alibi_slopes", "sinks"}
 Rotation = tuple[Array, Array]

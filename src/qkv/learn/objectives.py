@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.layers.packed import starts_of
+from qkv.layers.layer import starts_of
 from qkv.learn.corpus import Source
 from qkv.learn.network import Network
-from qkv.ops.loss import cross_entropy
+from qkv.ops.training import cross_entropy
 from qkv.text import Tokenizer
 from qkv.text.tokenized import is_piece, plain_tokens
 from qkv.text.tokenizer import MASKS

@@ -9,9 +9,8 @@ from qkv.marking.result import CheckResult
 if TYPE_CHECKING:
     from qkv.marking.conformance import Report, conform
     from qkv.marking.files import check_file
-    from qkv.marking.files.class_table import ClassTable, files_in
+    from qkv.marking.files.class_table import ClassTable, by_file, by_roster, files_in, read_roster
     from qkv.marking.files.exports import write_gradescope, write_junit
-    from qkv.marking.files.students import by_file, by_roster, read_roster
     from qkv.marking.tasks import TASKS
 
 __all__ = [
@@ -36,10 +35,10 @@ _WHERE = {
     "conform": "conformance",
     "check_file": "files",
     "ClassTable": "files.class_table",
-    "by_file": "files.students",
-    "by_roster": "files.students",
+    "by_file": "files.class_table",
+    "by_roster": "files.class_table",
     "files_in": "files.class_table",
-    "read_roster": "files.students",
+    "read_roster": "files.class_table",
     "write_gradescope": "files.exports",
     "write_junit": "files.exports",
 }

@@ -1,11 +1,16 @@
-"""Run tests on a function, and report the findings as points and as text."""
+"""Draw random inputs, run tests on a function, and report the findings as points and text."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import chain, combinations
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking import findings
@@ -14,6 +19,48 @@ from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Case, Outcome, close, differ, first_wrong, outcome
 from qkv.marking.result import CheckResult
+
+_T = TypeVar("_T")
+_SEED: ContextVar[int] = ContextVar("seed", default=0)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw the inputs from this seed in this context; seed 0 draws inputs that print shortest."""
+    before = _SEED.set(seed)
+    try:
+        yield
+    finally:
+        _SEED.reset(before)
+
+
+def by_seed() -> bool:
+    """Is the seed of the inputs not 0?"""
+    return _SEED.get() != 0
+
+
+def generator(number: int) -> np.random.Generator:
+    """Return the random generator of the input with this number.
+
+    >>> bool(generator(3).integers(9) == np.random.default_rng(3).integers(9))
+    True
+    """
+    return np.random.default_rng((_SEED.get(), number) if by_seed() else number)
+
+
+def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
+    """Cache a function that makes inputs, once for each seed."""
+
+    @functools.lru_cache(maxsize=8)
+    def of_seed(seed: int) -> _T:
+        return make()
+
+    @functools.wraps(make)
+    def of_this_seed() -> _T:
+        return of_seed(_SEED.get())
+
+    return of_this_seed
+
 
 # for each kind of finding, the worst first: the words before the finding that comes first
 _LEAD = {

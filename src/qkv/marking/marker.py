@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.arrays import whole_number
-from qkv.marking.draws import seeded
-from qkv.marking.functions import is_stub, takes_tensors
-from qkv.marking.outcome import name_of
+from qkv.marking.engine import seeded
+from qkv.marking.outcome import is_stub, name_of, takes_tensors
 from qkv.marking.result import CheckResult
 
 if TYPE_CHECKING:

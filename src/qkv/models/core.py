@@ -27,12 +27,10 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.parameters import Parameters
+from qkv.models.run.batches import Layout, parts
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.fit_edits import fit, plain
-from qkv.models.run.inputs import check_tokenizer, end_ids
-from qkv.models.run.layout import Layout
-from qkv.models.run.reader import TextReader
-from qkv.models.run.streams import parts
+from qkv.models.run.inputs import TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder

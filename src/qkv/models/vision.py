@@ -20,8 +20,8 @@ from qkv.models.model import Model
 from qkv.models.network.designs import VisionDesign
 from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.reader import TextReader
-from qkv.models.run.streams import parts
+from qkv.models.run.batches import parts
+from qkv.models.run.inputs import TextReader
 from qkv.models.tasks.call import ModelOutput, output_of
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import get_num_threads, kernel
-from qkv.ops.layout import CHUNK, body_for, contiguous, working
+from qkv.ops.kernel import CHUNK, body_for, contiguous, get_num_threads, kernel, working
 
 
 def activate(x: Array, name: str) -> Array:

@@ -13,8 +13,16 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type, is_float, native
 from qkv.ops.activation import activate_in_numpy, activation_named
-from qkv.ops.kernel import body_and_threads, get_num_threads, kernel
-from qkv.ops.layout import FLOAT32, as_rows, bits_type, body_for, working
+from qkv.ops.kernel import (
+    FLOAT32,
+    as_rows,
+    bits_type,
+    body_and_threads,
+    body_for,
+    get_num_threads,
+    kernel,
+    working,
+)
 from qkv.ops.packing import packed, packed_once
 from qkv.ops.threads import run_all
 

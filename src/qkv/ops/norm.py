@@ -7,8 +7,17 @@ import math
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import body_and_threads, get_num_threads, kernel
-from qkv.ops.layout import FLOAT32, as_rows, bits_type, body_for, contiguous, working
+from qkv.ops.kernel import (
+    FLOAT32,
+    as_rows,
+    bits_type,
+    body_and_threads,
+    body_for,
+    contiguous,
+    get_num_threads,
+    kernel,
+    working,
+)
 
 
 def normalize(

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.attend.call import Call, check_call, narrow
-from qkv.attend.plan import plan_of
+from qkv.attend.call import Call, check_call, narrow, plan_of
 from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 

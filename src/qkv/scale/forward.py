@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend.attention import solve
 from qkv.attend.call import Call, check_options, rounded
 from qkv.attend.grouped import grouped
-from qkv.attend.merge import merge_attention
-from qkv.attend.solve import solve
+from qkv.attend.softmax import merge_attention
 from qkv.attend.tiled import log_sums
 from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qkv.models import load, random_model
-from qkv.models.network.untrained import LEARNED, stretch
+from qkv.models.network.transformer import LEARNED, stretch
 from qkv.models.untrained import fresh_model
 from qkv.trace import Trace
 

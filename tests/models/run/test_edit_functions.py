@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import load
-from qkv.models.run.streams import POSITIONS
+from qkv.models.run.batches import POSITIONS
 
 from .. import decoders
 from ..small_models import CONFIGS, write_small

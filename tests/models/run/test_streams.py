@@ -9,8 +9,8 @@ import pytest
 
 import qkv
 from qkv.models import load
-from qkv.models.run import streams
-from qkv.models.tasks.kept import names_to_keep
+from qkv.models.run import batches
+from qkv.models.tasks.trace import names_to_keep
 
 from ..small_models import CONFIGS, write_small
 
@@ -88,7 +88,7 @@ def test_parts_are_made_unasked(encoder, monkeypatch):
     monkeypatch.setattr(
         encoder, "run", lambda batch, *a, **more: runs.append(len(batch)) or run(batch, *a, **more)
     )
-    monkeypatch.setattr(streams, "POSITIONS", 20)
+    monkeypatch.setattr(batches, "POSITIONS", 20)
     same(encoder.trace(TEXTS), whole)
     assert len(runs) > 1
     assert sum(runs) == len(TEXTS)

@@ -8,8 +8,7 @@ import pytest
 import qkv.see.steps
 from qkv.ops.activation import ACTIVATIONS
 from qkv.see.steps.later_steps import _BLOCK
-from qkv.see.steps.step import PHRASES, ROWS, biased, fill
-from qkv.see.steps.sums import spell
+from qkv.see.steps.step import PHRASES, ROWS, biased, fill, spell
 
 FOLDER = Path(qkv.see.steps.__file__).parent
 FLOW = FOLDER.parent / "page" / "assets" / "parts" / "flow.js"

@@ -13,8 +13,17 @@ from qkv.attend.call import check_call
 from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
-from qkv.layers.layer import Gradient, asks, for_parameters, part_back, project_back, upstream
-from qkv.layers.packed import PADDED, padded_heads, unpadded_heads
+from qkv.layers.layer import (
+    PADDED,
+    Gradient,
+    asks,
+    for_parameters,
+    padded_heads,
+    part_back,
+    project_back,
+    unpadded_heads,
+    upstream,
+)
 from qkv.trace import Recorder
 from qkv.trace.activations import WEIGHTS
 from qkv.trace.recorder import of_heads, of_rows, unkept

@@ -9,18 +9,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.attention import scores_and_weights, softmax_of, weighed, without_padding
+from qkv.attend.attention import (
+    answer,
+    scores_and_weights,
+    softmax_of,
+    summarize_call,
+    weighed,
+    without_padding,
+)
 from qkv.attend.cache import KVCache
 from qkv.attend.call import RETURNS, Call, check_call
 from qkv.attend.grouped import join_heads, split_heads
-from qkv.attend.solve import answer
-from qkv.attend.summary import summarize_call
 from qkv.attend.varlen import answer_packed, in_rows
 from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
-from qkv.layers.layer import ByName, is_wide, project, working, working_type
+from qkv.layers.layer import (
+    PADDED,
+    ByName,
+    is_wide,
+    padded_heads,
+    project,
+    unpadded_heads,
+    working,
+    working_type,
+)
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
-from qkv.layers.packed import PADDED, padded_heads, unpadded_heads
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS

@@ -26,13 +26,13 @@ from qkv.layers.attention.rotary import Rotary, as_rotary
 from qkv.layers.attention.weights import Weights
 from qkv.layers.layer import (
     Gradient,
+    check_options,
     checked,
     first_parameters,
     need_single,
     quiet,
     result_type,
 )
-from qkv.layers.packed import check_options
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import SUMMARY
 from qkv.trace.recorder import of_rows, unkept

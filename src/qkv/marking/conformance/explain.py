@@ -11,9 +11,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.conformance.inputs import draw, values
-from qkv.marking.conformance.judge import Answer, answer, parts
 from qkv.marking.conformance.reference import GRADIENT, LINES, Defect, Expected, defects
-from qkv.marking.conformance.runs import CaseResult
+from qkv.marking.conformance.runs import Answer, CaseResult, answer, parts
 
 _MOST = 120  # maximum cases with which an explanation is compared
 _LARGE = 10_000  # cases with more numbers are skipped: trying all defects takes too long

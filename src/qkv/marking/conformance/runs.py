@@ -1,8 +1,8 @@
-"""Run cases in the process of the function; if the process ends, start a new process."""
+"""Run cases in the process of the judged function, and judge the results by error bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +11,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.conformance.cases import Case
-from qkv.marking.conformance.inputs import draw
-from qkv.marking.conformance.judge import Answer, answer
+from qkv.marking.conformance.inputs import Drawn, draw, float_type, values
+from qkv.marking.conformance.reference import Expected, run
 from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
@@ -134,3 +134,107 @@ def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
         message = "a later call writes to the result of an earlier call"
     is_right = error <= bound and not message
     return CaseResult(case, "right" if is_right else "wrong", error, bound, message, outputs)
+
+
+_EXACT = 1e-13  # for float64
+_RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
+_ROUNDINGS = 5  # factor on the relative bound for gradients, which have more roundings
+_JUDGED = 1e4  # larger scores do not widen the bound: such cases only test that weights sum to 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The right results of a call: for each array its name, numbers and error bound."""
+
+    names: tuple[str, ...]
+    arrays: tuple[Array, ...]
+    bounds: tuple[float, ...]
+    judged: Any  # bool (B, Hq, L): the rows that are judged; `...` for all rows
+
+    def errors(self, outputs: Sequence[Array]) -> list[float]:
+        """Return the largest error of each array; it is infinite if only one array has a NaN."""
+        return [
+            _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
+            for a, b in zip(self.arrays, outputs, strict=True)
+        ]
+
+    def worst(self, outputs: Sequence[Array]) -> tuple[float, float]:
+        """Return `(error, bound)` of the array with the largest error relative to its bound."""
+        errors = self.errors(outputs)
+        return max(zip(errors, self.bounds, strict=True), key=lambda pair: pair[0] / (pair[1] or 1))
+
+    def fits(self, outputs: Sequence[Array]) -> bool:
+        """Is the number of arrays right, and does each array have the right shape?"""
+        return [a.shape for a in self.arrays] == [np.shape(b) for b in outputs]
+
+
+def answer(case: Case, drawn: Drawn) -> Answer:
+    """Compute the right answer to a case, with its bounds."""
+    right = run(values(case, drawn))
+    names = returned(case)
+    every = case.feature in ("rows that see nothing", "empty")
+    judged: Any = ...
+    if not every and case.feature != "gradient":
+        judged = right.seen.any(axis=-1)
+    bounds = [_bound(case, drawn, right, name) for name in names]
+    if case.dtype in ("float16", "bfloat16"):
+        bounds = _half_bounds(case, drawn, right, names, judged)
+    return Answer(names, tuple(parts(right, names)), tuple(bounds), judged)
+
+
+def returned(case: Case) -> tuple[str, ...]:
+    """List the names of the arrays that a call returns, in order."""
+    if case.feature == "gradient":
+        return ("d_query", "d_key", "d_value")
+    names = ["out"]
+    names += ["weights"] if case.options.get("return_weights") else []
+    names += ["lse"] if case.options.get("return_lse") else []
+    return tuple(names)
+
+
+def parts(expected: Expected, names: Sequence[str]) -> list[Array]:
+    """Select the arrays that a call returns from the results of the formula."""
+    return [getattr(expected, name) for name in names]
+
+
+def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
+    """Return the allowed error of an array."""
+    relative, of_scores = _RELATIVE, _OF_SCORES
+    if case.dtype == "float64":
+        relative, of_scores = _EXACT, 2.0**-52
+    value = np.abs(drawn["value"].astype(np.float64))
+    largest = float(value[np.isfinite(value)].max(initial=0))
+    lse = np.abs(right.lse[np.isfinite(right.lse)])
+    if name == "lse":
+        return relative * max(1.0, float(lse.max(initial=0)))
+    if name in ("d_query", "d_key", "d_value"):  # sums over all rows
+        size = float(np.abs(getattr(right, name)).max(initial=0))
+        return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, size)
+    scores = 0.0 if case.constant else min(right.largest, _JUDGED)
+    return (relative + of_scores * scores) * (largest if name == "out" else 1.0)
+
+
+def _half_bounds(
+    case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Any
+) -> list[float]:
+    """Return bounds: twice the error of the formula in half precision, plus one rounding."""
+    dtype = float_type(case.dtype)
+    own = run(values(case, drawn, dtype), dtype=dtype)
+    rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
+    bounds = []
+    for exact, rough in zip(parts(right, names), parts(own, names), strict=True):
+        exact, rough = exact[judged], rough.astype(np.float64)[judged]
+        finite = np.isfinite(exact) & np.isfinite(rough)
+        error = np.abs(exact - rough)[finite].max(initial=0)
+        largest = np.abs(exact[np.isfinite(exact)]).max(initial=0)
+        bounds.append(float(2 * error + rounding * largest))
+    return bounds
+
+
+def _distance(right: Array, outputs: Array) -> float:
+    """Return the largest difference of two arrays; equal infinities and two NaN count as 0."""
+    with np.errstate(invalid="ignore"):
+        away = np.abs(right - outputs)
+    away = np.where((right == outputs) | (np.isnan(right) & np.isnan(outputs)), 0, away)
+    away = np.where(np.isnan(away), np.inf, away)
+    return float(away.max(initial=0))

@@ -24,9 +24,8 @@ from qkv.marking.files.source import defined, tasks_in
 from qkv.marking.files.verdicts import no_function, of_error
 from qkv.marking.files.watch import Watch
 from qkv.marking.files.wire import Packed, Packer, unpack
-from qkv.marking.functions import is_number, is_stub, takes_tensors
 from qkv.marking.isolated import leave, serve
-from qkv.marking.outcome import getpid, muted, name_of
+from qkv.marking.outcome import getpid, is_number, is_stub, muted, name_of, takes_tensors
 from qkv.marking.raised import known
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.self_attention_class.layers import arrays_of

@@ -17,23 +17,19 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking import findings
-from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Compute, Group, Marking, reproduces
+from qkv.marking.engine import Compute, Group, Marking, generator, per_seed, reproduces
 from qkv.marking.findings import Finding
-from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Outcome, first_wrong, name_of, outcome
+from qkv.marking.outcome import Outcome, first_wrong, name_of, options_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import wiring
-from qkv.marking.tasks.attention.inputs import Case
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import Case, same
 from qkv.marking.tasks.attention.steps import compute as attention
-from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.mistakes.formula import LARGE, core
 from qkv.marking.tasks.mistakes.heads import HEADS, ONE_HEAD
 from qkv.marking.tasks.mistakes.slips import of_output
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 from qkv.marking.tasks.wiring import Part, pre_norm
 
 _TEXTS = Texts(__name__)

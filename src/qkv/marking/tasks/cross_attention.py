@@ -13,23 +13,19 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Group, mark_in_steps
+from qkv.marking.engine import Group, generator, mark_in_steps, per_seed
 from qkv.marking.findings import Finding, of_mistake
-from qkv.marking.functions import options_of
 from qkv.marking.mistake import Steps, mended
-from qkv.marking.outcome import Outcome, name_of
+from qkv.marking.outcome import Outcome, name_of, options_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.inputs import Case
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import Case, same
 from qkv.marking.tasks.attention.steps import compute as attention
-from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES
 from qkv.marking.tasks.mistakes.formula import LARGE, ONE_TEXT, core
 from qkv.marking.tasks.mistakes.masks import HIDING, MASK
 from qkv.marking.tasks.mistakes.masks import TEXTS as TEXTS_OF_A_BATCH
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Group
-from qkv.marking.functions import options_of
+from qkv.marking.engine import Group, generator, per_seed
 from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import close
+from qkv.marking.outcome import close, options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import same
 from qkv.marking.tasks.block import EMPTY, MLPS, NORMS, BlockMarking, layer_norm
@@ -37,8 +35,7 @@ from qkv.marking.tasks.cross_attention import (
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv.marking.tasks.mistakes.masks import HIDING
 from qkv.marking.tasks.mistakes.masks import TEXTS as MASKS_OF_A_BATCH
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 from qkv.marking.tasks.wiring import Part, pre_norm, some_parts, wire
 
 _TEXTS = Texts(__name__)

@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import per_seed
-from qkv.marking.engine import Group, mark_in_steps, nothing_known
+from qkv.marking.engine import Group, mark_in_steps, nothing_known, per_seed
 from qkv.marking.findings import Finding
-from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Outcome, kind_of, name_of, numbers
+from qkv.marking.outcome import Outcome, kind_of, name_of, numbers, options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.task import Task, task
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import generator
+from qkv.marking.engine import generator
 from qkv.marking.findings import Finding, told
 from qkv.marking.outcome import Outcome
 from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercise import DO, exercise
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
 

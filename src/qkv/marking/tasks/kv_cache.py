@@ -13,18 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Group
-from qkv.marking.functions import options_of
+from qkv.marking.engine import Group, generator, per_seed
 from qkv.marking.mistake import Steps
+from qkv.marking.outcome import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import Sizes
 from qkv.marking.tasks.mistakes.formula import LARGE, core
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.stepping import Run, StepMarking
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 _WEIGHTS = ("w_q", "w_k", "w_v")

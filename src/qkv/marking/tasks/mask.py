@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import by_seed, generator
-from qkv.marking.engine import Group, Marking
+from qkv.marking.engine import Group, Marking, by_seed, generator
 from qkv.marking.findings import Finding, of_mistake
-from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps, mended
-from qkv.marking.outcome import Outcome, close, name_of, numbers, outcome
+from qkv.marking.outcome import Outcome, close, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import large_scores
-from qkv.marking.tasks.attention.inputs import CORE, Case
 from qkv.marking.tasks.attention.learner import learner
 from qkv.marking.tasks.attention.marker import (
     PER_KEY,
@@ -28,11 +25,10 @@ from qkv.marking.tasks.attention.marker import (
     try_causal,
     try_masks,
 )
+from qkv.marking.tasks.attention.steps import CORE, Case
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.mistakes import formula, masks
-from qkv.marking.tasks.mistakes.build import both_ends, pick
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, both_ends, pick, task
 
 
 @dataclass(frozen=True)

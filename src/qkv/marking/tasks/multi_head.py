@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.draws import generator
-from qkv.marking.engine import Group
+from qkv.marking.engine import Group, generator
 from qkv.marking.mistake import mended
 from qkv.marking.outcome import kind_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings
-from qkv.marking.tasks.attention.inputs import CORE, Case, drawn
 from qkv.marking.tasks.attention.learner import learner
 from qkv.marking.tasks.attention.marker import (
     AttentionMarking,
@@ -23,13 +21,12 @@ from qkv.marking.tasks.attention.marker import (
     is_made_for_numbers,
     refused_batch,
 )
-from qkv.marking.tasks.attention.steps import flip, join, softmax
+from qkv.marking.tasks.attention.steps import CORE, Case, drawn, flip, join, softmax
 from qkv.marking.tasks.mistakes import heads
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
 from qkv.marking.tasks.mistakes.masks import HIDING, MASK
 from qkv.marking.tasks.mistakes.slips import of_output
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 
 _NAMES = "x,w_q,w_k,w_v"
 _OUTPUT = "return joined @ w_o"

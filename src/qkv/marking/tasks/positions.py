@@ -13,16 +13,12 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import by_seed, generator
-from qkv.marking.engine import Group, mark_in_steps
+from qkv.marking.engine import Group, by_seed, generator, mark_in_steps
 from qkv.marking.findings import Finding, told
-from qkv.marking.functions import options_of
 from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.outcome import Outcome, name_of, options_of, outcome
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.mistakes.build import both_ends, cut, without
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, both_ends, cut, task, without
 
 BASE = 10000.0
 _TEXTS = Texts(__name__)

@@ -10,22 +10,18 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import by_seed, generator
-from qkv.marking.engine import Group, Marking, nothing_known
+from qkv.marking.engine import Group, Marking, by_seed, generator, nothing_known
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding
-from qkv.marking.functions import options_of
 from qkv.marking.mistake import Steps, mended
-from qkv.marking.outcome import Outcome, name_of, outcome
+from qkv.marking.outcome import Outcome, name_of, options_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import large_scores
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import same, softmax
 from qkv.marking.tasks.mistakes import slips
-from qkv.marking.tasks.mistakes.build import both_ends, cut, first_row_only, without
 from qkv.marking.tasks.mistakes.formula import LARGE_ROWS, SOFTMAX_ROWS
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, both_ends, cut, first_row_only, task, without
 
 _TEXTS = Texts(__name__)
 LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"

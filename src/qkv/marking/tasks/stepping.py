@@ -13,7 +13,7 @@ from qkv.marking.engine import Compute, Group, Marking
 from qkv.marking.findings import Finding, nothing_returned, of_mistake, overwritten
 from qkv.marking.mistake import Mistake, Steps
 from qkv.marking.outcome import Outcome, differ, first_wrong, kind_of, name_of, numbers, outcome
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
 

@@ -14,8 +14,7 @@ from qkv.marking.outcome import numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercises import gradients
-from qkv.marking.tasks.task import Task, task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Task, Texts, task
 
 # the features water, money, noun and adjective of words in lessons 2 and 9; other words are zeros
 _TABLE: Mapping[str, Sequence[float]] = MappingProxyType(

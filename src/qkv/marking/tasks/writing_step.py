@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import generator, per_seed
-from qkv.marking.functions import options_of
+from qkv.marking.engine import generator, per_seed
 from qkv.marking.mistake import Steps
+from qkv.marking.outcome import options_of
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import kv_cache
 from qkv.marking.tasks.attention.steps import same
@@ -23,8 +23,7 @@ from qkv.marking.tasks.cross_attention import CORE_OF_TWO, EXCHANGED
 from qkv.marking.tasks.kv_cache import Kept, advance, attend
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.stepping import Run, StepMarking
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 from qkv.marking.tasks.wiring import NO_RESIDUAL, pre_norm
 
 _TEXTS = Texts(__name__)

@@ -9,13 +9,12 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import KVCache
+from qkv.attend.attention import answer
 from qkv.attend.call import check_call
 from qkv.attend.grouped import split_heads
-from qkv.attend.solve import answer
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import attention_out, record_weights
-from qkv.layers.layer import narrowed_to, project, quiet
-from qkv.layers.packed import starts_of
+from qkv.layers.layer import narrowed_to, project, quiet, starts_of
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY

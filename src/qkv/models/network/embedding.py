@@ -12,7 +12,7 @@ from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
 from qkv.layers.layer import for_parameters, part_back, project_back
 from qkv.layers.norm import NormSaved
-from qkv.ops.layout import narrowed
+from qkv.ops.kernel import narrowed
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, unkept

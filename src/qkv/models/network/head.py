@@ -20,7 +20,7 @@ from qkv.layers.layer import (
 )
 from qkv.models.network.pooling import POOLING, activated
 from qkv.ops.activation import activation_grad
-from qkv.ops.layout import narrowed
+from qkv.ops.kernel import narrowed
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float
-from qkv.models.run.layout import Layout, layout_of
+from qkv.models.run.batches import Layout, layout_of
 from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse
 from qkv.trace.recorder import GradientRecorder

@@ -17,8 +17,8 @@ from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit import At, EditedRun, Spliced, is_number
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
+from qkv.models.run.inputs import TextReader
 from qkv.models.run.masking import from_start, masked_keys
-from qkv.models.run.reader import TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, meant, parse

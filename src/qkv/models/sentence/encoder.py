@@ -15,9 +15,9 @@ from qkv.arrays import Array, as_array, whole_number
 from qkv.edits import Edits
 from qkv.models.core import Core
 from qkv.models.files.sentence import Sentence
+from qkv.models.run.batches import Layout
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.inputs import check_ids
-from qkv.models.run.layout import Layout
 from qkv.models.run.truncation import MOST, Truncator, callers
 from qkv.progress import progress
 from qkv.text.tokenizer import check_no_mapping, check_text, check_texts, parts_of

@@ -15,8 +15,8 @@ from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.core import Core
 from qkv.models.elsewhere import GENERATING, advising
 from qkv.models.network.transformer import Transformer
+from qkv.models.run.batches import Layout
 from qkv.models.run.edit import CANNOT, EditedRun
-from qkv.models.run.layout import Layout
 from qkv.models.run.truncation import MOST
 from qkv.models.tasks.pairs import after_start, traced_pair
 from qkv.models.tasks.sampling import Measured, Sampling, measured

@@ -12,14 +12,14 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.layers.packed import starts_of
+from qkv.layers.layer import starts_of
 from qkv.models.core import Core
 from qkv.models.network.transformer import Transformer
+from qkv.models.run.batches import layout_of
 from qkv.models.run.edit import EditedRun, Spliced, is_number
 from qkv.models.run.edit_ops import shape_of
 from qkv.models.run.fit_edits import spliced_names
-from qkv.models.run.layout import layout_of
-from qkv.models.tasks.kept import layers_to_run
+from qkv.models.tasks.trace import layers_to_run
 from qkv.text import Tokenized
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, short_name
 

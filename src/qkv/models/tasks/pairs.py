@@ -10,16 +10,15 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.layers.packed import starts_of
+from qkv.layers.layer import starts_of
 from qkv.models.core import Core
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked, without_holes
+from qkv.models.run.batches import columns, layout_of
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.inputs import Texts, checked_ids, checked_positions
-from qkv.models.run.layout import columns, layout_of
 from qkv.models.tasks.call import ModelOutput, fit_ids, options_of_columns, output_of
-from qkv.models.tasks.kept import layers_to_run, names_to_keep
-from qkv.models.tasks.trace import as_trace, trace
+from qkv.models.tasks.trace import as_trace, layers_to_run, names_to_keep, trace
 from qkv.text import Tokenized
 from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, parse, side_of

@@ -15,9 +15,8 @@ from qkv.extras import need
 from qkv.files import replacing
 from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
-from qkv.see.draw.fonts import drawable, plain, width_of, write
 from qkv.see.draw.graph import HALF, Graph
-from qkv.see.draw.labels import on_arrows, placed
+from qkv.see.draw.labels import drawable, on_arrows, placed, plain, width_of, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

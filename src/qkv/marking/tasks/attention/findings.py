@@ -12,12 +12,11 @@ from qkv.marking import findings
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
-from qkv.marking.tasks.attention.inputs import Case
 from qkv.marking.tasks.attention.learner import Learner
-from qkv.marking.tasks.attention.steps import answer
+from qkv.marking.tasks.attention.steps import Case, answer
 from qkv.marking.tasks.mistakes.formula import LARGE
 from qkv.marking.tasks.mistakes.masks import EMPTY
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts
 
 RETURN = "return weights @ v"
 _TEXTS = Texts(__name__)

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.functions import is_number
-from qkv.marking.outcome import Outcome, name_of, outcome
-from qkv.marking.tasks.attention.inputs import NAMES, Case
-from qkv.marking.tasks.attention.steps import answer
+from qkv.marking.outcome import Outcome, is_number, name_of, outcome
+from qkv.marking.tasks.attention.steps import NAMES, Case, answer
 
 # the options, with the names that learners give to each option
 OPTIONS = {

@@ -15,14 +15,20 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings
-from qkv.marking.tasks.attention.inputs import CORE, SIZES, cases, large_ones, long_ones
 from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
-from qkv.marking.tasks.attention.steps import FLOATS, RIGHT, compute
+from qkv.marking.tasks.attention.steps import (
+    CORE,
+    FLOATS,
+    RIGHT,
+    SIZES,
+    cases,
+    compute,
+    large_ones,
+    long_ones,
+)
 from qkv.marking.tasks.mistakes import heads, masks
-from qkv.marking.tasks.mistakes.build import pick
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, pick, task
 
 MOST = 131  # keys or queries: more than one block of a function that works in blocks
 _TEXTS = Texts(__name__)

@@ -1,11 +1,12 @@
-"""Attention in steps, and the right answer. A mistake replaces some of the steps.
+"""The inputs of attention's tests, attention in steps, and the right answer.
 
-`RIGHT` holds the steps by name. The constants hold lines of code that a learner writes for them.
+`RIGHT` holds the steps by name; a mistake replaces some of the steps. The constants hold the lines
+of code that a learner writes for the steps.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +15,184 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.formula import Steps as Formula
 from qkv.attend.formula import formula
+from qkv.marking.engine import by_seed, generator
 from qkv.marking.mistake import Steps
-from qkv.marking.tasks.attention.inputs import Case
+
+NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
+SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
+CORE = "scores, scaling, softmax, values"  # L == S and d == dv: most mistakes show
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of the function: its arrays by name, and its options."""
+
+    arrays: dict[str, Array]
+    mask: Array | None = None
+    causal: bool = False
+    q_offset: int | None = None
+    heads: int = 1
+    output: Array | None = None  # w_o, (heads * dv, D)
+
+    @property
+    def visible(self) -> Array | None:
+        """Where a query may see a key: where a bool mask is True, or an added mask is finite."""
+        if self.mask is None or self.mask.dtype == bool:
+            return self.mask
+        return np.isfinite(self.mask)
+
+    def with_added_mask(self) -> Case:
+        """Return this case with a mask to add: 0 for visible keys, -inf for masked keys."""
+        if self.mask is None or self.mask.dtype != bool:
+            return self
+        return replace(self, mask=np.where(self.mask, 0.0, -np.inf))
+
+    def shown(self) -> dict[str, Any]:
+        """Return the arguments that a learner needs to repeat this call."""
+        options = {
+            "mask": self.mask,
+            "is_causal": self.causal or None,
+            "q_offset": self.q_offset,
+            "w_o": self.output,
+            "num_heads": self.heads if self.heads > 1 else None,
+        }
+        return self.arrays | {name: a for name, a in options.items() if a is not None}
+
+    def at_rank(self, rank: int) -> Case:
+        """Add leading dimensions of size 1, for a function that takes only batches."""
+        arrays = {
+            name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
+        }
+        mask = self.mask
+        if mask is not None:
+            mask = _lift(mask, rank - (mask.ndim == 1))  # a mask (S,) has one dimension less
+        return replace(self, arrays=arrays, mask=mask)
+
+    def permuted(self) -> Case:
+        """Reverse the order of keys and values, or of the tokens of x."""
+        ordered = ("key", "value", "x")
+        arrays = {n: a[..., ::-1, :].copy() if n in ordered else a for n, a in self.arrays.items()}
+        return replace(self, arrays=arrays)
+
+
+def _lift(a: Array, rank: int) -> Array:
+    """Add dimensions of size 1 to an array, until it has `rank` dimensions."""
+    missing = max(0, rank - a.ndim)
+    return a.reshape(a.shape[:-2] + (1,) * missing + a.shape[-2:])
+
+
+def cases(signature: str) -> dict[str, list[Case]]:
+    """Return the cases of each test by the name of the test, smallest first."""
+    own_cases = _of_query_key_value() if signature == "qkv" else _of_word_vectors()
+    two, _, three, *_ = own_cases[CORE]
+    batch = own_cases["batches"][-1]
+    whole = {
+        name: a if name.startswith("w_") else a.astype(np.int64) for name, a in two.arrays.items()
+    }
+    diagonal = np.eye(2, dtype=bool)  # each query sees its own key
+    lopsided = np.array([[True, False, True], [True, True, False], [True, False, False]])
+    masks = [replace(two, mask=diagonal), replace(three, mask=lopsided)]
+    if signature == "qkv":
+        masks += [replace(case, mask=lopsided[:2]) for case in drawn("qkv", 140, (2, 3, 2, 2))]
+    return {
+        **own_cases,
+        "whole numbers": [Case(whole)],
+        "one key": drawn(signature, 160, (1, 1, 2, 2)),
+        # every query sees a key, even if a function inverts the mask
+        "a mask": masks,
+        "a mask of keys": [replace(two, mask=diagonal[1]), replace(three, mask=lopsided[0])],
+        "a row masked out": [replace(two, mask=np.array([[True, True], [False, False]]))],
+        "a mask on a batch": [replace(batch, mask=lopsided)],
+        "a causal mask": [replace(two, causal=True), replace(three, causal=True)],
+        "a causal mask on a batch": [replace(batch, causal=True)],
+        "both masks together": [replace(three, mask=lopsided, causal=True)],
+    }
+
+
+def _of_query_key_value() -> dict[str, list[Case]]:
+    """Return the cases that need query, key and value, or from which other cases are made."""
+    smallest = _case("qkv", [[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
+    if by_seed():
+        (smallest,) = drawn("qkv", 0, (2, 2, 2, 2))
+    sizes = [(1, 2, 2, 2), (2, 3, 2, 2), (3, 2, 2, 2), (2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
+    cached = drawn("qkv", 150, (1, 2, 2, 2), (2, 3, 2, 2), (1, 3, 2, 2))
+    return {
+        CORE: [smallest, *drawn("qkv", 10, (3, 3, 2, 2), (3, 3, 4, 4), (3, 3, 5, 5))],
+        SIZES["qkv"]: drawn("qkv", 50, *sizes, apart=5),
+        # scores [[1000, 0], [-1000, 0]]: exp(1000) overflows, and exp(-2000) is 0
+        "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
+        # with all sizes 2, a transpose of too many axes changes no shape
+        "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
+        # queries after cached keys; in the last case, the query is not the last position
+        "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
+    }
+
+
+def _of_word_vectors() -> dict[str, list[Case]]:
+    """Return the cases that need x and the weights of its projections."""
+    names = "x,w_q,w_k,w_v"
+    smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
+    two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
+    if by_seed():
+        (two,) = drawn(names, 20, (2, 2, 2, 2))
+    return {
+        CORE: [two, *drawn(names, 30, (2, 3, 3, 3), (3, 4, 2, 2), (3, 4, 5, 5))],
+        SIZES[names]: drawn(names, 80, *sizes, apart=5),
+        "scores of 1000": [_case(names, [[1, 1], [-1, 0]], [[1000], [0]], [[0], [1]], [[1], [1]])],
+        "batches": drawn(names, 120, (2, 2, 2, 2), (3, 4, 4, 4), batch=(2,)),
+        # in the second case, the joined heads are wider than x
+        "two heads": [replace(case, heads=2) for case in (two, *drawn(names, 180, (3, 3, 4, 4)))],
+    }
+
+
+def long_ones(length: int) -> list[Case]:
+    """Return a case of two queries and many keys, and a case of many queries and two keys.
+
+    With many keys, the scores of one query rise, and those of the other query fall.
+    """
+    both, long = np.array([[1.0], [-1.0]]), np.arange(length)[:, None] / 8
+    value = np.random.default_rng(900).integers(-4, 5, (length, 1)) / 2
+    return [_case("qkv", both, long, value), _case("qkv", long, both, value[:2])]
+
+
+def large_ones(length: int) -> Case:
+    """Return two queries and many keys: scores of 2000, then 1000; and -2000, then -1000."""
+    key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
+    return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
+
+
+def _case(signature: str, *rows: Any) -> Case:
+    """Return a case with these arrays."""
+    arrays = [np.array(row, dtype=np.float64) for row in rows]
+    return Case(dict(zip(NAMES[signature], arrays, strict=True)))
+
+
+def drawn(
+    signature: str,
+    seed: int,
+    *sizes: tuple[int, int, int, int],
+    apart: int = 10,
+    batch: tuple[int, ...] = (),
+) -> list[Case]:
+    """Draw multiples of 1/2 between -2 and 2, which are short to print and exact in float32.
+
+    Args:
+        signature: the names of the arrays.
+        seed: the seed of the first array in the first case; the other arrays get the next seeds.
+        sizes: the four sizes of each case: (L, S, d, dv), or (T, D, d, dv) with x.
+        apart: the difference between the seeds of one case and the next.
+        batch: the leading dimensions.
+    """
+    drawn_cases = []
+    for first, (a, b, d, dv) in enumerate(sizes):
+        shapes = [(*batch, a, d), (*batch, b, d), (*batch, b, dv)]
+        if signature != "qkv":
+            shapes = [(*batch, a, b), (b, d), (b, d), (b, dv)]
+        rngs = (generator(seed + first * apart + n) for n in range(len(shapes)))
+        numbers = (rng.integers(-4, 5, shape) / 2 for rng, shape in zip(rngs, shapes, strict=True))
+        drawn_cases.append(_case(signature, *numbers))
+    return drawn_cases
+
 
 SCORES = "scores = q @ np.swapaxes(k, -1, -2)"
 SCALE = f"{SCORES} / np.sqrt(q.shape[-1])"

@@ -12,12 +12,10 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking import findings
-from qkv.marking.draws import by_seed, generator, per_seed
-from qkv.marking.engine import Group, Marking
+from qkv.marking.engine import Group, Marking, by_seed, generator, per_seed
 from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, of_mistake, told
-from qkv.marking.functions import options_of
-from qkv.marking.outcome import Outcome, name_of, numbers, outcome
+from qkv.marking.outcome import Outcome, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.decoder.mistakes import (
     ENDS,
@@ -42,8 +40,7 @@ from qkv.marking.tasks.mistakes.formula import SCALING, SCORES, SOFTMAX
 from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
 from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
 from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 # without mistakes that are computed differently if query heads share key heads

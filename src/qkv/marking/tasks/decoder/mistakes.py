@@ -14,9 +14,8 @@ from qkv.marking.tasks import wiring
 from qkv.marking.tasks.attention.steps import flip, same, softmax
 from qkv.marking.tasks.block import mean_square, rms_norm, sigmoid
 from qkv.marking.tasks.decoder.steps import joined_halves, joined_neighbours, neighbours
-from qkv.marking.tasks.mistakes.build import without
 from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, without
 
 _TEXTS = Texts(__name__)
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import generator, per_seed
+from qkv.marking.engine import generator, per_seed
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.attention.steps import Sizes

@@ -20,7 +20,7 @@ from qkv.marking.tasks.attention.steps import (
     softmax,
 )
 from qkv.marking.tasks.mistakes.slips import OF_WORDS, SLIPS
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
 # the names of mistakes, by the numbers of the arrays that are used as query, key and value

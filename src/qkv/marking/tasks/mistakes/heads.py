@@ -9,8 +9,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import flip, join, same
-from qkv.marking.tasks.mistakes.build import both_ends, cut, without
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, both_ends, cut, without
 
 JOIN = "out = np.swapaxes(out, 0, 1).reshape(T, num_heads * d)  # (H, T, d) -> (T, H * d)"
 _TEXTS = Texts(__name__)

@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, Steps, mended
 from qkv.marking.tasks.attention.steps import HIDE, flip, same
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
 # by the name of a mistake: which keys j a query at position i sees

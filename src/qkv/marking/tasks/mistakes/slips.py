@@ -9,8 +9,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.mistake import Mistake, Steps, mended
 from qkv.marking.tasks.attention.steps import WEIGHTS, flip, same
-from qkv.marking.tasks.mistakes.build import both_ends, cut, first_row_only, without
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, both_ends, cut, first_row_only, without
 
 _TEXTS = Texts(__name__)
 

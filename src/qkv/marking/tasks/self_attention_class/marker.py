@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.draws import generator, per_seed
-from qkv.marking.engine import Group, Marking, explain
+from qkv.marking.engine import Group, Marking, explain, generator, per_seed
 from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, nothing_done, raises
 from qkv.marking.mistake import Mistake
@@ -20,17 +19,16 @@ from qkv.marking.tasks.attention.findings import second_output
 from qkv.marking.tasks.attention.marker import adds_its_mask, is_made_for_numbers
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv.marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
-from qkv.marking.tasks.self_attention_class.computation import (
+from qkv.marking.tasks.self_attention_class.layers import (
     KNOWN,
     NO_OUTPUT,
     RIGHT,
     Call,
+    Layers,
     as_attention,
     compute,
 )
-from qkv.marking.tasks.self_attention_class.layers import Layers
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 _SMALL, _LARGE = 0.5, 2.0  # size of queries / size of words; 1 is right, torch has 0.6

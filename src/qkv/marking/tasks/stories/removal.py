@@ -9,15 +9,14 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.engine import mark_values
-from qkv.marking.functions import is_stub
 from qkv.marking.mistake import Mistake
+from qkv.marking.outcome import is_stub
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercise import DO, exercise
 from qkv.marking.tasks.stories.grammar import begins, next_words, others, returning
 from qkv.marking.tasks.stories.trained import EMPTY, Decoder, Unmeasured, decoder_of
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 _NAME, _TRIED = "head-removed", "no head, one head and two heads"

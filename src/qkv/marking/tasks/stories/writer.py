@@ -10,16 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.marking.draws import by_seed, generator
-from qkv.marking.engine import Marking
+from qkv.marking.engine import Marking, by_seed, generator
 from qkv.marking.findings import Finding, no_array, nothing_returned, raises
-from qkv.marking.functions import options_of
-from qkv.marking.outcome import Outcome, kind_of, name_of, outcome
+from qkv.marking.outcome import Outcome, kind_of, name_of, options_of, outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.exercise import Arguments
 from qkv.marking.tasks.stories.grammar import PEOPLE, SENTENCES, sentences_of
-from qkv.marking.tasks.task import task
-from qkv.marking.tasks.texts import Texts
+from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 _STORIES = 60
