@@ -1,7 +1,5 @@
 """Read array-like objects as NumPy arrays, and check numbers and float types."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """Import optional packages, with an error that names the extra of qkv to install."""
 
-from __future__ import annotations
-
 import importlib
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """Verify calls of attention, time them in rounds, and compare with the machine's peak."""
 
-from __future__ import annotations
-
 import gc
 import math
 import os

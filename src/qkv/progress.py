@@ -1,7 +1,5 @@
 """Progress bars on standard error, if standard error is a terminal."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The signals that end a program, and functions that handle them."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Show untrusted text safely on a terminal or in a log."""
 
-from __future__ import annotations
-
 
 def visible(text: str, keep: str = "") -> str:
     r"""Escape every character that could control a terminal, as Python's `repr` does.

@@ -1,7 +1,5 @@
 """`attention`, its trace and its summary, and the choice of the backend that computes a call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple

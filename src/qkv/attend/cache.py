@@ -1,7 +1,5 @@
 """The key/value cache: keys and values of earlier tokens, kept for later queries."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The whole formula in plain NumPy, for any float type; tests compare other code with it."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

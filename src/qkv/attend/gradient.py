@@ -1,7 +1,5 @@
 """The gradients of attention for each of its inputs."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

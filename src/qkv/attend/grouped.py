@@ -1,7 +1,5 @@
 """Functions that split vectors into heads, join heads, and group query heads by key head."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Softmax, and the merge of two partial results over different keys."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

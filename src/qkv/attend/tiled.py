@@ -4,8 +4,6 @@ The running softmax comes from Milakov and Gimelshein 2018, and the blocks from 
 et al. 2022). How the work is cut depends on shapes and options, not on the number of threads.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Attention over sequences of different lengths, packed end to end without padding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """The keys that a query may see: causal, window, lengths and mask combined in one rule."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from typing import Any, NamedTuple

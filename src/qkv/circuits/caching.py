@@ -1,7 +1,5 @@
 """Cache activations of many texts in files, which are read through memory maps."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence

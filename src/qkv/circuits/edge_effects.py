@@ -1,7 +1,5 @@
 """Effects of edges between heads, MLPs and logits: exact and estimated effects, and circuits."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

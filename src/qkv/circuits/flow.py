@@ -1,7 +1,5 @@
 """The flow between tokens (by attention) and between heads (by parameters)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

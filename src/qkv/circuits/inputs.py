@@ -1,7 +1,5 @@
 """Check models, traces and logits, and run many texts in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple

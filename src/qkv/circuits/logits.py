@@ -1,7 +1,5 @@
 """Logit lens, and the parts of a logit: direct logit attribution, integrated gradients."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Activation patching: the effect of single activations from another run on a metric."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial

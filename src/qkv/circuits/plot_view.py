@@ -1,7 +1,5 @@
 """Views of results: `PlotView`, pages of cards, and graphs of edges."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Results of the calls of `qkv.circuits`: arrays with named axes, and graphs of edges."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sparse autoencoders: write a model's vectors as sums of a few out of many features."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import warnings

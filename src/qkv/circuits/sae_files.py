@@ -1,7 +1,5 @@
 """Read and write folders of sparse autoencoders in the format of SAELens."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Train a sparse autoencoder, and measure how much of the model it preserves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any

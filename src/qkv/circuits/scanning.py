@@ -1,7 +1,5 @@
 """Scan neurons, features or heads over many texts, and keep the texts with the largest values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

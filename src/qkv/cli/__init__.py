@@ -1,7 +1,5 @@
 """The command line: it parses options, calls the library, and prints the results."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 import click

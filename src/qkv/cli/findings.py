@@ -1,7 +1,5 @@
 """The commands for files of findings: `qkv publish` and `qkv verify`."""
 
-from __future__ import annotations
-
 import click
 
 from qkv.cli.common import FAILED, json_option, print_json, tell

@@ -1,7 +1,5 @@
 """`qkv generate`: continue texts."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The commands about this machine: `qkv bench` (speed) and `qkv info` (versions and models)."""
 
-from __future__ import annotations
-
 import os
 import platform
 from importlib import import_module

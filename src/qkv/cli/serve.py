@@ -1,7 +1,5 @@
 """`qkv serve`: serve a model over HTTP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """`qkv train`: train a model on text files."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

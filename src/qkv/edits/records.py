@@ -1,7 +1,5 @@
 """The records of edits: their JSON Schema, and the conversion of `edit`, `ablate` and `hide`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

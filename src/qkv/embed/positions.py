@@ -1,7 +1,5 @@
 """Additive positions: sinusoidal and learned vectors, and the slopes of ALiBi."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,7 +1,5 @@
 """Rotary positions: rotate queries and keys by their positions."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -1,7 +1,5 @@
 """The token table, and checks that tables and positions share."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Protocol
 

@@ -3,8 +3,6 @@
 The class is created on first use, because it inherits from classes of scikit-learn.
 """
 
-from __future__ import annotations
-
 import os
 from functools import cache, lru_cache
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """Read torch tensors as arrays, and the masks of transformers as rules for `qkv.attention`."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from typing import Any

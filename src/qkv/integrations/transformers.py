@@ -1,7 +1,5 @@
 """qkv as the attention of any model of Hugging Face's transformers, on a CPU."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

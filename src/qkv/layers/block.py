@@ -1,7 +1,5 @@
 """A block: attention and MLP, each with a norm and a residual connection."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 

@@ -1,7 +1,5 @@
 """Mixtures of experts: a router sends each token to a few of several MLPs."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping

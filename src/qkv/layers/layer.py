@@ -1,7 +1,5 @@
 """Functions that all layers share: checks, types, linear layers, and rows of packed texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar

@@ -5,8 +5,6 @@ code here checks nothing, and looks up constants once. If `steps_for` returns No
 as usual.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Files are read in blocks of a few megabytes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import stat

@@ -1,7 +1,5 @@
 """The training loop: steps, checkpoints, snapshots, and checks for runs that diverge."""
 
-from __future__ import annotations
-
 import math
 import os
 import shutil

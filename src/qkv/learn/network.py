@@ -1,7 +1,5 @@
 """A model in training: all its numbers in one array, and their gradient in another."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Training objectives: a batch, the loss of a model on it, and the gradient of the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

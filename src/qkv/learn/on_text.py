@@ -1,7 +1,5 @@
 """Training on text files: a tokenizer, a fresh model, and the training loop."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

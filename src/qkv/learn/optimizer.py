@@ -1,7 +1,5 @@
 """AdamW for the parameters of a network, and schedules of the learning rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The function that trains a tokenizer on a corpus."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

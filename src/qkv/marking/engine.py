@@ -1,7 +1,5 @@
 """Draw random inputs, run tests on a function, and report the findings as points and text."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager

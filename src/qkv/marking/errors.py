@@ -1,7 +1,5 @@
 """Read an error of a student's function: its words, its line, and the sizes that do not fit."""
 
-from __future__ import annotations
-
 import math
 import re
 import traceback

@@ -1,7 +1,5 @@
 """Findings about a function that no known mistake explains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Known mistakes: for each the error, its effect, its correction, and its computation."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Inspect a student's function, call it on a case, and record its result and its errors."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools

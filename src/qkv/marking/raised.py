@@ -1,7 +1,5 @@
 """Find the likeliest cause of an error in a student's code: a missing name or a common slip."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import difflib

@@ -1,7 +1,5 @@
 """The verdict of the marker: words, points, and their printed form."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Models that compare texts with images: one tower for texts and one tower for images."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace

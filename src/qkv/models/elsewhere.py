@@ -1,7 +1,5 @@
 """Advice for attributes and arguments of other libraries that qkv does not have."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """`load`: find and read a model."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """`Model`, which lists all methods of a model, and its subclasses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Self, cast

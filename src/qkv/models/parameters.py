@@ -1,7 +1,5 @@
 """A model's arrays by name, which are read-only but can be replaced."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import NoReturn

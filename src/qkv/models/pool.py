@@ -1,7 +1,5 @@
 """Encode texts in several processes, each of which loads the same model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Models with random weights: with the sizes in a config, or small models for lessons."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The native kernel: its variant for this processor, its threads, and arrays in its layout."""
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

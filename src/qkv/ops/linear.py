@@ -1,7 +1,5 @@
 """The linear layer, which computes every product with weights, and its gradients."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterator

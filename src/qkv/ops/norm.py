@@ -1,7 +1,5 @@
 """LayerNorm and RMSNorm, and their gradients."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

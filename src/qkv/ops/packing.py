@@ -1,7 +1,5 @@
 """Weights in the packed layout of the kernel, kept copies of frozen weights, and fast products."""
 
-from __future__ import annotations
-
 import mmap
 import weakref
 from collections.abc import Callable, Sequence

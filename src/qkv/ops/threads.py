@@ -1,7 +1,5 @@
 """Work that threads share, and NumPy's products on one thread."""
 
-from __future__ import annotations
-
 import functools
 import os
 import threading

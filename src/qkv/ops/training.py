@@ -1,7 +1,5 @@
 """Cross entropy and its gradient, one step of AdamW, and the norm of a gradient."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

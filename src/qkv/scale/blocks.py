@@ -1,7 +1,5 @@
 """Divide attention on dask arrays into blocks, and find the inputs and rules of each block."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Count the rows of many files on workers or in this process, and cut the files into parts."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

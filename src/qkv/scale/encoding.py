@@ -1,7 +1,5 @@
 """Encode each row of many files as a vector, on a cluster or in this process."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Attention on dask arrays: compute pairs of query and key blocks, then join the results."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of heads over many files: workers compute sums, which are then added."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from functools import reduce

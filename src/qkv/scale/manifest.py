@@ -1,7 +1,5 @@
 """The folder of vectors: its manifest, its lock, and its files."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

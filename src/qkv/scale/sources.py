@@ -1,7 +1,5 @@
 """Find files of texts (.txt, .jsonl, .csv, .parquet), and read the texts in parts of files."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

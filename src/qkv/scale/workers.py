@@ -1,7 +1,5 @@
 """Run tasks on the workers of a cluster or in this process. Each process loads one model."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import os

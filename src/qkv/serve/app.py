@@ -1,7 +1,5 @@
 """The application with the routes of one model, and the process that serves it at an address."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import signal

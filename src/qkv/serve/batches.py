@@ -1,7 +1,5 @@
 """Texts of many requests computed together."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Bodies of requests: read as JSON, checked against a schema, and refused in one line."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass

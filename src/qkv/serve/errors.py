@@ -1,7 +1,5 @@
 """Requests that the server refuses, and the answers to them in OpenAI's format."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel

@@ -1,7 +1,5 @@
 """Checks of each request before it reaches its route, and counts of requests for `/metrics`."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import ipaddress

@@ -1,7 +1,5 @@
 """The limits of a server: sizes, numbers, seconds, hosts and the key."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

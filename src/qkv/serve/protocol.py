@@ -1,7 +1,5 @@
 """One connection: its time limits, the size of its heads, and clients that hang up."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

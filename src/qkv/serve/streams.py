@@ -1,7 +1,5 @@
 """Streams: iterators computed piece by piece, which take turns with all other requests."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The queue: connections take turns, and a batch takes texts of many requests."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import OrderedDict, deque

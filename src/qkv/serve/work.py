@@ -1,7 +1,5 @@
 """The only thread that computes: it forms batches, takes turns and gives answers."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

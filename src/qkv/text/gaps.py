@@ -1,7 +1,5 @@
 """Find the gaps in a text: users may type them in several ways, for every model's mask token."""
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Iterable

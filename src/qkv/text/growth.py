@@ -1,7 +1,5 @@
 """Estimate how far a tokenizer.json lengthens texts, and refuse rules that would go too far."""
 
-from __future__ import annotations
-
 import base64
 import re
 import warnings

@@ -1,7 +1,5 @@
 """Read the lines of a text file; lines may have any length."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Iterator
 from itertools import islice

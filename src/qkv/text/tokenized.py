@@ -1,7 +1,5 @@
 """Texts as tokens, and tokens in a form that people can read."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field

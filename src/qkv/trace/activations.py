@@ -1,7 +1,5 @@
 """The activations of a model: a table of their properties, and the parsing of their names."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Export traces as files, as tables of xarray and pandas, and as HTML."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The backward pass of the attention layer: the steps of the forward pass in reverse order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The attention layer, which checks all arguments and runs the forward or backward pass."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 

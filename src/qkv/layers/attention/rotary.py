@@ -1,7 +1,5 @@
 """Rotary positions: the rotation of the queries and keys of an attention layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 

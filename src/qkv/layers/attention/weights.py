@@ -1,7 +1,5 @@
 """The weights of an attention layer: their names, and checks that they fit each other."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self

@@ -3,8 +3,6 @@
 Features that a library does not have are absent in its report.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Mapping

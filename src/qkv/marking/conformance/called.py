@@ -1,7 +1,5 @@
 """The judged function: the arguments that it takes, and the library of its arrays."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress

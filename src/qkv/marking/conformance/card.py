@@ -1,7 +1,5 @@
 """Judge every feature of an attention function; compare its results with float64."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Draw the arrays of a case, for the formula and for the judged function."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The formula of attention as a table of lines; a defect replaces some of these lines."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Mapping

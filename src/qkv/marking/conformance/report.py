@@ -1,7 +1,5 @@
 """The report card: the status of each feature, and an explanation of each error."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

@@ -1,7 +1,5 @@
 """The child process of `conform`: it makes the arrays of a case, and calls the function."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

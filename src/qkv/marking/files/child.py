@@ -3,8 +3,6 @@
 The marker judges their results in its own process.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """The files of a class: the student of each file, and a table of the verdicts."""
 
-from __future__ import annotations
-
 import csv
 import io
 import os

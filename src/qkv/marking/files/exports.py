@@ -4,8 +4,6 @@ JUnit XML is read by continuous integration and learning platforms. The format o
 https://gradescope-autograders.readthedocs.io/en/latest/specs/
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

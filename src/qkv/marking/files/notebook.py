@@ -1,7 +1,5 @@
 """Read a Jupyter notebook that a student handed in: its code cells and its tasks."""
 
-from __future__ import annotations
-
 import ast
 import json
 import linecache

@@ -1,7 +1,5 @@
 """Mark a student's file; its code runs in a separate process with time and memory limits."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence

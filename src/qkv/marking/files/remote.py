@@ -1,7 +1,5 @@
 """The marker's stand-ins for a student's functions and objects; calls run in their process."""
 
-from __future__ import annotations
-
 import builtins
 import inspect
 import sys

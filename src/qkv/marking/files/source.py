@@ -1,7 +1,5 @@
 """Find the functions and classes that a file defines, without running the file."""
 
-from __future__ import annotations
-
 import ast
 import io
 import tokenize

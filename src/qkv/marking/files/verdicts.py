@@ -1,7 +1,5 @@
 """Verdicts on a file whose functions were not called."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path

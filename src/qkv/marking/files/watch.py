@@ -1,7 +1,5 @@
 """Record the library functions that a student's function calls: some compute the answer."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Iterable, Iterator

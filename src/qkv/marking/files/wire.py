@@ -5,8 +5,6 @@ process sends also gets a number. If the marker passes the object to a later cal
 cache), only the number is sent, and the student's function gets the object that it had returned.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (the norm before), B
 (LayerNorm), Zhang and Sennrich 2019 (RMSNorm), Hendrycks and Gimpel 2016 (GELU).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

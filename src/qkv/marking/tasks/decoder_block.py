@@ -3,8 +3,6 @@
 Sources: Vaswani et al. 2017 (three parts a block), Xiong et al. 2020 (the norm before each).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations

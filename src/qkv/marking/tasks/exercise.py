@@ -1,7 +1,5 @@
 """Tasks that ask for one short function: the right function, known wrong functions, and inputs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature as parameters_of

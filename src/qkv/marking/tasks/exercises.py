@@ -3,8 +3,6 @@
 Sources: Vaswani et al. 2017, section 3.5 (the rotation of sinusoidal positions).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 

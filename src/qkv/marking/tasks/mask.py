@@ -1,7 +1,5 @@
 """The tasks `mask` and `batched-mask`: masked attention, or the causal mask on its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The task `heads`: attention in several heads, which are split, joined and projected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

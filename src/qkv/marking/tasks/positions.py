@@ -3,8 +3,6 @@
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.5.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType

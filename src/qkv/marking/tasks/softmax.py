@@ -1,7 +1,5 @@
 """The task `softmax`: turn scores into weights that sum to 1 along the last axis."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType

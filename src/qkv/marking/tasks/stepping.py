@@ -1,7 +1,5 @@
 """Call and mark functions that continue from call to call with a cache."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A task: its name, its marker, and the texts and variants of its known mistakes."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

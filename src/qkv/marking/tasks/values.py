@@ -1,7 +1,5 @@
 """Tasks whose answer is not a function: projections written by hand, and training sentences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

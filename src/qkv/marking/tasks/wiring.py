@@ -4,8 +4,6 @@ A rule takes x, the parts (attention, then the MLP) and the norm of each part, a
 output of the block.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 
 from qkv.arrays import Array

@@ -3,8 +3,6 @@
 Source: Shazeer 2019, Fast Transformer Decoding (incremental attention, with an encoder).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """BERT and its variants: ALBERT, DistilBERT, ELECTRA, ModernBERT, MPNet, RoBERTa, ..."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """GPT-2 and later decoders: GPT-Neo, GPT-J, GPT-NeoX (Pythia), OPT and BLOOM."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small attention-only models: a single layer for lessons, and a decoder."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

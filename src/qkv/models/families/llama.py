@@ -1,7 +1,5 @@
 """Llama and its variants: Mistral, Qwen, OLMo 2, Phi-3, Gemma, and mixtures of experts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Read rotary positions from configs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Read the tables of the families, and build a design from common config keys."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path

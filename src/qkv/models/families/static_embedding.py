@@ -1,7 +1,5 @@
 """Models with a token table and no layers: `StaticEmbedding` of sentence-transformers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """T5 and mT5: an encoder and a decoder, with relative biases instead of positions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qkv.models.families.shared import PartNames, read_families, stack

@@ -1,7 +1,5 @@
 """Models that cut images into patches: ViT, DINOv2 and CLIP."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Read and check the keys of a config, and explain why a folder is not a model."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress

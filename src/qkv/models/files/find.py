@@ -1,7 +1,5 @@
 """Find a model's folder by path, in the Hugging Face cache, in a package, or on the Hub."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os

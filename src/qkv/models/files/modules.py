@@ -1,7 +1,5 @@
 """Read modules.json: the modules of sentence-transformers that process a text."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field

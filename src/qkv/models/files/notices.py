@@ -1,7 +1,5 @@
 """The documents in a model's folder: the model card, licences and notices."""
 
-from __future__ import annotations
-
 import os
 from fnmatch import fnmatch
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read a model's files: file names, `ModelError`, JSON, and the list of shards."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """Write a model's folder, which `qkv.load` and transformers read."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The steps from a text to one vector, as the files of sentence-transformers describe them."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """An encoder that reads a text, and a decoder that attends to it and writes another text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

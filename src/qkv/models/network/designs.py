@@ -1,7 +1,5 @@
 """Designs made of `Design`: for images, for an encoder with a decoder, and for two towers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 

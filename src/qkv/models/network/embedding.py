@@ -1,7 +1,5 @@
 """Embeddings of token ids or images: the input of the first layer."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The pooling of a text's vectors, and the modules after it: linear layers, norms, scaling."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar

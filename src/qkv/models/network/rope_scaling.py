@@ -1,7 +1,5 @@
 """Rotary positions for texts longer than in training: the rotation speed of each pair."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

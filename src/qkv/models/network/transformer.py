@@ -1,7 +1,5 @@
 """A transformer: embeddings and blocks over packed rows, so that no padding is computed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property

@@ -1,7 +1,5 @@
 """The effects of records on a run: for each `op`, a function and its derivative."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Check edits against a model and the texts of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress

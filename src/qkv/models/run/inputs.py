@@ -1,7 +1,5 @@
 """Turn texts or token ids into batches: check ids, masks, positions and tokenizers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Find the words, positions and edges of `hide` in each text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any

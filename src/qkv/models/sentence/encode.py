@@ -1,7 +1,5 @@
 """Turn texts into vectors: `Model.encode`, related methods, and the routes of texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any

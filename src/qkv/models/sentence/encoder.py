@@ -1,7 +1,5 @@
 """Encode many texts: sort groups of texts by length, run batches, and restore the order."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass

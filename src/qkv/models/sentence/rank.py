@@ -1,7 +1,5 @@
 """Compare vectors, and score pairs of texts: `similarity`, `rank`, `predict` of a cross-encoder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Score pairs of texts with a cross-encoder, which reads both together."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence

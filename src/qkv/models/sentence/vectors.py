@@ -1,7 +1,5 @@
 """Quantize and compare vectors, and convert them to torch tensors."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Run a model on token ids, `model(input_ids)`, or some of its layers: `Model.run_layers`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gradients of a logit or an activation for activations: `Model.gradient`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The weight matrices of each head of a layer, and their products."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Call and trace a model that reads one text and writes another."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Predict words at the mask tokens of a text or after the text, and compute losses and logits."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace

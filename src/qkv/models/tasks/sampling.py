@@ -1,7 +1,5 @@
 """Choose the next token from logits, and measure how likely it was."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import NamedTuple

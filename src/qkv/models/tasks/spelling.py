@@ -1,7 +1,5 @@
 """Turn new tokens into text as soon as a character or a word is complete."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Run texts and keep all or some activations: `Model.trace` and `Model.trace_stream`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice

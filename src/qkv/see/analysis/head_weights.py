@@ -1,7 +1,5 @@
 """The attention weights of each head over one text, between tokens or between words."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence

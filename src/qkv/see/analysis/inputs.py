@@ -1,7 +1,5 @@
 """Conversion of a view's arguments (text, trace, or weights with tokens) to traces and heads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

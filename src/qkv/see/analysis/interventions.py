@@ -1,7 +1,5 @@
 """The effect of interventions on a model's guess: removing a head, or hiding a word."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Measures that describe heads, and links: large weights between two words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

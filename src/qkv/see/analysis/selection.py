@@ -1,7 +1,5 @@
 """The choice of the head that a view shows first, and the reason for the choice."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The attention of each head over one text, at each snapshot of a training run."""
 
-from __future__ import annotations
-
 import math
 import os
 import warnings

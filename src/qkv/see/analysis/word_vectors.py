@@ -1,7 +1,5 @@
 """Word vectors before, between and after the layers: their cosines, and their plane in pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The words of a text: the tokens of each word, and which words are content words."""
 
-from __future__ import annotations
-
 import re
 import string
 import tomllib

@@ -1,7 +1,5 @@
 """The colours of numbers: one table for terminals, pictures and pages."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Elements of an SVG picture: words, frames and pixels."""
 
-from __future__ import annotations
-
 import base64
 import struct
 import textwrap

@@ -1,7 +1,5 @@
 """A panel that shows a graph: nodes in rows, and edges between them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

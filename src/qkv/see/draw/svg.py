@@ -1,7 +1,5 @@
 """Panels drawn as SVG, for print and for pages without scripts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

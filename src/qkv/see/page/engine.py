@@ -1,7 +1,5 @@
 """A model inside a page: the data for the script that runs the model."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 import warnings

@@ -1,7 +1,5 @@
 """A view as self-contained HTML: numbers, script, static picture and documents of the model."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The data that a page reads: the packed numbers of a view."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Sequence
 from typing import Any

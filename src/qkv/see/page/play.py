@@ -1,7 +1,5 @@
 """The data for the page of `play`, which is a file or comes from a server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

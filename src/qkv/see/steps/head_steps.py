@@ -1,7 +1,5 @@
 """The steps from the tokens to the layer's input, and from there to the context of one head."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace

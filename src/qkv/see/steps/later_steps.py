@@ -1,7 +1,5 @@
 """The steps after the heads: the rest of the block, the later blocks, and the predicted words."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The steps of a walk, which steps.json describes, and one number of a step as a sum."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """The steps of one head with real numbers, from the input words to the predicted words."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A word in two texts, or two runs of one text: `compare`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, Unpack, overload

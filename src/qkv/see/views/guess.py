@@ -1,7 +1,5 @@
 """The words that a model guesses, and their probabilities: `guess`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Panels that several views share: a head's weights and links, and the vectors of words."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Attention over an image: the weights of one patch, drawn over the image."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """A training run as a view: the attention of a head at each snapshot."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Two runs of one text side by side: the effect of an intervention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """One head of one text: `show`, and `head_view` with bertviz's arguments."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """One head step by step: `walk`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Routes about the server: its page, its model, its health and its numbers."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """`POST /v1/completions`: continue texts with a decoder; the keys are those of OpenAI."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import time

@@ -1,7 +1,5 @@
 """`POST /v1/embeddings`: a vector for each text, with OpenAI's keys."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from collections.abc import Sequence
 from itertools import chain

@@ -1,7 +1,5 @@
 """`POST /v1/rerank`: which documents answer a query best."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from functools import partial

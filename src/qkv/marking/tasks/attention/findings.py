@@ -1,7 +1,5 @@
 """Descriptions of wrong attention functions that no known mistake explains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A learner's attention function, and the options that it takes."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace

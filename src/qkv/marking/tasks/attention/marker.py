@@ -1,7 +1,5 @@
 """The tasks of attention, with the tests of a learner's function in their order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Mark a decoder by the logits of a small model, and by the words that it writes."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Callable

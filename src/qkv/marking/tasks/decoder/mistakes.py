@@ -1,7 +1,5 @@
 """Mistakes in a decoder. Each mistake replaces a step of the right computation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (rotary positions), Ainslie
 (grouped heads), Shazeer 2020 (SwiGLU), Zhang and Sennrich 2019 (RMSNorm).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Mistakes in softmax(Q K^T / sqrt(d)) V itself: roles, scores, scale, softmax and output."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Mistakes in several heads: how they are split, arranged, scaled, joined and projected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mistakes in causal masks, in the use of given masks, and in the number for masked scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType

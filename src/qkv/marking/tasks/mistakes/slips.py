@@ -1,7 +1,5 @@
 """Small slips in attention: fractions that are cut off, loops that end early, wrong products."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

@@ -3,8 +3,6 @@
 The weights are read from the attributes of a layer, which may have many names.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Mark a class: build layers, read their weights, and compare their outputs with the formula."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The small grammar of lesson 12, and stories that follow it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

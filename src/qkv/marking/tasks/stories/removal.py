@@ -1,7 +1,5 @@
 """The last task of lesson 12: the probabilities of a decoder without some of its heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

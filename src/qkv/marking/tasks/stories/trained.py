@@ -1,7 +1,5 @@
 """The tasks of lesson 12 about a student's trained decoder: its loss and its induction head."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """The first task of lesson 12: a function that writes stories, marked by its stories."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
