@@ -1,5 +1,7 @@
 """Draw random inputs, run tests on a function, and report the findings as points and text."""
 
+from __future__ import annotations  # np.random loads on first use
+
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
