@@ -1,4 +1,4 @@
-"""`Core`, the base of all models: a tokenizer, a network, and `run(batch, edits)`."""
+"""`Core`, the base class of all models: a tokenizer, a network, and `run(batch, edits)`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Run(NamedTuple):
 
     Attributes:
         rows: (total, D), the tokens' last vectors, one text after another.
-        cu_lengths: (B + 1,), the row at which each text begins, and the row after the last text.
-        arrays: the recorded activations, by name.
+        cu_lengths: (B + 1,), the index of each text's first row, then the total number of rows.
+        arrays: the recorded activations, keyed by name.
     """
 
     rows: Array
@@ -55,7 +55,7 @@ class Run(NamedTuple):
 
 
 class Core:
-    """The base of all models: a tokenizer, a network, and `run`, which all tasks call.
+    """The base class of all models: a tokenizer, a network, and `run`, which all tasks call.
 
     The docstring of `Model` describes the attributes.
     """
@@ -96,7 +96,7 @@ class Core:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Reject unknown names in qkv's classes, which would be ignored silently."""
+        """Reject unknown attributes of qkv's classes, which Python would accept silently."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             public = (known for known in dir(self) if not known.startswith("_"))
@@ -105,10 +105,10 @@ class Core:
             raise AttributeError(f"model: unknown attribute {name!r}{nearest}")
         object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # a type checker that saw `__getattr__` would accept every name
+    if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an error, which gives advice if the name comes from another library."""
+            """Raise an AttributeError, with advice if the name comes from another library."""
             about = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(
                 f"{about}: {ELSEWHERE[name]}" if name in ELSEWHERE else about, name=name, obj=self
@@ -137,18 +137,18 @@ class Core:
             self._network.first = first
 
     def _changed(self) -> None:
-        """Build the network again from changed parameters, and forget the digest of the files."""
+        """Rebuild the network after its parameters change, and discard the digest of the files."""
         self._weights = replace(self._weights, stored=None)
         self._build()
 
     @property
     def network(self) -> Transformer:
-        """The network; for an encoder with a decoder, the encoder with `decoder` inside it."""
+        """The network; in an encoder-decoder model, the encoder, which holds the `decoder`."""
         return self._network
 
     @property
     def name(self) -> str:
-        """The name by which the model was loaded."""
+        """The name under which the model was loaded."""
         return self.reader.name
 
     @name.setter
@@ -209,20 +209,21 @@ class Core:
 
     @property
     def parameters(self) -> Parameters:
-        """The model's arrays by name, linear weights as (in, out).
+        """The model's arrays, keyed by name; linear weights have the shape (in, out).
 
         They are read-only: to change the model, assign another array to a name.
 
         The matrix that gives the logits (`W_U` (D, V) in TransformerLens) is
         "head.out_proj.weight". In models that use the token table for this matrix (BERT, GPT-2,
         Gemma and others), that name does not exist: take `model.parameters["embed.weight"].T`
-        instead. Gemma scales the table's rows when it embeds tokens; this matrix is not scaled.
+        instead. Gemma scales the table's rows when it embeds tokens, but not when it computes
+        logits.
         """
         return Parameters(self._weights.parameters, self._changed)
 
     @property
     def sha256(self) -> str:
-        """The SHA-256, in hexadecimal, of the parameters as they are stored.
+        """The SHA-256 digest of the stored parameters, in hexadecimal.
 
         The digest covers the name, type, shape and bytes of every tensor in the files. It does not
         depend on `dtype=` of `qkv.load`, nor on the number of files. For a model with replaced
@@ -235,14 +236,14 @@ class Core:
         return self._weights.sha256
 
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
-        """Return a model with other parameters, which are copied.
+        """Return a model with copies of other parameters.
 
         Args:
             parameters: an array for each name in `model.parameters`, of the same shape.
             dtype: the type of the new arrays; by default each array keeps its type.
 
         Raises:
-            ValueError: a name is missing or unknown, or an array has another shape.
+            ValueError: a name is missing or unknown, or an array has the wrong shape.
         """
         old = self._weights.parameters
         if set(parameters) != set(old):
@@ -264,7 +265,7 @@ class Core:
         return model
 
     def _read_as(self, sentence: Sentence) -> Self:
-        """Return a model with the same arrays and other settings for vectors of texts."""
+        """Return a model with the same arrays and different settings for texts."""
         model = copy(self)
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
@@ -272,7 +273,7 @@ class Core:
         return model
 
     def _join(self, routing: Routing, models: Mapping[str, Self]) -> Self:
-        """Make this model the default route, and let it know the models of all routes."""
+        """Make this model the default route, and store the models of the other routes."""
         self._routing, self._route = routing, routing.first
         self._others = {name: model for name, model in models.items() if name != routing.first}
         return self
@@ -290,7 +291,7 @@ class Core:
 
     @property
     def _embedder(self) -> BuiltHead | None:
-        """The head, if it makes the vector of a text or an image; None otherwise."""
+        """The head, if it computes the vector of a text or an image; None otherwise."""
         head = self.head
         embeds = head is not None and head.steps.embeds
         return head if embeds and not self.sentence.has_pooling else None
@@ -302,7 +303,7 @@ class Core:
 
     @property
     def generates(self) -> bool:
-        """Whether `generate` writes text with this model."""
+        """Whether the model can generate text."""
         return self.network.generates
 
     @property
@@ -327,15 +328,15 @@ class Core:
 
     @property
     def num_heads(self) -> int:
-        """The number of query heads in each layer; 0 without layers."""
+        """The number of query heads in each layer; 0 if the model has no layers."""
         return self.network.layers[0].attn.num_heads if self.network.layers else 0
 
     @property
     def mask(self) -> str | None:
-        """The token that replaces each gap in a text; None for decoders and models without it.
+        """The token that replaces gaps in texts; None for decoders and models without a mask token.
 
         A gap is "[MASK]", "[mask]", or one or more "_" without a letter or digit on either side. A
-        "?" after a blank is also a gap if more text follows. `encode` and `rank` do not replace
+        "?" after a space is also a gap if more text follows. `encode` and `rank` do not replace
         gaps.
 
         >>> import qkv
@@ -346,10 +347,11 @@ class Core:
         return self.reader.mask
 
     def tokenize(self, text: str) -> Tokenized:
-        """Split a whole text into tokens, even beyond `max_seq_length`.
+        """Split a text into tokens, without the limit of `max_seq_length`.
 
-        `trace` and `encode` cut a text at `max_seq_length`. Each gap in the text becomes the mask
-        token (see `mask`). Only the first million characters are read, with a warning.
+        `trace` and `encode` truncate texts to `max_seq_length` tokens. Each gap in the text becomes
+        the mask token (see `mask`). Longer texts are cut after the first million characters, with a
+        warning.
 
         Raises:
             ValueError: the model has no tokenizer.
@@ -361,17 +363,17 @@ class Core:
         return self.sentence.prepared(text)
 
     def decode(self, ids: ArrayLike) -> str:
-        """Return the text of token ids (T,), without special tokens.
+        """Decode token ids (T,) to text, without special tokens.
 
         Raises:
-            ValueError: the model has no tokenizer, or no token has one of the ids.
+            ValueError: the model has no tokenizer, or an id belongs to no token.
         """
         return self.reader.need_tokenizer("decode").decode(ids)
 
     def subwords(self, word: str) -> list[list[str]]:
         """Return the ways to split a word into subwords; "##" marks the continuation of a word.
 
-        Some tokenizers split a word differently at the beginning of a text and after a blank. The
+        Some tokenizers split a word differently at the beginning of a text and after a space. The
         list is empty if the vocabulary cannot spell the word.
 
         >>> import qkv
@@ -381,7 +383,7 @@ class Core:
         return self.reader.subwords(word)
 
     def save(self, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
-        """Write the model to a folder that `qkv.load` reads, and transformers too.
+        """Write the model to a folder that both `qkv.load` and transformers can read.
 
         The folder is created if it does not exist. If the folder already holds a model, the files
         of the old model are removed, so that `qkv.load` cannot mix them with the new files.
@@ -390,16 +392,16 @@ class Core:
             folder: the folder for config.json and the other files.
             dtype: the type of the weights in the file: float16, bfloat16, float32, float64, or
                 int8; by default each array keeps its type. With int8, each matrix `X.weight` (rows,
-                columns) becomes int8, and a tensor `X.weight_scale`, float16 (rows,), holds a scale
-                for each row. A number is int8 * float32(scale), with an error of at most half a
-                scale. The scale of a row is the row's largest absolute value / 127. Rows that were
-                loaded from an int8 file keep their numbers exactly. Other tensors become float16,
-                except in layers after the pooling, which do not change. transformers cannot read
-                these scales: leave out dtype if transformers should load the model.
+                columns) becomes int8, and a tensor `X.weight_scale`, float16 (rows,), holds one
+                scale per row. A weight is int8 * float32(scale), with an error of at most scale/2.
+                The scale of a row is the row's largest absolute value / 127. Rows that were loaded
+                from an int8 file keep their exact values. Other tensors become float16, except in
+                layers after the pooling, which do not change. transformers cannot read these
+                scales: leave out dtype if transformers should load the model.
 
         Raises:
-            ValueError: the name of the folder is empty, the type is unknown, or a tensor has
-                numbers too large for the type.
+            ValueError: the name of the folder is empty, the type is unknown, or a tensor has values
+                too large for the type.
             OSError: the folder cannot be written.
 
         >>> import qkv, tempfile
@@ -438,10 +440,10 @@ class Core:
         Args:
             batch: the tokens of each text.
             edits: the edits to apply, as `_fit` returns them.
-            keep: a function of an activation's name: whether to record the activation; None records
-                nothing.
+            keep: a function that takes the name of an activation and returns whether to record it;
+                with None, nothing is recorded.
             texts: the index of each text among all texts of the call; 0, 1, ... by default.
-            top_k: record only a summary of attention, with this many weights for each query.
+            top_k: record only a summary of attention, with this many weights per query.
             stop: the run ends before this layer; None runs all layers.
         """
         options = edits.packed(range(len(batch)) if texts is None else texts, batch, keep)
@@ -452,7 +454,7 @@ class Core:
     def _fit(
         self, edits: Edits, batch: Iterable[Tokenized], **others: Any
     ) -> tuple[list[Tokenized], EditedRun]:
-        """Check edits against this model and a batch; `others` are other arguments of `fit`."""
+        """Check edits against this model and a batch; `others` are further arguments of `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
@@ -473,7 +475,7 @@ class Core:
         Args:
             edited: the edits, some of which need means.
             batch: the texts.
-            batch_size: the number of texts that are run together.
+            batch_size: the number of texts per batch.
             stop: the run ends before this layer; None runs all layers.
         """
 
@@ -485,7 +487,7 @@ class Core:
         return edited.below(stop).averaged(sum(map(len, batch)), run)
 
     def _need_words(self, call: str) -> int:
-        """Return V, the number of logits over words; raise a ValueError if the head has none."""
+        """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""
         head = self.head
         if head is None or not head.predicts:
             of = "vectors" if head is not None and head.steps.embeds else "classes"

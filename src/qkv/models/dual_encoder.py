@@ -24,7 +24,7 @@ from qkv.models.vision import VisionModel
 
 @dataclass(frozen=True, kw_only=True)
 class DualOutput(ModelOutput):
-    """The result of calling a `DualEncoder`; the inherited fields are about the texts.
+    """The result of calling a `DualEncoder`; the inherited fields describe the texts.
 
     Attributes:
         text_embeds: (n, E), the vector of each text, scaled to length 1.
@@ -39,12 +39,12 @@ class DualOutput(ModelOutput):
 
     @property
     def logits_per_text(self) -> Array:
-        """The transposed logits: (n, m), a row for each text."""
+        """The transposed logits: (n, m), one row per text."""
         return self.logits_per_image.T
 
 
 class _Own(MutableMapping[str, Array]):
-    """A view of the arrays with names that begin with `prefix`, without the prefix."""
+    """A view of the arrays whose names begin with `prefix`; its keys omit the prefix."""
 
     def __init__(self, arrays: MutableMapping[str, Array], prefix: str) -> None:
         self.arrays, self.prefix = arrays, prefix
@@ -71,7 +71,7 @@ class DualEncoder(Model):
 
     Its two towers, `text` and `vision`, are models that share its arrays; each tower can be traced,
     edited, shown and saved like any model. The methods of `Model`, such as `encode` and `trace`,
-    use the tower for texts. `encode_image` makes vectors of images.
+    use the tower for texts. `encode_image` computes the vectors of images.
     """
 
     design: DualDesign
@@ -105,7 +105,7 @@ class DualEncoder(Model):
         )
 
     def _tower(self, side: str) -> dict[str, Any]:
-        """Return the arguments for the model of a tower, except the design."""
+        """Return the arguments that create the model of a tower, except the design."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
             name.removeprefix(prefix): place
@@ -123,13 +123,13 @@ class DualEncoder(Model):
 
     @property
     def text(self) -> Model:
-        """The tower for texts; its `parameters` are those of this model that begin with "text."."""
+        """The tower for texts; it holds the parameters whose names begin with "text."."""
         assert self._made is not None
         return self._made[1]
 
     @property
     def vision(self) -> VisionModel:
-        """The tower for images; its `parameters` begin with "vision." here."""
+        """The tower for images; it holds the parameters whose names begin with "vision."."""
         assert self._made is not None
         return self._made[2]
 
@@ -139,10 +139,11 @@ class DualEncoder(Model):
         return float(self._weights.parameters[SCALE])
 
     def encode_image(self, images: Any, **options: Any) -> Array:
-        """Return a vector for each image, which can be compared with texts by the cosine.
+        """Return a vector for each image; its cosine with a text's vector is their similarity.
 
         Args:
-            images: as for `VisionModel.pixels`, or the floats (B, C, H, W) that `pixels` returns.
+            images: images that `VisionModel.pixels` accepts, or the floats (B, C, H, W) that it
+                returns.
             options: the options of `VisionModel.encode`.
 
         Returns:
@@ -179,7 +180,7 @@ class DualEncoder(Model):
         return self._logits(self.encode_image(images, batch_size=batch_size), of_texts)
 
     def _logits(self, images: Array, texts: Array) -> Array:
-        """Return the logits (m, n) of vectors (m, E) and (n, E)."""
+        """Return the logits (m, n) for the vectors of images (m, E) and of texts (n, E)."""
         cosines = similarity(images, texts, "cosine")
         logits: Array = cosines * cosines.dtype.type(math.exp(self.logit_scale))
         return logits

@@ -24,7 +24,7 @@ ELSEWHERE, LOADING, GENERATING = (
 def advising(
     call: str, advice: Mapping[str, str]
 ) -> Callable[[Callable[Arguments, Result]], Callable[Arguments, Result]]:
-    """Make a function give advice when it is called with an unknown argument.
+    """Decorate a function so that its errors about unknown arguments give advice.
 
     Raises:
         TypeError: an argument does not exist; the message gives advice or the nearest names.

@@ -43,7 +43,7 @@ from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.subwords import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # how the names of classes without a head end
+_BARE = ("Model", "Encoder", "Backbone")  # the ends of the names of classes without a head
 
 
 @advising("load", LOADING)
@@ -56,25 +56,26 @@ def load(
     """Load a model.
 
     Args:
-        name_or_path: a folder with config.json, `*.safetensors` and tokenizer.json (without
-            tokenizer.json, the model takes ids only), a short name ("books", "books-decoder",
-            "minilm"), a Hub id ("organisation/name"), or "random" for a small model with random
-            weights. The models "books" and "books-decoder" come with qkv; other names are searched
-            in the Hugging Face cache, in an installed package, then on the Hub. By default, the
-            environment variable `QKV_MODEL`, or "books" if the variable is not set.
+        name_or_path: a folder, a short name ("books", "books-decoder", "minilm"), a Hub id
+            ("organisation/name"), or "random" for a small model with random weights. A folder holds
+            config.json, `*.safetensors` and tokenizer.json; without tokenizer.json, the model
+            accepts only ids. The models "books" and "books-decoder" come with qkv; qkv searches for
+            other names in the Hugging Face cache, then in an installed package, then on the Hub.
+            The default is the value of the environment variable `QKV_MODEL`, or "books" if this
+            variable is not set.
         revision: a branch, tag or commit on the Hub; folders have no revisions.
-        dtype: float32, float64 or bfloat16; by default the type in the files, with float16 and
-            bfloat16 converted to float32. With bfloat16, weights take half the memory, products
-            take about half the time, and numbers have two to three digits.
+        dtype: float32, float64 or bfloat16; by default the type in the files, except that float16
+            and bfloat16 become float32. With bfloat16, weights take half the memory, matrix
+            products take about half the time, and results have two to three significant digits.
 
-    Weights stay in their files, which are mapped into memory: while a model is in use, do not write
-    into its files; replace them instead.
+    The files of the weights are mapped into memory. While a model is in use, do not write to its
+    files; replace the files instead.
 
     Raises:
         ModelError: the files are broken or inconsistent, or qkv does not support the model's family
             or one of its options.
         FileNotFoundError: the folder does not exist, or the model was not found.
-        ValueError: the name does not exist.
+        ValueError: the name is unknown, or `dtype` is not supported.
 
     >>> load("random")
     <Model random: qkv-lesson, 1 layers, 2 heads, vectors of 8>
@@ -162,7 +163,8 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | N
     cut = tokenizer.truncation if isinstance(tokenizer, BareTokenizer) else None
     if cut is not None and cut["direction"] != "right":
         raise ModelError(
-            f"{home / TOKENIZER}: it cuts texts at their {cut['direction']}: qkv cuts at the right"
+            f"{home / TOKENIZER}: it truncates texts on the {cut['direction']}: "
+            "qkv truncates on the right"
         )
     return Model(
         name=name,
@@ -176,7 +178,7 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | N
 
 
 def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
-    """Return a design without its head if the files have no tensor of the head."""
+    """Return the design, without its head if the files hold no tensor of the head."""
     if type(design) is not Design or design.head is None:
         return design
     if design.head.embeds:
@@ -211,7 +213,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
 
 
 def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:
-    """Load a model as `load` does; the vocabulary of "random" is taken from these texts."""
+    """Load a model as `load` does; the words of these texts become the vocabulary of "random"."""
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", CONFIG).is_file():
         return random_model(texts)
@@ -227,9 +229,9 @@ def _tokenizer(
     need_file(path, MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
-        tokenizer.tokenize("a")  # some faults show only here
+        tokenizer.tokenize("a")  # some errors occur only here
     except BaseException as error:
-        # a panic of the tokenizers library is not an Exception
+        # a panic in the tokenizers library raises a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = first_line(error.__cause__ or error)  # the message without the name of the call
@@ -238,7 +240,7 @@ def _tokenizer(
 
 
 def _float_type(dtype: Any) -> np.dtype[Any]:
-    """Return the type for a model, given the user's `dtype`."""
+    """Return the NumPy type of a model for the user's `dtype`."""
     with suppress(TypeError):
         kind = float_type(dtype, call="load")
         if kind != np.float16:

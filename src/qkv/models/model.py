@@ -1,4 +1,4 @@
-"""`Model`, which lists all methods of a model, and its subclasses."""
+"""`Model`, the class with all methods of a model, and its subclasses."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,12 +24,12 @@ from qkv.models.tasks.trace import trace, trace_stream
 
 
 class Model(Core):
-    """A model that `qkv.load` has read.
+    """A model, as `qkv.load` returns it.
 
     Attributes:
         config: the contents of its config.json.
         design: the sizes and options of the network.
-        reader: turns texts into the tokens that the network runs.
+        reader: converts texts to the tokens that the network processes.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -69,10 +69,10 @@ class Model(Core):
 
     @property
     def routes(self) -> Mapping[str, Self]:
-        """The models of its routes by name, if its files have a `Router`; read-only.
+        """The models of all routes, keyed by name; empty without a `Router`; read-only.
 
-        `encode`, `encode_query` and `encode_document` choose the route; every other call uses the
-        default route, whose model this is. To use another route, call its model:
+        `encode`, `encode_query` and `encode_document` choose the route; all other methods use the
+        default route, which is this model. To use another route, call its model:
         `model.routes["query"].trace(text)`.
 
         >>> import qkv
@@ -83,7 +83,7 @@ class Model(Core):
 
     @property
     def prompts(self) -> Mapping[str, str]:
-        """The prompts that `encode` can put before a text, by name; read-only.
+        """The prompts that `encode` can put before a text, keyed by name; read-only.
 
         >>> import qkv
         >>> dict(qkv.load("random").prompts)
@@ -97,7 +97,7 @@ class Model(Core):
         return self.sentence.similarity
 
     def get_embedding_dimension(self) -> int:
-        """Return the size of the vectors from `encode`; with several routes, of the first route.
+        """Return the size of the vectors from `encode`; with routes, of the first route.
 
         >>> import qkv
         >>> qkv.load("random").get_embedding_dimension()
@@ -107,7 +107,7 @@ class Model(Core):
         return first.sentence.width(first._vector_size)
 
     def get_sentence_embedding_dimension(self) -> int:
-        """Return `get_embedding_dimension()`; this is its old name, which is still widely used.
+        """Return `get_embedding_dimension()`; this old name is still widely used.
 
         >>> import qkv
         >>> qkv.load("random").get_sentence_embedding_dimension()
@@ -135,16 +135,16 @@ class CrossEncoderModel(Model):
 class Seq2SeqModel(Model):
     """A model that reads one text and writes another.
 
-    The calls of `Model` use its encoder: `encode` pools the encoder's vectors, and `trace` shows
+    The methods of `Model` use the encoder: `encode` pools the encoder's vectors, and `trace` shows
     the encoder unless there is a `target`. `num_layers` and `num_heads` are the encoder's.
     `generate` returns the text that the decoder writes.
     """
 
-    __call__: Any = call_pair  # takes the decoder's ids too
-    trace: Any = trace_pair  # takes a target, and returns a trace of both
+    __call__: Any = call_pair  # also takes the decoder's ids
+    trace: Any = trace_pair  # with a target, returns a trace of encoder and decoder
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
-    """Return the possible names in a trace for the output of a layer."""
+    """Return the names under which a trace may hold the output of a layer."""
     own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
     return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

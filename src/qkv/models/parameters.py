@@ -1,4 +1,4 @@
-"""A model's arrays by name, which are read-only but can be replaced."""
+"""A model's arrays, keyed by name: each array is read-only, but can be replaced."""
 
 import difflib
 from collections.abc import Callable, Iterator, MutableMapping
@@ -11,13 +11,13 @@ from qkv.ops.packing import frozen
 
 
 class Parameters(MutableMapping[str, Array]):
-    """A model's arrays by name.
+    """A model's arrays, keyed by name.
 
-    The arrays are read-only, because the model prepares them for its products only once. To change
-    one, assign another array: `model.parameters[name] = array`.
+    The arrays are read-only, because the model prepares them for matrix products only once. To
+    change an array, assign another array: `model.parameters[name] = array`.
 
     Args:
-        arrays: the arrays by name; they must be read-only.
+        arrays: the arrays, keyed by name; they must be read-only.
         changed: a function that is called after each change.
 
     >>> import numpy as np, qkv
@@ -34,10 +34,10 @@ class Parameters(MutableMapping[str, Array]):
         return self._arrays[name]
 
     def __setitem__(self, name: str, value: ArrayLike) -> None:
-        """Replace an array by a copy of `value`, in that array's type.
+        """Replace an array by a copy of `value`; the type of the array does not change.
 
         Raises:
-            KeyError: the parameter does not exist; the message has the nearest names.
+            KeyError: the parameter does not exist; the message suggests similar names.
             TypeError: `value` does not hold floats.
             ValueError: `value` has another shape.
         """

@@ -14,23 +14,23 @@ from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 
 MOST = 5000  # the default limit of texts in a chunk, as in sentence-transformers
-CHUNKS = 10  # for each process, so that all of them end at about the same time
+CHUNKS = 10  # per process, so that all processes end at about the same time
 
 
 class Pool:
     """Processes for `model.encode(texts, pool=...)`; end them with `close` or a `with` block.
 
-    One process already computes with all threads. Several processes help on machines with many
-    processors, or if texts are so short that Python itself takes much of the time. The processes
-    share the threads of this process. As with every pool in Python, a script creates it under
+    A single process already uses all threads. Several processes help on machines with many cores,
+    or if texts are so short that Python code takes much of the time. The threads of this process
+    are divided among them. As with every pool in Python, a script must create the pool under
     `if __name__ == "__main__":`.
 
     Args:
-        model: each process gets a copy of the model in its present state.
+        model: each process gets a copy of the model in its current state.
         processes: the number of processes; None for the number of threads of this process.
 
     Raises:
-        TypeError: `processes` is not a whole number.
+        TypeError: `processes` is not an integer.
         ValueError: `processes` is below 1.
 
     >>> import qkv
@@ -71,7 +71,7 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """End the processes, and remove the files that they read."""
+        """End the processes, and remove the files that the processes read."""
         self._executor.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
@@ -83,14 +83,14 @@ class Pool:
         limit: int | None,
         **options: Any,
     ) -> list[Any]:
-        """Return what `Model.encode` returns for each chunk of these texts, in order.
+        """Return the results of `Model.encode` for chunks of these texts, in order.
 
         Args:
             texts: strings.
             chunk_size: as in `Model.encode`.
-            show: whether there is a progress bar.
+            show: whether to show a progress bar.
             limit: the maximum number of tokens of a text.
-            options: the others of `Model.encode`.
+            options: the other options of `Model.encode`.
 
         Raises:
             ValueError: as in `Model.encode`.
@@ -133,7 +133,7 @@ _model: Any = None  # the model of this process, if a pool started it
 
 
 def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
-    """Load the model in a new process; `limits` are those of its routes."""
+    """Load the model in a new process; `limits` are the token limits of the model's routes."""
     global _model
     set_num_threads(threads)
     _model = load(folder)
@@ -142,7 +142,7 @@ def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -
 
 
 def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[Any, Cut]:
-    """Return what a process makes of texts, which errors number from `first`, and what it cut."""
+    """Encode texts in a process, and count truncated texts; errors number texts from `first`."""
     cut = Cut(_model.max_seq_length)
     with counting(cut):
         try:

@@ -177,5 +177,6 @@ def test_a_tokenizer_that_cuts_at_the_left(folder):
     rules = json.loads(tokenizer_json())
     cut = {"direction": "Left", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
     folder.json("tokenizer.json", rules | {"truncation": cut})
-    with pytest.raises(ModelError, match="it cuts texts at their left: qkv cuts at the right"):
+    error = "it truncates texts on the left: qkv truncates on the right"
+    with pytest.raises(ModelError, match=error):
         load(folder.path)

@@ -27,7 +27,7 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
         source: the name of the file in errors.
 
     Raises:
-        ModelError: the family is unknown, or a value in the config is impossible.
+        ModelError: the family is unknown, or a value in the config is invalid.
     """
     model_type = values.get("model_type")
     if model_type is None:

@@ -34,7 +34,7 @@ def head(config: Config, activation: str, *, pooled: str = "tanh") -> Head | Non
 
     Args:
         config: the model's config.
-        activation: the activation of the head over words.
+        activation: the activation in the head that predicts words.
         pooled: the activation before the layer that classifies the text.
     """
     match config.head():
@@ -66,7 +66,7 @@ def distilbert(config: Config) -> Design:
 
 
 def electra(config: Config) -> Design:
-    """Return the design of an ELECTRA: a BERT with a token table that may be narrower."""
+    """Return the design of an ELECTRA: a BERT whose token table may be narrower than D."""
     width = config.size("embedding_size")
     plain = encoder(config, token_types=config.size("type_vocab_size"))
     if config.head() == "PreTraining":  # the discriminator has one logit for each token
@@ -78,12 +78,12 @@ def electra(config: Config) -> Design:
 
 
 def _narrow(top: Head | None, width: int) -> Head | None:
-    """Return the head; if it predicts words, the word vectors have the size `width`."""
+    """Return the head; `width` is the size of the word vectors if the head predicts words."""
     return replace(top, width=width) if top is not None and top.norm else top
 
 
 def albert(config: Config) -> Design:
-    """Return the design of an ALBERT: layers with shared parameters, and a narrower token table."""
+    """Return the design of an ALBERT: layers that share parameters, and a narrower token table."""
     plain = encoder(config, token_types=config.size("type_vocab_size"))
     same_as = tuple(first for first, _, _ in _albert_groups(config))
     width = config.size("embedding_size")
@@ -200,7 +200,7 @@ def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
 
 
 def _modernbert_head(config: Config) -> Head | None:
-    """Return the head, which predicts masked words, or classes of the text or of each token."""
+    """Return the head: it predicts masked words, or it classifies the text or each token."""
     words = Head(
         config.size("vocab_size"),
         tied=config.flag("tie_word_embeddings"),
@@ -222,7 +222,7 @@ def _modernbert_head(config: Config) -> Head | None:
     return None
 
 
-# Options of the code that came with the first model files: these values change nothing.
+# Options of the original Nomic-BERT code, with the only values that qkv supports.
 _NOMIC_NEUTRAL = {
     **{"activation_function": ("swiglu",), "causal": (False,), "prenorm": (False,)},
     **{"parallel_block": (False,), "use_rms_norm": (False, None), "num_experts": (0, None)},

@@ -41,7 +41,7 @@ def head(config: Config, *, bias: bool = False, tokens: bool = False) -> Head | 
 
     Args:
         config: the model's config.
-        bias: whether the logits of words have a bias.
+        bias: whether the head that predicts words has a bias.
         tokens: whether the family has a head that classifies each token.
     """
     if config.head() == "CausalLM":
@@ -123,7 +123,7 @@ def gptj(config: Config) -> Design:
 
 
 def gpt_neox(config: Config) -> Design:
-    """Return the design of a GPT-NeoX: attention and MLP in parallel; rotated quarters of heads."""
+    """Return the design of a GPT-NeoX: attention and MLP in parallel, 25% of each head rotated."""
     layer, bias = attention(config), config.flag("attention_bias")
     config.only("head_dim", layer.head_size, None)
     base = config.positive("rotary_emb_base")
@@ -144,7 +144,7 @@ def gpt_neox(config: Config) -> Design:
 
 
 def opt(config: Config) -> Design:
-    """Return the design of an OPT: positions skip masked tokens and begin at the table's row 2."""
+    """Return the design of an OPT: positions skip masked tokens and begin at row 2 of the table."""
     plain = decoder(config, hidden=config.size("intermediate_size"))
     dim, first, top = plain.dim, 2, plain.head
     embedded = config.size_or_none("word_embed_proj_dim") or dim
@@ -178,7 +178,7 @@ def opt(config: Config) -> Design:
 
 
 def bloom(config: Config) -> Design:
-    """Return the design of a BLOOM: scores fall with the distance (ALiBi) instead of positions."""
+    """Return the design of a BLOOM: scores that fall with distance (ALiBi), no positions."""
     plain = decoder(
         config,
         layers=attention(config, alibi=True),

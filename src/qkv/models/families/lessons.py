@@ -62,7 +62,7 @@ class AttentionOnly(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson(Design):
-    """The design of a lesson's model: attention alone, without residual connections.
+    """The design of the model in lessons: one attention layer without residual connections.
 
     Attributes:
         sinusoidal: whether the model adds sinusoidal positions.

@@ -129,7 +129,7 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 
 
 def olmo2(config: Config) -> Design:
-    """Return the design of an OLMo 2: a norm after each part; Q and K normalised over all heads."""
+    """Return the design of an OLMo 2: norms after each sublayer; Q, K normalised over all heads."""
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
 
@@ -148,7 +148,7 @@ def phi3(config: Config) -> Design:
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:
-    """Return the names of parameters in a fused tensor; Q and K may differ in size."""
+    """Return the names, with Q, K and V in one fused tensor; Q and K may differ in size."""
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
     shares = (heads, kv_heads, kv_heads)
@@ -156,11 +156,11 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 
 
 def gemma(config: Config) -> Design:
-    """Return the design of a Gemma: a Llama with wide heads and norms that add 1 to weights."""
+    """Return the design of a Gemma: a Llama with wide heads, whose norms add 1 to their weights."""
     config.only("use_bidirectional_attention", False, None)
     config.size("head_dim")  # null is not allowed
     activation = config.activation("hidden_act")
-    if config.values.get("hidden_act") == "gelu":  # in early files, the tanh form
+    if config.values.get("hidden_act") == "gelu":  # early files call the tanh form "gelu"
         activation = "gelu_tanh"
     return gemma_decoder(config, attention(config), activation=activation)
 
@@ -257,7 +257,7 @@ def qwen3_moe(config: Config) -> Design:
 
 
 def _without_experts(config: Config, count: int) -> frozenset[int]:
-    """Return the layers without experts: layers in the list, and layers between sparse steps."""
+    """Return the indices of the layers that have a plain MLP instead of experts."""
     key = "mlp_only_layers"
     listed, step = config.given(key, []), config.size("decoder_sparse_step")
     fine = isinstance(listed, list) and all(type(number) is int for number in listed)
@@ -266,7 +266,7 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 
 
 def gpt_oss(config: Config) -> Design:
-    """Return the design of a GPT-OSS: experts, and in each head a sink that absorbs weight."""
+    """Return the design of a GPT-OSS: experts, and a sink per head that absorbs attention."""
     config.only("hidden_act", "silu")
     config.size("head_dim")  # null is not allowed
     full = attention(config, sinks=True)

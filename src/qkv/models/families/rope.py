@@ -31,16 +31,16 @@ def read_rotary(
         size: d, the size of a head's queries and keys.
         positions: `max_position_embeddings`.
         base: the base, if the config has no `rope_theta`.
-        default: the `rope_parameters` of a config that has neither `rope_parameters` nor older
+        default: the `rope_parameters` to use if the config has neither `rope_parameters` nor older
             keys.
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
             None for families that always rotate whole heads.
         original: the default of `original_max_position_embeddings`.
-        spellings: the kind for each value of `rope_type` in this family; by default the values are
-            the names of the kinds.
+        spellings: the kind that each value of `rope_type` stands for in this family; by default,
+            each value is the name of a kind.
 
     Raises:
-        ModelError: a kind or key is not supported, or a value makes no sense.
+        ModelError: a kind or key is not supported, or a value is invalid.
 
     >>> scaling = {"rope_type": "linear", "factor": 4.0}
     >>> read_rotary(Config({"rope_scaling": scaling}, "config.json"), 8, 512)
@@ -75,11 +75,12 @@ def read_rotaries(
     """Return the rotary positions of each kind of layer, such as layers with windows.
 
     Args:
-        config: a config with a dict for each kind in `rope_parameters`, or with older keys.
+        config: a config whose `rope_parameters` has a dict per kind of layer, or a config with
+            older keys.
         size: d, the size of a head's queries and keys.
         positions: `max_position_embeddings`.
-        bases: for each kind of layer, the older key of its base, and the base if that key is
-            missing.
+        bases: for each kind of layer, the older key that holds the base, and the base to use if
+            that key is missing.
         scaled: the kinds to which an older `rope_scaling` applies.
 
     Raises:
@@ -112,7 +113,7 @@ def read_rotaries(
 
 
 class _Sizes(NamedTuple):
-    """The sizes that a scaling may need besides the keys in its table."""
+    """The sizes that a scaling may need in addition to its table."""
 
     dims: int
     positions: int  # max_position_embeddings
@@ -196,7 +197,7 @@ def _needed(config: Config, key: str) -> float:
 
 
 def _or_zero(config: Config, key: str) -> float | None:
-    """Return a finite number of at least 0, or None if the key is null or missing."""
+    """Return a finite, non-negative number, or None if the key is null or missing."""
     if config.values.get(key) == 0:
         config.only(key, 0)
         return 0.0
@@ -281,6 +282,6 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Keys without effect: one describes training, and older files write the other for all kinds.
+# Ignored keys: "finetuned" describes training; old files give the other key for every kind.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
-_LARGEST = 2**16  # the most numbers in a head
+_LARGEST = 2**16  # the maximum size of a head

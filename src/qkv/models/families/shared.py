@@ -24,20 +24,20 @@ def read_families(
     - `like`: the table that this table extends. Lists are joined; other values are replaced.
     - `defaults`: the values for keys missing in a config, as in transformers.
     - `spellings`: a key's names in this family, the usual name first; [] if the key is unused.
-    - `names`: for each of our names of parts, the name in the model's files.
-    - `block`: for each of our names of a block's parts, the end of the name in the files.
+    - `names`: maps qkv's name of each part to the name in the model's files.
+    - `block`: maps qkv's name of each part of a block to the end of the name in the files.
     - `layer`: the beginning of a block's names in the files; * is the block's number.
     - `fused`: tensors in the files that each hold several parts of a block.
     - `heads`: the names of a head's parts, for each kind of head that does not predict words.
 
-    All other keys are attributes of `Family`. A table with a name that begins with _ is not a
-    family; other tables extend it.
+    All other keys are attributes of `Family`. A table whose name begins with _ is not a family,
+    only a base for other tables.
 
     Args:
         file: the name of a TOML file in this folder.
         designs: for each family, the function that turns a config into a design.
-        renames: for some families, a function that returns all names, given the table's names and a
-            config.
+        renames: for some families, a function that takes the table's names and a config, and
+            returns all names.
     """
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}

@@ -80,7 +80,7 @@ def _table(tensors: Tensors) -> Array:
 
 
 def _need(tensors: Tensors, name: str, axes: int, kinds: tuple[str, ...] = FLOATS) -> Stored:
-    """Return a tensor, and raise unless it has this number of axes and one of these types."""
+    """Return a tensor after checking its number of axes and its type."""
     tensor = tensors[name]
     if len(tensor.shape) != axes or tensor.kind not in kinds or 0 in tensor.shape:
         raise ModelError(

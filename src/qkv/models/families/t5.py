@@ -25,7 +25,7 @@ def t5(config: Config) -> Design | Seq2SeqDesign:
 
 
 def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
-    """Return the design of an encoder with a decoder, or of an encoder without a decoder.
+    """Return the design of an encoder-decoder model, or of an encoder alone.
 
     Args:
         config: the model's config.

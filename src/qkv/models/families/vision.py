@@ -14,7 +14,7 @@ from qkv.models.network.head import Head
 
 
 def cut(config: Config) -> dict[str, Any]:
-    """Return the fields of a design that say how images are cut into patches."""
+    """Return the design's fields that describe how images are cut into patches."""
     image, part = config.pair("image_size"), config.pair("patch_size")
     if part[0] > image[0] or part[1] > image[1]:
         raise ModelError(
@@ -85,7 +85,7 @@ def _dinov2_names(names: PartNames, config: Config) -> PartNames:
     return {**names, **fused(f"{mlp}weights_in", *parts), **down}
 
 
-_OLD_END = 2  # the first configs have this wrong id of the end token
+_OLD_END = 2  # early configs give this wrong id for the end token
 
 
 def clip_text(config: Config) -> Design:
@@ -157,9 +157,9 @@ def _tower(side: str) -> Family:
 def _tower_values(config: Config, side: str) -> dict[str, Any]:
     """Return a tower's config as the config of a separate model.
 
-    Old files have two configs for a tower. As in `transformers`, only the second config then sets
-    the keys that the design reads; keys missing there get their defaults. The first config sets all
-    other keys.
+    Old files hold two configs per tower. As in `transformers`, the keys that the design reads then
+    come from the second config; missing keys get their defaults. All other keys come from the first
+    config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")

@@ -11,8 +11,8 @@ from qkv.models.files.read import CONFIG, ModelError, is_number, is_whole, plain
 
 Choice = TypeVar("Choice")
 
-# Keys of every family that do not change a forward pass: how a model was trained, written or is to
-# be used, and how the library around it behaves.
+# Keys of any family that do not change a forward pass: they describe how a model was trained, saved
+# or used, or set options of transformers.
 HARMLESS = frozenset({
     *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path"),
     *("_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob"),
@@ -26,7 +26,7 @@ HARMLESS = frozenset({
     *("sbert_ce_default_activation_function", "sentence_transformers"),  # `rank` reads them
     *("use_cache",),
 })  # fmt: skip
-# Keys of every family that can change a forward pass, with their values that change nothing.
+# Keys of any family that can change a forward pass, with the values that do not change it.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
@@ -61,7 +61,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 _MOST_WHOLE = 2**31 - 1  # no array has a larger size
-_LEAST, _MOST = 1e-30, 1e30  # float32 holds these, their inverses and products
+_LEAST, _MOST = 1e-30, 1e30  # these numbers, their inverses and their products fit in float32
 
 
 class Config:
@@ -71,8 +71,8 @@ class Config:
         values: the JSON object.
         source: the name of the file in errors.
         defaults: the values for keys missing in the config.
-        spellings: the names of a key in this family, the usual name first; an empty list if the
-            family does not use the key, which then has its default value.
+        spellings: the names of a key in this family, the usual name first; an empty list for an
+            unused key, which keeps its default.
 
     Attributes:
         used: the keys that were read.
@@ -106,14 +106,14 @@ class Config:
     def size(
         self, key: str, default: int | None = None, *, least: int = 1, most: float = _MOST_WHOLE
     ) -> int:
-        """Return a whole number of at least `least` that fits in 32 bits."""
+        """Return an integer that is at least `least` and fits in 32 bits."""
         key, value = self._get(key, default)
         self.need(is_whole(value) and value >= least, key, value, f"a whole number >= {least}")
         self.need(value <= most, key, value, f"at most {most}")
         return int(value)
 
     def pair(self, key: str) -> tuple[int, int]:
-        """Return `(height, width)`, given by two whole numbers or by one number for both."""
+        """Return `(height, width)`, given as two integers or as one integer for both."""
         key, value = self._get(key)
         both = value if isinstance(value, list) else [value, value]
         fine = len(both) == 2 and all(is_whole(side) and 1 <= side <= _MOST_WHOLE for side in both)
@@ -139,7 +139,7 @@ class Config:
         return self.size("hidden_size"), self.size("num_attention_heads"), size
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """Return a number above 0 that is neither too small nor too large for float32."""
+        """Return a positive number that is neither too small nor too large for float32."""
         key, value = self._get(key, default)
         fine = is_number(value) and _LEAST <= value <= _MOST
         self.need(fine, key, value, f"a number above 0, from {_LEAST:g} to {_MOST:g}")
@@ -150,17 +150,17 @@ class Config:
         return self.size(key, default, most=MOST_LAYERS)
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of at least 0."""
+        """Return a non-negative integer."""
         return self.size(key, default, least=0)
 
     def size_or_none(
         self, key: str, default: int | None = None, *, most: float = _MOST_WHOLE
     ) -> int | None:
-        """Return a whole number of at least 1, or None if the value is null or missing."""
+        """Return a positive integer, or None if the value is null or missing."""
         return None if self._get(key, default)[1] is None else self.size(key, default, most=most)
 
     def positive_or_none(self, key: str, default: float | None = None) -> float | None:
-        """Return a number above 0, or None if the value is null or missing."""
+        """Return a positive number, or None if the value is null or missing."""
         return None if self._get(key, default)[1] is None else self.positive(key, default)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
@@ -170,13 +170,13 @@ class Config:
         return bool(value)
 
     def activation(self, key: str) -> str:
-        """Return the activation of an MLP, by its name in `qkv.layers.MLP`."""
+        """Return the activation of an MLP, as `qkv.layers.MLP` names it."""
         return self.choice(key, ACTIVATIONS)
 
     def head(self) -> str:
         """Return the kind of head by the end of the class's name: "MaskedLM", "CausalLM", ...
 
-        The name is empty if the model has no head, or the config does not say.
+        The result is empty if the model has no head or the config names no class.
 
         >>> Config({"architectures": ["BertForMaskedLM"]}, "config.json").head()
         'MaskedLM'
@@ -189,7 +189,7 @@ class Config:
         return name.rpartition("For")[2] if "For" in name else ""
 
     def architecture(self) -> str:
-        """Return the name of the model's class, empty if the config does not say."""
+        """Return the name of the model's class; empty if the config names no class."""
         _, names = self._get("architectures")
         name = names[0] if isinstance(names, list) and names else ""
         return name if isinstance(name, str) else ""
@@ -199,7 +199,7 @@ class Config:
         return len(self.table("id2label")) or self.size("num_labels", 2)
 
     def spelling(self, *keys: str) -> str:
-        """Return the name of a key that the config uses; the usual name if the key is missing.
+        """Return the spelling of a key in this config, or the first spelling if the key is missing.
 
         >>> Config({"hidden_size": 12}, "config.json").spelling("n_embd", "hidden_size")
         'hidden_size'
@@ -219,19 +219,19 @@ class Config:
         return self.spelling(*self.spellings.get(key, (key,)))
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str | None = None) -> Choice:
-        """Return the entry of `choices` for the value."""
+        """Return the entry of `choices` that the value names."""
         key, value = self._get(key, default)
         known = isinstance(value, str) and value in choices
         self._support(known, f"{key} is {value!r:.80}", choices)
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Raise unless the value is one of `values`; a missing key has the first value."""
+        """Raise unless the value is one of `allowed`; a missing key has the first value."""
         key, value = self._get(key, allowed[0])
         self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """Return a list of `count` numbers above 0."""
+        """Return a list of `count` positive numbers."""
         key, value = self._get(key)
         fine = isinstance(value, list) and len(value) == count
         self.need(fine, key, value, f"a list of {count} numbers")
@@ -306,7 +306,7 @@ class Config:
             raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
-        """Raise unless a value is known; `text` names the key and the value in the error."""
+        """Raise unless qkv supports a value; `text` names the key and the value in the error."""
         if not fine:
             raise ModelError(
                 f"{self.source}: {text}, which qkv does not support: it knows {', '.join(known)}"

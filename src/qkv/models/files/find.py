@@ -21,11 +21,11 @@ _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
 
 @dataclass(frozen=True)
 class Known:
-    """The sources of a model with a short name."""
+    """The sources of a model that has a short name."""
 
     hub_id: str
-    package: str  # the import name of a package with the files
-    requirements: str  # the file in DATA with which pip installs the package, by its hash
+    package: str  # the import name of a package that holds the files
+    requirements: str  # a file in DATA with the package's version and hash, for pip
     folder: str  # inside the package
 
 
@@ -44,7 +44,7 @@ _EARLIER = ("wordnet", "wordnet-decoder")  # old models, kept for one more relea
 
 
 def shipped() -> dict[str, Path]:
-    """Return the folder of each model that comes with qkv, by name, the default first."""
+    """Return the folders of the models that come with qkv, keyed by name, the default first."""
     names = (DEFAULT, WRITER, *_EARLIER)
     return {name: DATA / name for name in names if _has_model(DATA / name)}
 
@@ -58,12 +58,12 @@ def find_model(
         name: a folder, a short name such as "minilm", the name of a model that comes with qkv, such
             as "books", or a Hub id ("organisation/name"). qkv searches the Hugging Face cache, then
             an installed package, then the Hub.
-        revision: a branch, tag or commit. With a revision, installed packages are not searched.
+        revision: a branch, tag or commit. If it is given, installed packages are not searched.
         download: whether to download the model from the Hub.
 
     Raises:
-        ValueError: the name is empty or unknown; the message has the nearest names.
-        FileNotFoundError: the folder does not exist, or no source has the model.
+        ValueError: the name is empty or unknown; the message suggests similar names.
+        FileNotFoundError: the folder does not exist, or no source offers the model.
     """
     if not isinstance(name, str | os.PathLike):
         raise TypeError(f"load: the model is a {type(name).__name__}: give a name or a folder")
@@ -120,8 +120,8 @@ def find_model(
 def places() -> list[tuple[str, str, Path | None]]:
     """Return `(name, source, folder)` for each source of a model; the folder may be None.
 
-    Models with a short name come first, with all sources of each model. Other models in the Hugging
-    Face cache follow if they can be read. Nothing is downloaded or opened.
+    First come the models that have a short name, with all sources of each model; then the other
+    readable models in the Hugging Face cache. Nothing is downloaded or opened.
     """
     rows: list[tuple[str, str, Path | None]] = [
         (name, "comes with qkv", folder) for name, folder in shipped().items()
@@ -143,7 +143,7 @@ def places() -> list[tuple[str, str, Path | None]]:
 
 
 def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
-    """Return `(folder, why)`: the folder that `find` returns, or why the source cannot be read."""
+    """Return `(folder, why)`: the folder that `find` returns, or the reason for a failure."""
     try:
         return find(where), ""
     except FileNotFoundError:
@@ -159,7 +159,7 @@ def cache_folder() -> Path:
             return Path(os.path.expanduser(os.environ[variable]))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
-    return Path(os.path.expanduser(home)) / "hub"  # unchanged if there is no home folder
+    return Path(os.path.expanduser(home)) / "hub"  # "~" stays if there is no home folder
 
 
 def cached(hub_id: str, revision: str | None = None) -> Path | None:
@@ -184,7 +184,7 @@ def cached(hub_id: str, revision: str | None = None) -> Path | None:
 
 
 def packaged(known: Known) -> Path | None:
-    """Return the model's folder in its package, which is not imported."""
+    """Return the model's folder in its package, without importing the package."""
     spec = find_spec(known.package)
     for place in (spec.submodule_search_locations or ()) if spec is not None else ():
         folder = Path(place, known.folder)

@@ -11,7 +11,7 @@ from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, 
 STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # behind the pooling
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
-_ROUTER = ("Router", "Asym")  # the present name and the old name
+_ROUTER = ("Router", "Asym")  # the current and the old name
 _TEXT = "text"  # the kind of every input
 
 
@@ -30,13 +30,13 @@ class Module:
 
 @dataclass(frozen=True)
 class Routing:
-    """The routes of texts by name; without a router, a single route with the name "".
+    """The routes of texts, keyed by name; without a router, the only route is named "".
 
     Attributes:
         ways: the modules of each route, in order.
-        default: the route of texts without a task; None if they have no route.
-        chosen: (task, kind of input) -> route; None stands for any task or kind.
-        files: the files that define the routes, by their path in the model's folder.
+        default: the route of texts without a task; None if no route accepts these texts.
+        chosen: (task, kind of input) -> route; None matches any task or kind.
+        files: the paths of the files that define the routes, inside the model's folder.
     """
 
     ways: Mapping[str, tuple[Module, ...]]
@@ -55,11 +55,11 @@ class Routing:
         return "" not in self.ways
 
     def way(self, task: str | None) -> str | None:
-        """Return the name of the route for texts with this task; None if they have no route.
+        """Return the name of the route for texts with this task; None if no route accepts them.
 
-        As in sentence-transformers, the first route that exists is used: the route in `chosen` for
-        this task and texts, for this task, for texts, or for all inputs; then the route whose name
-        is the task; then the route "text"; then, if no task is given, the default route.
+        As in sentence-transformers, the first match counts: in `chosen`, the route for this task
+        and texts, for this task, for texts, or for all inputs; then the route named like the task;
+        then the route "text"; then, if no task is given, the default route.
         """
         for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
             if key in self.chosen:
@@ -69,7 +69,7 @@ class Routing:
 
 
 def read_routing(folder: Path) -> Routing:
-    """Return the routes in modules.json; without this file, one route without modules.
+    """Return the routes in modules.json, or a single route without modules if the file is missing.
 
     Raises:
         ModelError: the file is broken, or its modules or their order are not supported.
@@ -88,7 +88,7 @@ def read_routing(folder: Path) -> Routing:
 
 
 def _module(path: Path, kind: Any, place: Any) -> Module:
-    """Return the module that an entry of a file describes."""
+    """Return the module that an entry in a file describes."""
     name = str(kind).rpartition(".")[2]
     if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
         raise ModelError(
@@ -99,7 +99,7 @@ def _module(path: Path, kind: Any, place: Any) -> Module:
 
 
 def _inside(path: Path, place: Any) -> str:
-    """Return a path inside the folder of a file, and raise if the path leads out of it."""
+    """Return a path inside the folder of a file, or raise if the path leads out of the folder."""
     parts = PurePosixPath(place).parts if isinstance(place, str) else ("..",)
     if ".." in parts or str(place).startswith("/") or "\\" in str(place) or ":" in str(place):
         raise ModelError(f"{path}: the path {place!r:.80} leads out of the model's folder")
@@ -107,7 +107,7 @@ def _inside(path: Path, place: Any) -> str:
 
 
 def _routed(folder: Path, modules: list[Module]) -> Routing:
-    """Return the routes through modules; one module may be a router with its own modules."""
+    """Return the routes through the modules, at most one of which is a router."""
     numbers = [number for number, module in enumerate(modules) if module.kind in _ROUTER]
     if not numbers:
         return Routing({"": tuple(modules)}, files=(MODULES,))

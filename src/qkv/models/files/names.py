@@ -24,14 +24,15 @@ _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 @dataclass(frozen=True)
 class Fused:
-    """A parameter in a tensor of the files, alone or side by side with other parameters.
+    """A parameter that fills a tensor in a file, or shares the tensor with other parameters.
 
     Attributes:
         name: the name of the tensor, with `*` for the layer's number.
-        index: the number of this parameter in the tensor, from 0.
+        index: the index of this parameter among the parameters in the tensor.
         count: the number of parameters in the tensor.
         groups: the number of equal groups of columns; each group has a part of every parameter. If
-            the query, key and value of each head are side by side, there is a group for each head.
+            the tensor stores the query, key and value of each head side by side, each head is a
+            group.
         shares: the relative sizes of the parameters; empty if all have the same size.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
@@ -52,7 +53,7 @@ class Fused:
         return self.shares or (1,) * self.count
 
     def whole(self, columns: int) -> int:
-        """Return how many columns the tensor has if this parameter has `columns`."""
+        """Return the tensor's number of columns, given this parameter's number of columns."""
         return columns * sum(self._shares) // self._shares[self.index]
 
     def cut(self, whole: Array) -> Array:
@@ -75,7 +76,7 @@ class Fused:
 def fused(
     name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
 ) -> dict[str, Fused]:
-    """Return our names of parts that files store as one tensor, with a `Fused` for each.
+    """Return a `Fused`, keyed by qkv's name, for each of the parts that share one tensor.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -85,7 +86,7 @@ def fused(
 
 
 def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
-    """Return our names of an attention's projections with their names in files, after `prefix`.
+    """Map qkv's names of an attention's projections to their names in files, after `prefix`.
 
     >>> projections("h.*.", "q", "k", "v", "o")["blocks.*.attn.out_proj"]
     'h.*.o'
@@ -95,29 +96,30 @@ def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict
 
 @dataclass(frozen=True)
 class Family:
-    """The models with the same `model_type`.
+    """A family: all models with the same `model_type`.
 
     Attributes:
         model_type: the value in config.json.
         design: a function that returns the design for a config.
-        names: our name of a part -> the name in the files, or a `Fused`. The first `*` stands for
-            the layer's number, the second for the expert's number. A name with a number in place of
-            `*` applies to that layer only.
-        rename: a function that returns all names, given `names` and a config; for families with
-            names that depend on the config.
-        heads: for some kinds of head, the names of their parts; they replace entries of `names`.
+        names: qkv's name of a part -> the name in the files, or a `Fused`. The first `*` stands for
+            the layer's number, the second for the expert's number. A name with a number instead of
+            `*` applies only to the layer with that number.
+        rename: a function that takes `names` and a config, and returns all names; only for families
+            whose names depend on the config.
+        heads: for some kinds of head, the names of the head's parts, which replace entries of
+            `names`.
         defaults: the values for keys missing in a config.
-        spellings: the names of each key in this family, as for `Config`.
+        spellings: the names of each key in this family, as in `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: the prefix of all names in the files of a model with a head.
-        old_prefix: the prefix in old files.
-        old: the ends of names in old files -> the present ends.
-        instead: the name of a tensor -> the name of the tensor to read if the first is missing.
-        body: the beginnings of the names of the model's own tensors. All other tensors belong to
-            heads that qkv does not compute; they are kept for `save`.
-        unused: patterns of tensors in the body that are ignored.
-        copies: the name of a tensor -> the name of the tensor with the same numbers; one of them
-            may be missing.
+        old_prefix: the prefix that old files use instead.
+        old: the end of a name in old files -> the current end.
+        instead: the name of a tensor -> the name of the tensor to read if that tensor is missing.
+        body: the beginnings of the names of the tensors that qkv reads. All other tensors belong to
+            heads that qkv does not compute, and are kept for `save`.
+        unused: patterns for the names of tensors in the body that qkv ignores.
+        copies: the name of a tensor -> the name of a tensor with the same values; a file may lack
+            one of the two.
         harmless: keys of a config that do not change a forward pass.
     """
 
@@ -150,7 +152,7 @@ class Family:
         return name
 
     def transposed(self, name: str) -> bool:
-        """Return whether files store this parameter as (out, in), transposed."""
+        """Return whether files store this parameter transposed, as (out, in)."""
         out_first = self.layout == "out_in" or name.startswith("head.")
         return out_first and name.endswith("_proj.weight")
 
@@ -161,7 +163,7 @@ class Names:
 
     Attributes:
         family: the model's family.
-        parts: our name of a part -> the name in the files, or a `Fused`.
+        parts: qkv's name of a part -> the name in the files, or a `Fused`.
     """
 
     family: Family
@@ -174,7 +176,7 @@ class Names:
         return cls(family, names if family.rename is None else family.rename(names, config))
 
     def place(self, name: str) -> tuple[str, Fused]:
-        """Return `(tensor, part)`: the name of a parameter's tensor in files, and the `Fused`.
+        """Return the name of a parameter's tensor in files, and the parameter's `Fused`.
 
         >>> family = Family("x", lambda config: None, {"blocks.*.attn.q_proj": "layer.*.query"})
         >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")[0]
@@ -199,9 +201,9 @@ class Weights:
 
     Attributes:
         names: the names of parameters in the files.
-        parameters: the parameters by our names, linear weights as (in, out).
-        heads: the tensors of heads that qkv does not compute, by their names in the files.
-        places: our name of a parameter -> its tensor in the files.
+        parameters: the parameters, keyed by qkv's names; linear weights have the shape (in, out).
+        heads: the tensors of heads that qkv does not compute, keyed by their names in the files.
+        places: qkv's name of a parameter -> the name of its tensor in the files.
         stored: the files or their digest; None if parameters were created or replaced.
     """
 
@@ -212,7 +214,7 @@ class Weights:
     stored: Tensors | str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copies, with the digest instead of the files."""
+        """Return the state for pickle and copies: it holds the digest instead of the files."""
         return {**self.__dict__, "stored": self.stored and self.sha256}
 
     @cached_property
@@ -229,7 +231,7 @@ class Weights:
         return digest((name, *of_array(array)) for name, array in self.to_files().items())
 
     def to_files(self) -> dict[str, Array]:
-        """Return the tensors under their names in files."""
+        """Return the tensors, keyed by their names in files."""
         files: dict[str, Array] = {}
         parts: dict[str, dict[int, Array]] = {}
         for name, array in self.parameters.items():
@@ -245,7 +247,7 @@ class Weights:
 def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any = None) -> Weights:
     """Read the weights of a model, and convert all parameters to one type.
 
-    All names, types and shapes are checked before any numbers are read.
+    All names, types and shapes are checked before any values are read.
 
     Args:
         names: the names of parameters in the files.
@@ -255,7 +257,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
             float32.
 
     Raises:
-        ModelError: a tensor is missing, has another shape or type, or is not known.
+        ModelError: a tensor is missing or unknown, or has the wrong shape or type.
     """
     family = names.family
     stored = _stored_names(family, tensors)
@@ -273,7 +275,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 "again"
             )
         tensor = tensors[stored[theirs]]
-        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # one number has no columns
+        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # a scalar has no columns
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
@@ -313,7 +315,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
-    """Return `{token table: output matrix}`, names in files, if both are tied; else `{}`."""
+    """Return the names in files, `{token table: output matrix}`, if both are tied; else `{}`."""
     tied = design.head is not None and design.head.tied
     return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]} if tied else {}
 
@@ -321,9 +323,9 @@ def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of a tied head's output matrix if it differs from the table.
+    """Yield the name and shape of a tied output matrix whose values differ from the token table.
 
-    An equal output matrix is removed from `stored`.
+    If both are equal, the output matrix is removed from `stored`.
     """
     for table, output in tied.items():
         if table in stored and output in stored:

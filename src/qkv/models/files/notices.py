@@ -10,7 +10,7 @@ MOST = 2**20  # the limit for all files together, in bytes
 
 
 def read_notices(folder: Path) -> dict[str, str]:
-    """Return the texts of a folder's documents by file name, the model card first.
+    """Return the texts of a folder's documents, keyed by file name, the model card first.
 
     If a file cannot be read, the text says why.
     """

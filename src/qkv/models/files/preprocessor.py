@@ -1,4 +1,4 @@
-"""The preparation of images for a model, by preprocessor_config.json."""
+"""Prepare images for a model, as preprocessor_config.json describes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.designs import VisionDesign
 
-_MOST = 1e30  # the largest mean or deviation that float32 can hold
+_MOST = 1e30  # the maximum mean or deviation, well within float32
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
@@ -26,16 +26,16 @@ _CLIP["image_std"] = [0.26862954, 0.26130258, 0.27577711]
 
 @dataclass(frozen=True)
 class Pixels:
-    """The conversion of images to numbers, as preprocessor_config.json describes it.
+    """The conversion of images to arrays, as preprocessor_config.json describes it.
 
     Attributes:
-        size: the height and width of the resized image, or the length of its shorter side; None for
-            no resizing.
-        crop: the height and width of the kept middle of the image; None for the whole image.
-        resample: Pillow's number of the method: 2 is bilinear, 3 bicubic.
-        factor: the number by which pixels, 0 to 255, are multiplied.
-        mean: for each channel, the number that is then subtracted.
-        std: for each channel, the number by which the difference is divided.
+        size: the height and width of the resized image, or the length of its shorter side; None if
+            images are not resized.
+        crop: the height and width of the center that is kept; None to keep the whole image.
+        resample: Pillow's number for the resizing method: 2 is bilinear, 3 is bicubic.
+        factor: the factor for pixel values, which range from 0 to 255.
+        mean: per channel, the number to subtract from the scaled values.
+        std: per channel, the number to divide the difference by.
         values: the contents of the file.
     """
 
@@ -49,9 +49,9 @@ class Pixels:
 
     @classmethod
     def read(cls, folder: Path, design: VisionDesign) -> Pixels | None:
-        """Read the file in a folder for a model of this design; return None without a file.
+        """Read the settings in a folder for a model of this design; return None if there are none.
 
-        If the file is missing, the image settings in processor_config.json are read, if any.
+        If preprocessor_config.json is missing, processor_config.json may have the settings.
 
         Raises:
             ModelError: the file is broken, or needs a feature that qkv does not support.
@@ -122,7 +122,7 @@ class Pixels:
 
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
-    """Return the height and width of resized images, or, with `shortest`, the shorter side."""
+    """Return the height and width of resized images, or only the shorter side if `shortest`."""
     value = config.values.get(key, 224)
     if shortest and not isinstance(value, dict):
         value = {"shortest_edge": value}
@@ -132,7 +132,7 @@ def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
 
 
 def _pair(config: Config, key: str) -> tuple[int, int]:
-    """Return `(height, width)`, given by two numbers or by one number for both."""
+    """Return `(height, width)` from a config that gives two numbers, or one number for both."""
     value = config.values.get(key, 224)
     sides = value if isinstance(value, dict) else {"height": value, "width": value}
     if set(sides) != {"height", "width"}:
@@ -150,7 +150,7 @@ def _check_size(
     design: VisionDesign,
     path: Path,
 ) -> None:
-    """Raise unless the prepared images have the size that the model takes."""
+    """Raise unless the prepared images have the size that the model expects."""
     last, named = (size, "size") if crop is None else (crop, "crop_size")
     least = (size, size) if isinstance(size, int) else size
     if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):
@@ -184,7 +184,7 @@ def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:
 
 
 def _middle(pixels: Array, size: tuple[int, int]) -> Array:
-    """Return the middle (h, w, C) of an image (H, W, C)."""
+    """Return the center (h, w, C) of an image (H, W, C)."""
     above, before = ((has - side) // 2 for has, side in zip(pixels.shape, size, strict=False))
     if above < 0 or before < 0:
         raise ValueError(
@@ -195,7 +195,7 @@ def _middle(pixels: Array, size: tuple[int, int]) -> Array:
 
 
 def _numbers(config: Config, key: str, default: list[float], channels: int) -> tuple[float, ...]:
-    """Return a number for each channel, given by a list or by one number for all channels."""
+    """Return one number per channel, from a list or from one number for all channels."""
     value = config.values.get(key, default)
     numbers = value if isinstance(value, list) else [value] * channels
     fine = len(numbers) == channels and all(is_number(n) and abs(n) <= _MOST for n in numbers)

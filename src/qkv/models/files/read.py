@@ -29,7 +29,7 @@ _FILES = (
 )
 NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # to download
 
-MOST_JSON = 64 * 2**20  # in bytes; the index of the largest models has about 10 million
+MOST_JSON = 64 * 2**20  # in bytes; the largest models have an index of about 10 MB
 MOST_TOKENIZER = 512 * 2**20
 
 
@@ -38,7 +38,7 @@ class ModelError(ValueError):
 
 
 def shards(folder: Path) -> dict[str, str] | None:
-    """Return the file name of each tensor in a folder with an index; None without an index.
+    """Return the file name of each tensor in a folder; None if the folder has no index.
 
     Raises:
         ModelError: the index is broken, or the name of a file or a link leads out of the folder.
@@ -65,7 +65,7 @@ def shards(folder: Path) -> dict[str, str] | None:
 
 
 def stays(path: Path) -> bool:
-    """Return whether a file, with links followed, is in its folder or the Hugging Face cache."""
+    """Return whether a file, after following links, is in its folder or the Hugging Face cache."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
@@ -75,10 +75,10 @@ def stays(path: Path) -> bool:
 
 
 def need_file(path: Path, most: int) -> None:
-    """Raise unless this is an ordinary file of at most `most` bytes.
+    """Check that a path is a regular file of at most `most` bytes.
 
     Raises:
-        ModelError: the file is missing, too large, or not an ordinary file.
+        ModelError: the file is missing, too large, or not a regular file.
     """
     try:
         about = path.stat()
@@ -96,7 +96,8 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     """Return the contents of a JSON file, an object or a list.
 
     Raises:
-        ModelError: the file is missing, is not valid JSON, or holds another type of value.
+        ModelError: the file is missing, is not valid JSON, or holds a value of another type than
+            `kind`.
     """
     need_file(path, MOST_JSON)
     try:
@@ -110,7 +111,7 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
-    """Return whether a JSON value is a whole number."""
+    """Return whether a JSON value is an integer."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -125,7 +126,7 @@ def first_line(error: BaseException) -> str:
 
 
 def plain(text: str, most: int) -> str:
-    r"""Return text from a file in a form that can be shown: printable, on one line, and short.
+    r"""Return text from a file in a printable form: on one line, and at most `most` characters.
 
     >>> print(plain("a\nb\x1b[31m" + 99 * "c", 14))
     a\nb\x1b[31...

@@ -1,4 +1,4 @@
-"""Write a model's folder, which `qkv.load` and transformers read."""
+"""Write a model's folder, which both `qkv.load` and transformers can read."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from qkv.text import Tokenizer
 
 
 def storage_type(dtype: Any) -> np.dtype[Any] | None:
-    """Return the type for saved arrays, int8 or a float; None if each array keeps its type.
+    """Return the type for saved arrays, int8 or a float type; None if arrays keep their types.
 
     >>> storage_type("int8"), storage_type(None)
     (dtype('int8'), None)
@@ -44,9 +44,9 @@ def save_model(
     others: Mapping[str, Mapping[str, Any] | None],
     dtype: np.dtype[Any] | None = None,
 ) -> None:
-    """Write all files of a model, see `Model.save`.
+    """Write all files of a model, as `Model.save` describes.
 
-    `others` are the contents of other JSON files by name; None for a file that the model lacks.
+    `others` holds the contents of other JSON files, keyed by name; None marks a missing file.
     """
     from safetensors.numpy import save
 
@@ -79,7 +79,7 @@ def save_model(
             file.write(content)
     for path in (
         stale - contents.keys()
-    ):  # files of an older model, which `load` would mix with this model
+    ):  # files of a previous model, which `load` would mix with this model
         if path.is_file():
             path.unlink()
 

@@ -32,7 +32,7 @@ from qkv.ops.packing import frozen
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMITS = (SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 TOKENIZER_CONFIG = "tokenizer_config.json"
-_NO_LIMIT = 10**20  # for no limit, transformers writes 10**30
+_NO_LIMIT = 10**20  # transformers writes 10**30 for "no limit"
 NO_PROMPTS = {"query": "", "document": ""}
 _NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
@@ -48,26 +48,26 @@ class Sentence:
 
     Attributes:
         home: the folder of config.json inside the model's folder.
-        modes: the ways to pool token vectors; the results of several ways are joined side by side.
+        modes: the kinds of pooling of token vectors; the results of several kinds are concatenated.
         has_pooling: whether the files define a pooling.
-        include_prompt: whether the tokens of a prompt are pooled with the others.
+        include_prompt: whether pooling includes the tokens of a prompt.
         steps: the modules after the pooling, in order.
-        static: whether the vectors of tokens are rows of a table, as in `StaticEmbedding`. Then
-            blanks around a text are kept, no special tokens are added, and a text without tokens
-            gives zeros.
+        static: whether token vectors are rows of a table, as in `StaticEmbedding`. If so, the
+            spaces around a text are kept, no special tokens are added, and a text without tokens
+            gives a zero vector.
         max_seq_length: the maximum number of tokens in a text. If no file sets it, the limit is
             `model_max_length` in tokenizer_config.json, as in sentence-transformers. Without
             modules.json, only the number of positions limits texts.
         lowercase: whether a text is converted to lower case first.
-        prompts: the prompts for texts, by name. As in sentence-transformers, the prompts "query"
-            and "document" always exist; they are empty unless files define them.
-        default_prompt: the name of the prompt that is used if the user gives no prompt.
-        similarity: the comparison of vectors, one of `SIMILARITIES`.
-        truncate_dim: how many of a vector's first numbers are kept, unless the user chooses
+        prompts: the prompts for texts, keyed by name. As in sentence-transformers, the prompts
+            "query" and "document" always exist; they are empty unless files define them.
+        default_prompt: the name of the prompt to use if the user gives no prompt.
+        similarity: the measure that compares vectors, one of `SIMILARITIES`.
+        truncate_dim: the number of dimensions to keep of each vector, unless the user chooses
             another number.
-        activation: the activation of a cross-encoder's logits, by its name in torch; None if the
-            name may be in config.json.
-        files: the contents of the files that were read, by their path in the model's folder.
+        activation: the name in torch of the activation of a cross-encoder's logits; if None,
+            config.json may name the activation.
+        files: the contents of the files that were read, keyed by their path in the model's folder.
     """
 
     home: str = ""
@@ -87,7 +87,7 @@ class Sentence:
 
     @property
     def pair_limit(self) -> int | None:
-        """The maximum number of tokens in two texts that are read together; None for no limit.
+        """The maximum number of tokens in a pair of texts; None for no limit.
 
         As in sentence-transformers, this limit is always `model_max_length`.
 
@@ -100,7 +100,7 @@ class Sentence:
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Whether two texts that are read together get different segments.
+        """Whether the two texts of a pair get different segments.
 
         As in transformers, this depends on `model_input_names` or, if that key is missing, on the
         class of the tokenizer: generic tokenizers have no segments.
@@ -125,11 +125,11 @@ class Sentence:
         return text.lower() if self.lowercase else text
 
     def stripped(self, text: str) -> str:
-        """Return a text without the blanks around it; static models keep these blanks."""
+        """Return a text without the white space around it, which only static models keep."""
         return text if self.static else text.strip()
 
     def pool(self, rows: Array, unread: int = 0) -> Array:
-        """Pool the vectors (T, D) of a text to one vector: D numbers for each mode.
+        """Pool the token vectors (T, D) of a text to one vector, with D numbers per mode.
 
         The first `unread` tokens belong to a prompt and are not pooled.
         """
@@ -144,9 +144,9 @@ class Sentence:
     ) -> Array:
         """Apply the modules after the pooling to vectors (n, width).
 
-        As in sentence-transformers, the vectors are then cut to their first `truncate_dim` numbers.
-        If `normalize` is True, the cut vectors are scaled to length 1. If it is False and the last
-        module scales vectors to length 1, this module is skipped.
+        As in sentence-transformers, the vectors then keep only their first `truncate_dim` numbers.
+        If `normalize` is True, these truncated vectors are scaled to length 1. If `normalize` is
+        False, a last module that scales vectors to length 1 is skipped.
         """
         steps = self.steps
         if normalize is False and steps and isinstance(steps[-1], LengthOne):
@@ -162,7 +162,7 @@ class Sentence:
         """Return the size of a text's vector, given the size `dim` of token vectors.
 
         Raises:
-            ModelError: the input size of a module differs from the size of the vectors before it.
+            ModelError: a module expects vectors of another size than the previous module returns.
         """
         width = dim * len(self.modes)
         for step in self.steps:
@@ -178,7 +178,7 @@ class Sentence:
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
 
     def to_files(self) -> dict[str, bytes]:
-        """Return the contents of the files, by their path in the model's folder."""
+        """Return the contents of the files, keyed by their path in the model's folder."""
         from safetensors.numpy import save
 
         files = dict(self.files)
@@ -214,7 +214,7 @@ _CLASSES = {
     "Tanhshrink": "activation.Tanhshrink",
     "Identity": "linear.Identity",
 }
-# The activations of a linear layer, by the full and the short name of the class in torch.
+# The activations of a linear layer, keyed by the full and the short name of torch's class.
 ACTIVATIONS = {
     f"torch.nn.{place}": None if name == "Identity" else name.lower()
     for name, file in _CLASSES.items()
@@ -225,12 +225,12 @@ ACTIVATIONS = {
 def read_sentence(
     folder: Path, modules: Sequence[Module] = (), listed: Sequence[str] = ()
 ) -> Sentence:
-    """Read the settings for a text's vector: the files of the modules and of the model.
+    """Read the settings for the vectors of texts, from the files of the modules and the model.
 
     Args:
         folder: the model's folder.
         modules: the modules that process a text, in order; empty without modules.json.
-        listed: the files that list the modules, by their path in the folder.
+        listed: the paths, in the folder, of the files that list the modules.
 
     Raises:
         ModelError: files are broken, or need a feature that qkv does not support.
@@ -311,7 +311,7 @@ def _norm(folder: Path, place: str) -> Norm:
 
 
 def _length_one(folder: Path, place: str) -> LengthOne:
-    """Return a scaling to length 1; old folders have no file for this module."""
+    """Return the module that scales to length 1; old folders have no file for it."""
     if (folder / place / CONFIG).is_file() and place:
         _need_vectors(Config.read(folder / place / CONFIG))
     return LengthOne(place)
@@ -326,7 +326,7 @@ _STEPS: Mapping[str, Callable[[Path, str], Step]] = {
 
 
 def _need_vectors(config: Config) -> None:
-    """Raise unless a module's input and output are the vector of a text."""
+    """Raise unless a module's input and output are both the vector of a text."""
     for name in ("module_input_name", "module_output_name"):
         config.only(name, "sentence_embedding", None)
 
@@ -347,7 +347,7 @@ def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _limit(home: Path, modules: bool) -> dict[str, Any]:
-    """Return `(limit, lowercase)`: the maximum number of tokens, and whether to lower the case.
+    """Return the maximum number of tokens, and whether to convert texts to lower case.
 
     As in sentence-transformers, `model_max_length` is the limit if modules.json exists and
     `max_seq_length` is missing.
@@ -366,7 +366,8 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
 def _prompts(path: Path) -> dict[str, Any]:
     """Return `(prompts, default prompt, similarity, activation of a cross-encoder)`.
 
-    As in sentence-transformers, the similarity is the cosine unless the file names a known one.
+    As in sentence-transformers, the similarity is the cosine unless the file names another known
+    similarity.
     """
     if not path.is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Read safetensors files, including int8 matrices with a scale for each row."""
+"""Read safetensors files, including int8 matrices with one scale per row."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
 SCALE = "_scale"  # the end of the name of a matrix's scales
-MOST = 127  # the largest number in a row
+MOST = 127  # the maximum int8 number in a row
 _PROBE = 16  # numbers of a row that rule out most scales
 Rows = tuple[Array, Array]  # int8 (rows, columns) and float16 (rows,)
 
 
 def from_rows(rows: Array, scales: Array) -> Array:
-    """Return float32 numbers (rows, columns): int8 rows (rows, columns) times scales (rows,).
+    """Return a float32 matrix: int8 rows (rows, columns) times their scales (rows,).
 
     >>> from_rows(np.int8([[-127, 64]]), np.float16([0.5]))
     array([[-63.5,  32. ]], dtype=float32)
@@ -32,9 +32,9 @@ def from_rows(rows: Array, scales: Array) -> Array:
 
 
 def exact_rows(matrix: Array) -> Rows | None:
-    """Return int8 rows and scales that give a matrix exactly; None if this is impossible.
+    """Return int8 rows and scales that represent a matrix exactly; None if none exist.
 
-    The numbers must be finite. For arrays that do not have two axes, the result is None.
+    The matrix must be finite. For an array that does not have two axes, the result is None.
 
     >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
     (array([[-127,   64],
@@ -47,11 +47,11 @@ def exact_rows(matrix: Array) -> Rows | None:
 
 
 def to_rows(matrix: Array) -> Rows:
-    """Return int8 rows and scales for a matrix of finite floats of at most 127 * 65504.
+    """Return int8 rows and scales for a matrix of floats between -127 * 65504 and 127 * 65504.
 
-    Rows that int8 and a scale can give exactly keep their numbers. Other rows are rounded: the
-    scale is the largest number / 127 in float16, and the error of each number is at most half the
-    scale. For the rounded numbers, this function returns the same rows and scales.
+    Rows that int8 numbers and a scale represent exactly keep their values. Other rows are rounded:
+    the scale is the largest absolute value / 127, in float16, and each error is at most half the
+    scale. A second conversion of the rounded rows returns the same int8 rows and scales.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)
@@ -59,18 +59,18 @@ def to_rows(matrix: Array) -> Rows:
     """
     rows, scales, exact = _search(matrix)
     if not exact.all():
-        # near float16's smallest number, several scales may give the same row: take the smallest
+        # near the smallest float16 number, several scales may give the same row: use the smallest
         rows[~exact], scales[~exact], _ = _search(_rounded(matrix[~exact]))
     return rows, scales
 
 
 def _search(matrix: Array) -> tuple[Array, Array, Array]:
-    """Return int8 rows, the smallest exact scales, and which rows have an exact scale."""
+    """Return int8 rows, the smallest exact scales, and a mask of the rows with an exact scale."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1, initial=0)
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
     exact = largest == 0
-    for number in range(MOST, 0, -1):  # the possible largest number of a row
+    for number in range(MOST, 0, -1):  # the largest int8 number in a row
         with np.errstate(over="ignore"):
             halves = (largest / number).astype(np.float16)
         factors = halves.astype(matrix.dtype)
@@ -87,11 +87,11 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
 
 
 def _rounded(matrix: Array) -> Array:
-    """Return a matrix, as float32, rounded to the nearest numbers that int8 rows can give."""
+    """Round a matrix to the nearest values that int8 rows and scales represent, as float32."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1)
     scales = (largest / MOST).astype(np.float16)
-    # a scale below float16's normal numbers may be too small for the row's largest number
+    # a subnormal float16 scale may be too small for the largest value in the row
     small = scales.astype(matrix.dtype) * (MOST + 0.5) < largest
     scales[small] = np.nextafter(scales[small], np.float16(np.inf))
     factors = scales.astype(matrix.dtype)[:, None]
@@ -132,7 +132,7 @@ class Stored:
         return alike and np.array_equal(self.raw, other.raw)
 
     def read(self) -> Array:
-        """Return the tensor's numbers, mapped from the file: they are read when they are used."""
+        """Return the tensor's values, mapped from the file and read on first use."""
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
         # copies only on big-endian machines, or if the tensor is not aligned in the file
@@ -146,7 +146,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Int8Rows(Stored):
-    """An int8 matrix with a scale for each row.
+    """An int8 matrix with one scale per row.
 
     Attributes:
         scales: the scales, float16 (rows,).
@@ -161,20 +161,20 @@ class Int8Rows(Stored):
         )
 
     def read(self) -> Array:
-        """Return the numbers as float32."""
+        """Return the values as float32."""
         return from_rows(self.raw.view(np.int8).reshape(self.shape), self.scales.read())
 
 
 class Tensors(dict[str, Stored]):
-    """The tensors of a model by name; call `read` of a tensor to get its numbers.
+    """The tensors of a model, keyed by name; the method `read` of a tensor returns its values.
 
-    Only the headers are read at first, so that a model can be checked before it needs memory.
+    At first, only the headers are read: a model can be checked before its values use memory.
 
     Attributes:
         source: the name of the file in errors.
 
     Raises:
-        ModelError: a file is missing or broken, or two files have the same tensor.
+        ModelError: a file is missing or broken, or two files hold the same tensor.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -208,7 +208,7 @@ class Tensors(dict[str, Stored]):
         return digest(rows)
 
     def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
-        """Return an int8 matrix with its scales; its numbers are float32."""
+        """Combine an int8 matrix and its scales to a tensor of float32 values."""
         if (rows.kind, len(rows.shape)) != ("I8", 2) or (
             (scales.kind, scales.shape) != ("F16", rows.shape[:1])
         ):
@@ -221,7 +221,7 @@ class Tensors(dict[str, Stored]):
 
 
 def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
-    """Return the SHA-256, in hexadecimal, of tensors: name, type, shape and bytes of each.
+    """Return the SHA-256 digest, in hexadecimal, of the names, types, shapes and bytes of tensors.
 
     The tensors are sorted by name. Each tensor adds its name, type and shape, each followed by a
     zero byte, and then its bytes as safetensors writes them. A shape is written like "16,4".
@@ -259,14 +259,14 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return the tensors of a file, whose header the safetensors library checks."""
+    """Return the tensors of a file, after the safetensors library has checked the header."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length), object_pairs_hook=_once)
-        # mapped: numbers are read when they are used
+        # mapped: values are read on first use
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
@@ -285,7 +285,7 @@ def header(path: Path) -> dict[str, Stored]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, and raise if it has a key twice."""
+    """Return a JSON object, or raise if a key occurs twice."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:

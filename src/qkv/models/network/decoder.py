@@ -20,14 +20,15 @@ from qkv.trace.recorder import of_heads, padded, unkept
 
 
 class DecoderCache(KVCache):
-    """The key/value cache of a decoder's layer, for its own text and for the text it attends to.
+    """The key/value cache of a decoder layer, for the decoder's own text and for the other text.
 
     Args:
         window: the window in the decoder's own text, as for `KVCache`.
         key: the keys of the other text, (B, Hkv, S, d).
         value: the values of the other text, (B, Hkv, S, dv).
-        key_lengths: (B,), the number of real keys among the S keys.
-        visible: which keys are visible, broadcasts to (B, Hq, L, S); None if all are.
+        key_lengths: (B,), the number of keys per text, without padding.
+        visible: a mask of the visible keys, broadcasts to (B, Hq, L, S); None if all keys are
+            visible.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class DecoderCache(KVCache):
 
 
 class CrossAttention:
-    """Attention of one text to another text; keys and values of the other are computed once.
+    """Attention of one text to another text, whose keys and values are computed only once.
 
     Args:
         attn: the projections.
@@ -70,10 +71,10 @@ class CrossAttention:
         visible: Array | None = None,
         record: Recorder | None = None,
     ) -> DecoderCache:
-        """Return a cache with the keys and values of packed texts, rows (total, D).
+        """Compute the keys and values of packed texts, rows (total, D), and return their cache.
 
-        `window` and `visible` are as for the cache. `record` edits keys and values here, and
-        records them in `run`.
+        `window` and `visible` are the arguments of `DecoderCache`. This method edits keys and
+        values through `record`; `run` records them.
         """
         rows = narrowed_to(rows, self.parameters)
         lengths, parts = np.diff(cu_lengths), {}
@@ -98,12 +99,12 @@ class CrossAttention:
         top_k: int | None = None,
         save: bool = False,
     ) -> tuple[Array, None]:
-        """Return what word vectors (B, L, D) read from the other text, (B, L, D).
+        """Return the output (B, L, D) of the attention to the other text.
 
         Args:
-            x: word vectors.
+            x: (B, L, D), the hidden states of the decoder.
             cache: the keys and values of the other text.
-            lengths: (B,), the number of real words among the L words.
+            lengths: (B,), the number of tokens per text, without padding.
             residual: (B, L, D), added to the result.
             record: collects the activations.
             top_k: with `record`, keep only the largest weights of each query.
@@ -134,7 +135,7 @@ class DecoderBlock(Block):
     `h = x + attn(norm1(x)); h = h + cross_attn(norm_cross(h)); y = h + mlp(norm2(h))`
 
     Args:
-        block: a block with the other parts.
+        block: a block that supplies the other parts.
         cross_attn: the attention to the other text.
         norm_cross: the norm before `cross_attn`.
     """
@@ -153,7 +154,7 @@ class EncoderDecoder(Transformer):
     """An encoder, and a decoder that attends to the encoder's vectors.
 
     Args:
-        encoder: a transformer with the encoder's parts.
+        encoder: a transformer that supplies the encoder's parts.
         decoder: a transformer of `DecoderBlock`s, with the head.
         first: the id of the decoder's first token.
     """
@@ -196,12 +197,13 @@ class EncoderDecoder(Transformer):
 
         Args:
             ids: (B, L) token ids.
-            mask: (B, L), the visible tokens; a masked token between two keeps their distance.
+            mask: (B, L), True at visible tokens; masked tokens between visible tokens keep their
+                positions.
             rows: the encoder's vectors, packed.
-            cu_lengths: (B + 1,), where each of the encoder's texts begins and where the last text
-                ends.
-            visible: which of the encoder's vectors are visible, broadcasts to (B, Hq, L, S); None
-                if all are.
+            cu_lengths: (B + 1,), the first row of each of the encoder's texts, and the end of the
+                last text.
+            visible: a mask of the visible vectors of the encoder, broadcasts to (B, Hq, L, S); None
+                if all vectors are visible.
             record: collects the activations, as (B, L, ...).
             top_k: with `record`, keep only the largest weights of each query.
             stop: the run ends before this layer; None runs all layers and the final norm.
@@ -227,7 +229,7 @@ class EncoderDecoder(Transformer):
         record: Recorder | None = None,
         stop: int | None = None,
     ) -> list[KVCache]:
-        """Return the caches of the decoder's layers, with the encoder's packed vectors (total, D).
+        """Return one cache per decoder layer, filled from the encoder's packed vectors (total, D).
 
         The arguments are as for `decode`.
         """
@@ -268,12 +270,12 @@ class EncoderDecoder(Transformer):
         return caches, np.full((len(texts), 1), self.first), np.ones(len(texts), np.int64)
 
     def step(self, *args: Any, **options: Any) -> Array:
-        """Return the decoder's vectors (B, n, D) of the next ids; see `Transformer.step`."""
+        """Return the decoder's vectors (B, n, D) for the next ids; see `Transformer.step`."""
         return self.decoder.step(*args, **options)
 
     @property
     def predicts(self) -> bool:
-        """Whether the decoder gives logits over words."""
+        """Whether the decoder predicts words."""
         return self.decoder.predicts
 
     def logits(self, rows: Array) -> Array:
@@ -281,11 +283,11 @@ class EncoderDecoder(Transformer):
         return self.decoder.logits(rows)
 
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """Return the logits (n, V) of vectors (n, D) of the decoder; see `Transformer.unembed`."""
+        """Return the logits (n, V) of the decoder's vectors (n, D); see `Transformer.unembed`."""
         return self.decoder.unembed(rows, norm=norm)
 
     @property
     def pair_hook_names(self) -> list[str]:
-        """The names of all activations in a trace of both sides."""
+        """The names of all activations in a trace of both encoder and decoder."""
         sides = {"encoder": self.hook_names, "decoder": self.decoder.hook_names}
         return [f"{side}.{name}" for side, names in sides.items() for name in names]

@@ -1,4 +1,4 @@
-"""The sizes and options of a transformer, as a config gives them, before it has parameters."""
+"""The design of a transformer: sizes and options from a config, without parameters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Attention:
         rotary: the rotary positions of queries and keys.
         options: the options of `qkv.attention` in every run: `is_causal`, `window`, `scale`,
             `softcap`.
-        alibi: whether scores fall with the distance.
+        alibi: whether scores decrease with distance (ALiBi).
         sinks: whether each head has a learned sink.
         qk_norm: how queries and keys are normalised: "head" for each head separately, "width" for
             all heads together, or not at all.
@@ -83,7 +83,7 @@ class Mixture:
     limit: float
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the parameters of a layer and their shapes; None if the layer has one MLP."""
+        """Return the names and shapes of a layer's parameters; None if the layer has one MLP."""
         return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
@@ -100,7 +100,7 @@ class GatedMixture:
         top_k: the number of experts for each token.
         hidden: F, the size between the two layers of an expert.
         normalized: whether the weights of a token's experts sum to 1.
-        without: the layers that have one MLP.
+        without: the layers that have a single MLP instead.
     """
 
     count: int
@@ -110,7 +110,7 @@ class GatedMixture:
     without: frozenset[int] = frozenset()
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the parameters of a layer and their shapes; None if the layer has one MLP."""
+        """Return the names and shapes of a layer's parameters; None if the layer has one MLP."""
         if number in self.without:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
@@ -129,35 +129,35 @@ class Design:
     Attributes:
         vocabulary: V.
         dim: D.
-        hidden: F, the size between the two layers of an MLP; 0 for blocks of attention alone.
+        hidden: F, the size between the two layers of an MLP; 0 for attention-only blocks.
         activation: the activation of the MLP.
         eps: the `eps` of the norms.
         layers: the attention of each layer.
-        same_as: for each layer, the first layer with the same parameters; the parameters have that
-            layer's names. Empty if each layer has its own parameters.
+        same_as: for each layer, the first layer that uses the same parameters; the names of the
+            parameters contain its number. Empty if each layer has its own parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
-        first_position: the row of a text's first token.
+        first_position: the row in this table for the first token of a text.
         padding: the padding token's id if positions skip padding tokens.
         counted: whether positions skip masked tokens.
         token_types: the number of rows in the table of segments; 0 without a table.
-        embed_dim: E, the size of these tables' rows if it is not D. A projection from E to D then
-            follows the norm of the embeddings.
+        embed_dim: E, the size of the rows of these tables if it differs from D. A projection from E
+            to D then follows the norm of the embeddings.
         embed_bias: whether that projection has a bias.
         projects_first: whether only the rows of the token table are projected. Rows of the other
             tables then have size D and are added after the projection.
-        embed_scale: the factor of the rows of the token table.
-        embed_norm: whether the embeddings have a norm.
+        embed_scale: a factor for the rows of the token table.
+        embed_norm: whether the sum of the embeddings is normalised.
         norms: where the norms of a block are: "before" each part (attention and MLP), "after" each
             residual sum, "behind" each part but before the sum, or on "both" sides of each part.
         parallel: whether a block's MLP reads the same input as the attention, instead of the
             attention's output; only with norms "before".
         mlp_norm: whether the MLP has its own norm; parallel parts may share one norm.
-        first_norm: whether the first layer's attention has a norm, with norms "before".
+        first_norm: whether the first layer's attention has a norm, only with norms "before".
         layer_scale: whether the output of each part is multiplied by a learned vector.
         final_norm: whether a norm follows the last block.
-        last_is_normed: whether the last of the hidden states in `transformers` is normalised by the
-            final norm.
+        last_is_normed: whether the last of the hidden states in `transformers` has passed the final
+            norm.
         rms: whether the norms are RMSNorms.
         norm_bias: whether the norms have biases.
         norm_offset: a number that is added to the weights of the norms.
@@ -169,7 +169,7 @@ class Design:
         buckets: biases that depend on the distance between tokens, shared by all layers.
         cross: whether each layer also attends to another text, between its attention and its MLP.
             This attention has the same number of heads, and its own norm.
-        head: the head after the last vectors; None without a head.
+        head: the head, which reads the last hidden states; None if the model has no head.
     """
 
     vocabulary: int
@@ -210,7 +210,7 @@ class Design:
     head: Head | None = None
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape; lazily, since a config can give any size."""
+        """Yield the name and shape of each parameter, lazily: a config can give any size."""
         size = self.dim if self.embed_dim is None else self.embed_dim
         yield "embed.weight", (self.vocabulary, size)
         if self.embed_dim is not None:
@@ -266,11 +266,11 @@ class Design:
         )
 
     def _first(self, number: int) -> int:
-        """Return the first layer that has the parameters of this layer."""
+        """Return the first layer that uses the parameters of this layer."""
         return self.same_as[number] if self.same_as else number
 
     def _block_shapes(self, number: int, layer: Attention) -> Iterator[tuple[str, Shape]]:
-        """Yield the parameters of one layer and their shapes, by their names in the layer."""
+        """Yield the name (within the layer) and the shape of each parameter of one layer."""
         dim, size = self.dim, layer.head_size
         wide, narrow = layer.num_heads * size, layer.num_kv_heads * size
         for attn in ("attn", "cross_attn") if self.cross else ("attn",):
@@ -300,7 +300,7 @@ class Design:
                 yield "scale2.weight", (dim,)
 
     def _mlp_shapes(self, number: int) -> Iterator[tuple[str, Shape]]:
-        """Yield the parameters of the MLP, or of the experts that replace it, and their shapes."""
+        """Yield the names and shapes of the parameters of the MLP or of the experts."""
         dim, hidden = self.dim, self.hidden
         experts = None if self.experts is None else self.experts.shapes(number, dim, hidden)
         if experts is not None:
@@ -310,11 +310,11 @@ class Design:
             yield from shapes_of(f"mlp.{name}", *size, bias=self.mlp_bias)
 
     def _norm_shapes(self, name: str, size: int) -> Iterator[tuple[str, Shape]]:
-        """Yield the weight of a norm, and its bias if norms have one."""
+        """Yield the name and shape of a norm's weight, and of its bias if norms have biases."""
         yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
 
     def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
-        """Return one layer, with the parameters under its number."""
+        """Build one layer from the parameters whose names contain its number."""
         own = under(parameters, f"blocks.{number}.")
         attn = MultiHeadAttention.from_parameters(
             {n: a for n, a in under(own, "attn.").items() if "_proj." in n},
@@ -372,7 +372,7 @@ class Design:
 
 
 def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
-    """Return the parameters with names that begin with `prefix`, without the prefix."""
+    """Return the parameters whose names begin with `prefix`, keyed by the rest of the name."""
     return {
         name.removeprefix(prefix): array
         for name, array in parameters.items()

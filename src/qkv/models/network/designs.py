@@ -1,4 +1,4 @@
-"""Designs made of `Design`: for images, for an encoder with a decoder, and for two towers."""
+"""Designs based on `Design`: for images, for an encoder and a decoder, and for two towers."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ SCALE = "logit_scale"
 
 @dataclass(frozen=True, kw_only=True)
 class VisionDesign(Design):
-    """A transformer for images: the tokens are one token for the whole image, then its patches.
+    """A transformer for images: one token for the whole image, then one token per patch.
 
     Attributes:
         channels: C.
@@ -44,7 +44,7 @@ class VisionDesign(Design):
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape; lazily, since a config can give any size."""
+        """Yield the name and shape of each parameter, lazily: a config can give any size."""
         rows, columns = self.grid
         positions = rows * columns + 1, self.dim
         yield "embed.weight", (1, 1, self.dim) if self.batched else (self.dim,)
@@ -91,11 +91,11 @@ class Seq2SeqDesign:
 
     @property
     def max_seq_length(self) -> int | None:
-        """The most tokens of a text that the encoder reads."""
+        """The maximum number of tokens in a text for the encoder."""
         return self.encoder.max_seq_length
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape; lazily, since a config can give any size."""
+        """Yield the name and shape of each parameter, lazily: a config can give any size."""
         for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
             for name, shape in design.shapes():
                 if name != "embed.weight":
@@ -106,7 +106,7 @@ class Seq2SeqDesign:
             yield from self.head.shapes(self.decoder.dim)
 
     def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
-        """Return encoder and decoder with these parameters, without copying them."""
+        """Return the encoder and the decoder with these parameters, without copying them."""
         table = {"embed.weight": parameters["embed.weight"]}
         encoder, decoder = (
             design.build(under(parameters, f"{side}.") | table)
@@ -119,7 +119,7 @@ class Seq2SeqDesign:
 
 @dataclass(frozen=True)
 class DualDesign:
-    """A transformer for texts and a transformer for images, with heads for comparable vectors.
+    """A transformer for texts and a transformer for images, whose heads give comparable vectors.
 
     Attributes:
         text: the transformer for texts.
@@ -136,7 +136,7 @@ class DualDesign:
 
     @property
     def max_seq_length(self) -> int | None:
-        """The most tokens of a text."""
+        """The maximum number of tokens in a text."""
         return self.text.max_seq_length
 
     @property
@@ -145,7 +145,7 @@ class DualDesign:
         return self.text.last_is_normed
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape; lazily, since a config can give any size."""
+        """Yield the name and shape of each parameter, lazily: a config can give any size."""
         for tower, design in zip(TOWERS, (self.text, self.vision), strict=True):
             for name, shape in design.shapes():
                 yield f"{tower}.{name}", shape

@@ -16,7 +16,7 @@ from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, unkept
 
 _PROJECTION = "embed_proj"
-_SHARPNESS = -0.75  # of the cubic, as torch has it
+_SHARPNESS = -0.75  # the coefficient a of the cubic, as in torch
 
 
 class Patches(NamedTuple):
@@ -27,7 +27,7 @@ class Patches(NamedTuple):
 
 
 class EmbeddingSaved(NamedTuple):
-    """Values of the forward pass of an embedding for its backward pass."""
+    """Values that an embedding saves in the forward pass for the backward pass."""
 
     rows: Any  # the input: ids (...), or `Patches`
     places: Array
@@ -40,16 +40,16 @@ class Embedding:
     """A layer that turns token ids and their positions into vectors.
 
     Args:
-        table: (V, D), a row for each token.
-        positions: (rows, D), a row for each position in a text.
-        token_types: (segments, D), a row for each segment; row 0 unless segments are given.
-        norm: the norm of the sum of these rows.
-        projection: "weight" (E, D) and optional "bias" (D,), applied after that norm if the rows of
-            the tables have another size E.
+        table: (V, D), one row per token.
+        positions: (rows, D), one row per position in a text.
+        token_types: (segments, D), one row per segment; tokens without a given segment use row 0.
+        norm: applied to the sum of these rows.
+        projection: "weight" (E, D) and an optional "bias" (D,), applied after the norm; given if
+            the rows of the tables have another size E.
         projects_first: whether only the rows of the token table are projected. Rows of the other
             tables then have size D and are added after the projection.
-        scale: the factor of the rows of the token table.
-        first_position: the row of position 0.
+        scale: a factor for the rows of the token table.
+        first_position: the row of `positions` for position 0.
         padding: the padding token's id if positions skip padding tokens.
         counted: whether positions skip masked tokens.
     """
@@ -99,8 +99,8 @@ class Embedding:
     ) -> tuple[Array, EmbeddingSaved]:
         """Return vectors (..., D) of ids (...) at these positions, and the values for `backward`.
 
-        The vectors are float32 if the table is in half precision. `segments` (...) are rows of
-        `token_types`; a model without that table ignores them.
+        The vectors are float32 if the table is in half precision. `segments` (...) index the rows
+        of `token_types`; a model without this table ignores them.
         """
         keep = of_rows(record, cu_lengths) or unkept
         x, rows = self._rows(ids)
@@ -134,9 +134,9 @@ class Embedding:
     ) -> dict[str, Array]:
         """Return the gradients of the tables, from the gradient (..., D) of the vectors.
 
-        The gradients have the names in a design, such as "embed.weight" (V, D). `record` collects
-        the gradients of activations, of packed rows as (B, T, D). With a `GradientRecorder` no
-        gradients of tables are computed.
+        The gradients are keyed by the names in a design, such as "embed.weight" (V, D). `record`
+        collects the gradients of activations, and unpacks rows to (B, T, D). With a
+        `GradientRecorder`, no gradients of tables are computed.
         """
         gradients = for_parameters(record)
         keep = of_rows(record, cu_lengths) or unkept
@@ -183,17 +183,18 @@ class Embedding:
         return self.positions
 
     def _rows_back(self, grad: Array, ids: Any) -> dict[str, Array]:
-        """Return the gradients of parameters, from the gradient (n, D) of those rows."""
+        """Return the gradients of parameters, given the gradient (n, D) of the rows."""
         table = rows_back(grad, ids.ravel(), self.table.shape)
         if self.scale != 1:
             table *= table.dtype.type(self.scale)
         return {"embed.weight": table}
 
     def places(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
-        """Return the position of each token of ids (B, T) that a mask (B, T) computes, (total,).
+        """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
-        The position is the token's column. In some families, it is the number of earlier tokens
-        that are not padding, or that are `shown` (B, T); by default, all computed tokens are.
+        In most families, the position is the token's column. In others, it is the number of earlier
+        tokens that are not padding, or that `shown` (B, T) selects; the default of `shown` is
+        `mask`.
         """
         if self.counted:
             real = mask if shown is None else shown
@@ -210,7 +211,7 @@ class Embedding:
 
     @property
     def max_positions(self) -> int | None:
-        """The number of positions; None for any number."""
+        """The number of positions; None for no limit."""
         return None if self.positions is None else len(self.positions) - self.first_position
 
 
@@ -223,8 +224,9 @@ class PatchEmbedding(Embedding):
         bias: (D,), or None.
         positions: (N + 1, D), for the first token and each patch, row by row. `positions` and
             `first` may have further leading dimensions of 1, which their gradients keep.
-        norm: the norm of the sum of vectors and positions.
-        grid: the grid of patches of `positions`, if they are interpolated for other grids.
+        norm: applied to the sum of vectors and positions.
+        grid: the rows and columns of patches to which `positions` belongs, if positions are
+            interpolated for other grids.
     """
 
     def __init__(
@@ -301,9 +303,9 @@ def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
 
 
 def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient of a table, from the gradient (n, D) of chosen rows.
+    """Return the gradient of a table, given the gradient (n, D) of the rows that were looked up.
 
-    The gradient of a row that was chosen several times is the sum of these gradients.
+    If a row was looked up several times, its gradients are added.
     """
     table = np.zeros(shape, grad.dtype)
     order = np.argsort(rows, kind="stable")
@@ -314,10 +316,11 @@ def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
 
 
 def resampling(count: int, wanted: int) -> Array:
-    """Return the matrix (wanted, count) that resamples `count` equally spaced values by cubics.
+    """Return a matrix (wanted, count) for the cubic interpolation of equally spaced values.
 
-    Value i of the result lies at `(i + 1/2) * count / wanted - 1/2` and is computed from the
-    four values around it; the first and the last value repeat beyond the ends. All in float64.
+    The matrix turns `count` values into `wanted` values. Value i of the result lies at `(i + 1/2) *
+    count / wanted - 1/2` and depends on the four values around this point; the first and the last
+    value repeat beyond the ends. All in float64.
 
     Source:
         Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", equation 4 with
@@ -339,7 +342,7 @@ def resampling(count: int, wanted: int) -> Array:
 
 
 def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Resample rows (1 + H * W, D) for a grid of h x w patches, (1 + h * w, D).
+    """Interpolate rows (1 + H * W, D) for a grid of h x w patches, to (1 + h * w, D).
 
     Row 0 belongs to the token before the patches and does not change. For half precision, the
     result is float32.
@@ -350,13 +353,13 @@ def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Ar
 
 
 def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Return the gradient of the table, from the gradient (1 + h * w, D) of those rows."""
+    """Return the gradient of the table, given the gradient (1 + h * w, D) of the result."""
     back = [resampling(*pair).T for pair in zip(grid, wanted, strict=True)]
     return np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
 
 
 def _resampled(rows: Array, grid: tuple[int, int], by: list[Array]) -> Array:
-    """Resample rows (H * W, D) of a grid by matrices (h, H) and (w, W): (h * w, D)."""
+    """Interpolate rows (H * W, D) of a grid with matrices (h, H) and (w, W), to (h * w, D)."""
     kind = compute_type(rows.dtype)
     down, across = (matrix.astype(kind) for matrix in by)
     cells = rows.astype(kind, copy=False).reshape(*grid, -1)

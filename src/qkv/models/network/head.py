@@ -1,4 +1,4 @@
-"""Heads of models, which turn the last vectors into logits or into one vector for each text."""
+"""Heads of models: they turn the last vectors into logits or into one vector per text."""
 
 from __future__ import annotations
 
@@ -35,24 +35,26 @@ class Head:
         outputs: the number of words V, of classes, or of numbers in the text's vector.
         tied: whether the last projection is the token table, unless the files have another matrix.
         bias: whether the last projection has a bias.
-        pool: how the vectors of a text become one vector: a name in `POOLING`; "patches", the mean
-            of all tokens except the first; "cls and mean", (2 D,), the first token's vector joined
-            with the mean of the others; or "end", the vector of the token that ends a text. None
-            gives logits for each token.
-        end: the id of the token that ends a text. The first token with this id is taken; in a text
-            without it, the first token. None takes the first token with the largest id.
-        classes: whether the logits of each token are over classes, not words.
-        embeds: whether the head pools and gives a vector for each text instead of logits.
+        pool: the pooling of a text's vectors to one vector: a name in `POOLING`; "patches", the
+            mean of all tokens except the first; "cls and mean", (2 D,), the first token's vector
+            joined with the mean of the others; or "end", the vector of the token that ends a text.
+            With None, each token gets logits.
+        end: the id of the token that ends a text. The first token with this id is used, or, if the
+            text lacks the id, the first token. With None, the first token with the largest id is
+            used.
+        classes: whether each token gets logits for classes instead of words.
+        embeds: whether the head pools and gives one vector per text instead of logits.
         projects: whether there is a last projection.
         flat: whether the logits are (B, T), with a single logit for each token.
-        dense: whether a linear layer comes before the last projection, (D, D) unless `width`.
-        width: the output size of that layer.
-        dense_bias: whether that layer has a bias.
-        activation: the activation after that layer: "tanh", or an activation of `MLP`.
+        dense: whether a linear layer precedes the last projection; its size is (D, D) or (D,
+            width).
+        width: the output size of this linear layer, if it is not D.
+        dense_bias: whether this linear layer has a bias.
+        activation: the activation after this linear layer: "tanh", or an activation of `MLP`.
         norm: whether a norm follows.
         norm_bias: whether the norm has a bias.
-        scale: the factor of the vectors before the last projection.
-        softcap: `softcap * tanh(logits / softcap)`.
+        scale: a factor for the vectors before the last projection.
+        softcap: the limit of the logits, `softcap * tanh(logits / softcap)`.
     """
 
     outputs: int
@@ -90,7 +92,7 @@ class Head:
     def build(
         self, parameters: Mapping[str, Array], *, norm: Callable[..., Norm | None]
     ) -> BuiltHead:
-        """Return the head with these parameters; `norm` returns the norm of a name, if any."""
+        """Return the head with these parameters; `norm` looks up a norm by name, if any."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
         if self.tied and "head.out_proj.weight" not in own:
             own["head.out_proj.weight"] = parameters["embed.weight"].T
@@ -107,18 +109,18 @@ class BuiltHead:
 
     @property
     def pools(self) -> bool:
-        """Whether the head gives one row for each text instead of one row for each token."""
+        """Whether the head gives one row per text instead of one row per token."""
         return self.steps.pool is not None
 
     @property
     def predicts(self) -> bool:
-        """Whether the head gives logits over words for each token."""
+        """Whether the head predicts words for each token."""
         return not self.pools and not self.steps.classes
 
     def __call__(self, rows: Array, cu_lengths: Array, ids: Array | None = None) -> Array:
         """Return the logits of packed rows (total, D); texts begin at `cu_lengths`.
 
-        `ids` (total,) are the token ids, which a head that pools at the end of a text needs.
+        `ids` (total,) are the token ids; only a head with the pooling "end" needs them.
         """
         return self._run(rows, cu_lengths, ids)[0]
 
@@ -168,7 +170,7 @@ class BuiltHead:
         """Return the gradients of rows and parameters, from the gradient of the logits.
 
         The gradient of a tied projection is "head.out_proj.weight" (D, V); add it to the gradient
-        of the token table. With a `GradientRecorder` no gradients of parameters are computed.
+        of the token table. With a `GradientRecorder`, no gradients of parameters are computed.
         """
         steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:
@@ -221,14 +223,14 @@ def _at(rows: Array, positions: Array) -> Array:
 
 
 def _at_back(grad: Array, positions: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient of the rows (total, D) of `_at`."""
+    """Return the gradient of the argument `rows` (total, D) of `_at`."""
     rows = np.zeros(shape, grad.dtype)
     rows[positions[positions >= 0]] = grad[positions >= 0]
     return rows
 
 
 def _pooled(rows: Array, cu: Array, how: str) -> Array:
-    """Return one row for each text, (B, D), zeros for a text without tokens."""
+    """Pool each text to one row, (B, D); a text without tokens gives zeros."""
     if how == _BOTH:
         return np.concatenate([_pooled(rows, cu, how) for how in ("cls", "patches")], axis=-1)
     if how == "patches":
@@ -241,12 +243,12 @@ def _pooled(rows: Array, cu: Array, how: str) -> Array:
 
 
 def _others(cu: Array) -> Array:
-    """Return `cu` of the texts without their first tokens."""
+    """Return `cu` for the same texts without their first tokens."""
     return np.cumsum([0, *np.maximum(np.diff(cu) - 1, 0)])
 
 
 def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array:
-    """Return the gradient of the rows (total, D) of `_pooled`."""
+    """Return the gradient of the argument `rows` (total, D) of `_pooled`."""
     lengths = np.diff(cu)
     if how == _BOTH:
         first, mean = np.split(grad, 2, axis=-1)

@@ -25,8 +25,8 @@ def _weighted_mean(rows: Array, first: int) -> Array:
     return pooled
 
 
-# Functions of a text's vectors; the second argument is the number of vectors to leave out at the
-# beginning, which belong to a prompt. Old files list several poolings in this order.
+# Functions that pool a text's vectors; the second argument is the number of vectors of a prompt,
+# which are left out at the beginning. Old files list several poolings in this order.
 POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "cls": lambda rows, unread: rows[unread],
     "max": lambda rows, unread: rows[unread:].max(0),
@@ -41,7 +41,7 @@ EPS = 1e-5  # the default of LayerNorm in torch
 
 
 def _exponential(x: Array, alpha: float = 1.0) -> Array:
-    """Return `x` above 0, and below 0 a curve that approaches -alpha."""
+    """Return `x` where it is positive; elsewhere, a curve that approaches -alpha."""
     return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))).astype(x.dtype, copy=False)
 
 
@@ -51,8 +51,8 @@ def _softplus(x: Array) -> Array:
     return softplus
 
 
-# The activations that `MLP` does not have, with torch's default options. The keys are the names of
-# torch's classes in lower case.
+# The activations that `MLP` lacks, with torch's default options. The keys are the names of torch's
+# classes in lower case.
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -94,7 +94,7 @@ def to_length_one(vectors: Array) -> Array:
 
 @dataclass(frozen=True)
 class Step:
-    """A module after the pooling; this base class changes nothing, like Dropout.
+    """A module after the pooling; this base class returns its input, as Dropout does.
 
     Attributes:
         home: the folder of its files inside the model's folder.
@@ -104,7 +104,7 @@ class Step:
     size_key: ClassVar[str] = ""  # the key of the input size in the module's file
 
     def __call__(self, x: Array) -> Array:
-        """Apply the module to `x` (n, in): (n, out), in the type of `x`."""
+        """Apply the module to `x` (n, in), and return (n, out) in the type of `x`."""
         return x
 
     @property
@@ -113,7 +113,7 @@ class Step:
         return None
 
     def arrays(self) -> dict[str, Array]:
-        """Return the module's arrays, by their names in its file."""
+        """Return the module's arrays, keyed by their names in its file."""
         return {}
 
 
@@ -134,7 +134,8 @@ class Dense(Step):
         bias: (out,), if any.
         activation: one of `ACTIVATIONS`, if any.
         residual: whether the input is added to the output.
-        through: (in, out), the linear layer that adapts this input if the sizes differ.
+        through: (in, out), the weight that projects the input before this addition if the sizes
+            differ.
     """
 
     weight: Array
@@ -145,7 +146,7 @@ class Dense(Step):
     size_key = "in_features"
 
     def __call__(self, x: Array) -> Array:
-        """Apply the module to `x` (n, in): (n, out), in the type of `x`."""
+        """Apply the module to `x` (n, in), and return (n, out) in the type of `x`."""
         y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
         y = y if self.activation is None else activated(y, self.activation)
         if not self.residual:
@@ -161,7 +162,7 @@ class Dense(Step):
         return inputs, outputs
 
     def arrays(self) -> dict[str, Array]:
-        """Return the module's arrays, by their names in its file."""
+        """Return the module's arrays, keyed by their names in its file."""
         arrays = {"linear.weight": self.weight.T, "linear.bias": self.bias}
         arrays["residual.weight"] = None if self.through is None else self.through.T
         return {name: array for name, array in arrays.items() if array is not None}
@@ -192,5 +193,5 @@ class Norm(Step):
         return len(self.weight), len(self.weight)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the module's arrays, by their names in its file."""
+        """Return the module's arrays, keyed by their names in its file."""
         return {"norm.weight": self.weight, "norm.bias": self.bias}

@@ -13,13 +13,13 @@ from qkv.arrays import Array
 
 @dataclass(frozen=True)
 class Buckets:
-    """Buckets of distances, each with a learned bias for each head.
+    """Buckets of distances; each bucket has one learned bias per head.
 
     Attributes:
         count: the number of buckets.
         furthest: this distance and all longer distances share the last bucket.
-        both_ways: whether keys before and after a query have different buckets; otherwise
-            all keys after it share the first bucket.
+        both_ways: whether keys before and after a query have different buckets; if not, all keys
+            after the query share the first bucket.
 
     Source:
         Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified
@@ -38,10 +38,9 @@ class Buckets:
         count = self.count // 2 if self.both_ways else self.count
         after = np.where(distance > 0, count, 0) if self.both_ways else 0
         away = np.abs(distance) if self.both_ways else np.maximum(-distance, 0)
-        near = (
-            count // 2
-        )  # the number of distances with their own bucket; the ranges of others grow by a factor
-        # float32, as in training: on the border of two buckets the rounding decides
+        # the number of distances that have their own bucket; the other buckets grow geometrically
+        near = count // 2
+        # float32, as in training: at the border of two buckets, rounding decides
         ratio = np.log(np.maximum(away, near).astype(np.float32) / np.float32(near))
         steps = ratio / np.float32(math.log(self.furthest / near)) * np.float32(count - near)
         far = np.minimum(near + steps.astype(np.int64), count - 1)
@@ -61,9 +60,9 @@ class RelativeBias:
     table: Array  # (count, Hq)
 
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
-        """Return the bias (1, Hq, L, S) for L queries from position `q_offset` on, and S keys.
+        """Return the bias (1, Hq, L, S) for L queries, which begin at `q_offset`, and S keys.
 
-        The result is a view of L + S - 1 numbers for each head, one for each distance.
+        The result is a view of L + S - 1 numbers per head, one per distance.
 
         >>> bias = Buckets(4, 8).with_table(np.array([[0.0], [1.0], [2.0], [3.0]]))
         >>> bias(2, 4)[0, 0]

@@ -14,7 +14,7 @@ from qkv.embed.rotary import rotary_speeds
 
 @dataclass(frozen=True)
 class Linear:
-    """All speeds are divided by one factor, which has the effect of smaller distances.
+    """Linear scaling: all speeds are divided by one factor, which shrinks all distances.
 
     Source:
         Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
@@ -30,16 +30,16 @@ class Linear:
 
 @dataclass(frozen=True)
 class Dynamic:
-    """A base that grows with the length of texts that are longer than in training.
+    """Dynamic scaling: for texts longer than in training, the base grows with the length.
 
-    With s = factor * length / limit - (factor - 1), where a shorter length counts as the limit,
-    the base is multiplied by `s**(dims / (dims - 2))`: the first pair keeps its speed, the speed of
-    the last pair is divided by s.
+    The base is multiplied by `s**(dims / (dims - 2))`, where
+    `s = factor * length / limit - (factor - 1)` and lengths below the limit count as the limit.
+    The first pair keeps its speed; the speed of the last pair is divided by s.
 
-    The length is the length of the text, so that the result does not depend on other texts in a
-    batch. In `model(ids)` and `generate`, as in transformers, it is the length of the longest text
-    in the batch. Keys in a cache keep their rotation, so a text beyond the limit gives other
-    results word by word than in one run. transformers also keeps the base of the longest text until
+    Each text has its own length, so that results do not depend on other texts in the batch. Only
+    `model(ids)` and `generate` use the length of the longest text in the batch, as transformers
+    does. Keys in a cache keep their rotation: for a text beyond the limit, results differ between a
+    run token by token and a single run. transformers also keeps the base of the longest text until
     it reads a short text; in qkv, each call counts only its own texts.
 
     Source:
@@ -58,15 +58,15 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class Yarn:
-    """The speeds of slow pairs are divided by a factor; a ramp leads to unchanged fast pairs.
+    """YaRN: divide the speeds of slow pairs by a factor, keep fast pairs, and blend in between.
 
-    Pair i makes `n = limit * base**(-2i / dims) / (2 pi)` whole turns in the longest text of the
-    first training. The ramp goes from the pair that makes `fast` turns to the pair that makes
-    `slow` turns; `truncate` widens it to whole numbers of pairs.
+    Pair i makes `n = limit * base**(-2i / dims) / (2 pi)` turns in a text of `limit` tokens, the
+    longest of the first training. The blend goes from the pair that makes `fast` turns to the pair
+    that makes `slow` turns; `truncate` rounds its ends outward to whole pairs.
 
     Source:
         Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",
-        section 3.2 and equation 22; `scale` is its square root of 1/t.
+        section 3.2 and equation 22; `scale` is the paper's square root of 1/t.
     """
 
     factor: float
@@ -86,7 +86,7 @@ class Yarn:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, dims - 1)
         if first == last:
-            last += 0.001  # a step, if there is no space for a ramp
+            last += 0.001  # a step, if the blend would have no width
         ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
         fast = rotary_speeds(base, dims)
         return fast * (1 - ramp) + fast / self.factor * ramp, self.scale
@@ -94,10 +94,10 @@ class Yarn:
 
 @dataclass(frozen=True)
 class LongRope:
-    """The speed of each pair is divided by a number, which differs for short and long texts.
+    """LongRoPE: divide the speed of each pair by its own factor for short or long texts.
 
-    Long texts have more tokens than in the first training, counted as for `Dynamic`. Keys in a
-    cache keep their rotation.
+    Long texts have more tokens than the texts of the first training; `Dynamic` describes which
+    length counts. Keys in a cache keep their rotation.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
@@ -117,10 +117,11 @@ class LongRope:
 
 @dataclass(frozen=True)
 class Llama3:
-    """The speeds of slow pairs are divided by a factor; fast pairs do not change.
+    """Llama 3: divide the speeds of slow pairs by a factor, and keep the speeds of fast pairs.
 
-    A pair makes n whole turns in the longest text of the first training. Its speed is unchanged
-    from n = high on, divided by the factor below n = low, and between the two in proportion to n.
+    Let n be the number of turns of a pair in the longest text of the first training. If n is at
+    least `high`, the pair keeps its speed; if n is at most `low`, its speed is divided by the
+    factor; in between, the speed is blended in proportion to n.
 
     Source:
         Llama 3.1 (Dubey et al. 2024, section 3.4.2), `apply_scaling` of Meta's published code.
@@ -144,7 +145,7 @@ class Proportional:
     """Rotate only the first pairs, at the speeds of a full rotation; other pairs have speed 0.
 
     Source:
-        `rope_type` "proportional" of transformers, as Gemma 4 has it.
+        `rope_type` "proportional" in transformers, which Gemma 4 uses.
     """
 
     part: float

@@ -1,4 +1,4 @@
-"""A transformer: embeddings and blocks over packed rows, so that no padding is computed."""
+"""A transformer: embeddings and blocks that run on packed rows, without padding."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,24 +27,24 @@ _LAST = "ln_final"  # the final norm in a trace
 
 
 class TransformerSaved(NamedTuple):
-    """Values of the forward pass of a transformer for its backward pass."""
+    """Values that a transformer saves in the forward pass for the backward pass."""
 
     embedding: EmbeddingSaved
     layers: list[BlockSaved]
     final_norm: NormSaved | None
-    cu_lengths: Array  # (B + 1,), where each text begins and the last one ends
+    cu_lengths: Array  # (B + 1,), the first row of each text, and the end of the last text
 
 
 class Transformer:
-    """A transformer: turns token ids into contextual vectors.
+    """A transformer, which turns token ids into contextual vectors.
 
     Args:
         embedding: turns ids into vectors.
         layers: the blocks, in order.
         options: the options of `qkv.attention` in each layer.
-        same_as: for each layer, the first layer with the same parameters; by default the layer
+        same_as: for each layer, the first layer that uses the same parameters; by default the layer
             itself.
-        bias: the bias of the scores of every layer.
+        bias: a bias that every layer adds to its scores.
         final_norm: the norm after the last layer.
         head: turns the last vectors of packed texts into logits.
     """
@@ -68,7 +68,7 @@ class Transformer:
         self._steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copies, without the cached steps."""
+        """Return the state for pickle and copies, which omits the cached steps."""
         return {**self.__dict__, "_steps": None}
 
     @property
@@ -94,7 +94,7 @@ class Transformer:
 
     @cached_property
     def untrained(self) -> bool:
-        """Whether the weights of all queries and keys look like random numbers."""
+        """Whether the weights of all queries and keys look like random matrices."""
         return is_untrained(self.layers)
 
     def settings(
@@ -114,11 +114,11 @@ class Transformer:
     def packed(
         self, texts: Sequence[Array], *, segments: Sequence[Array] | None = None, **options: Any
     ) -> tuple[Array, Array]:
-        """Return `(rows, cu_lengths)` of packed texts: vectors (total, D), and (B + 1,).
+        """Run texts without padding; return `(rows, cu_lengths)`: vectors (total, D), and (B + 1,).
 
         Args:
             texts: the ids of each text, (T,).
-            segments: the segment of each token of each text, (T,); segment 0 unless given.
+            segments: the segment of each token of each text, (T,); by default segment 0.
             options: the options of a call.
         """
         if segments is not None:
@@ -131,8 +131,8 @@ class Transformer:
     def spans(self, mask: Array) -> Array:
         """Return which columns (B, T) are computed, given a mask of the tokens.
 
-        Masked columns between two tokens keep their positions, except with ALiBi, which counts
-        only the tokens.
+        Masked columns between two tokens are computed, so that distances do not change. ALiBi is
+        the exception: it counts only the tokens.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
@@ -146,15 +146,15 @@ class Transformer:
         masks: Mapping[int, Array] | None = None,
         record: Recorder | None = None,
     ) -> tuple[Array, Array]:
-        """Return the vectors (total, D) of the tokens of a mask, and where each text begins.
+        """Return the vectors (total, D) of the tokens of a mask, and the first row of each text.
 
-        Stretched rotary positions depend on the longest text of the batch, as in transformers.
+        Scaled rotary positions depend on the longest text of the batch, as in transformers.
 
         Args:
             ids: (B, T) token ids.
             mask: (B, T), True for a token.
-            positions: (B, T), the positions of the tokens; the model counts them unless given.
-            masks: as for `run`, for the columns of `spans` alone.
+            positions: (B, T), the positions of the tokens; by default, the model counts them.
+            masks: as for `run`, but only for the columns that `spans` returns.
             record: collects the activations.
         """
         if not mask.any():
@@ -203,10 +203,10 @@ class Transformer:
         Args:
             ids: (total,) token ids that have a row in the table.
             places: (total,) the position of each token in its text.
-            cu_lengths: (B + 1,) where each text begins and the last one ends.
+            cu_lengths: (B + 1,) the first row of each text, and the end of the last text.
             record: collects the activations, as (B, T, ...).
             segments: (total,) the segment of each token, for a model with a table of segments;
-                segment 0 unless given.
+                segment 0 by default.
             stop: the run ends before this layer; None runs all layers and the final norm.
             options: the other options of `run_layers`.
 
@@ -238,15 +238,14 @@ class Transformer:
 
         Args:
             x: (total, D), the input of the first of these layers, packed texts.
-            cu_lengths: (B + 1,) where each text begins and the last one ends.
+            cu_lengths: (B + 1,) the first row of each text, and the end of the last text.
             first: the first layer of the run.
             stop: the run ends before this layer; None runs all layers from `first` on.
             record: collects the activations, as (B, T, ...).
             top_k: with `record`, keep only the largest weights of each query.
-            masks: for some layers, the keys that each head sees: broadcasts to (B, Hq, T, T), where
-                T is the length of the longest text.
-            positions: the positions by which attention rotates; each text counts from 0 unless
-                given.
+            masks: for some layers, a mask of the keys that each head sees, which broadcasts to (B,
+                Hq, T, T); T is the length of the longest text.
+            positions: the positions for rotary attention; by default, each text counts from 0.
             save: whether to keep the values for `backward`.
 
         Returns:
@@ -274,7 +273,7 @@ class Transformer:
             record: collects the gradients of activations by the names of a trace, as (B, T, ...).
 
         Returns:
-            The gradients of all parameters except the head's, by the names of the design, such as
+            The gradients of all parameters except the head's, keyed by the design's names, such as
             "blocks.0.attn.q_proj.weight"; empty with a `GradientRecorder`.
         """
         gradients, cu = for_parameters(record), saved.cu_lengths
@@ -298,14 +297,14 @@ class Transformer:
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
                 own["relative_bias.weight"] = table
-            for name, array in own.items():  # layers that share parameters: sum
+            for name, array in own.items():  # layers that share parameters: add
                 gradients[name] = gradients[name] + array if name in gradients else array
         more = self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
         return more if gradients is None else gradients | more
 
     @property
     def predicts(self) -> bool:
-        """Whether the head gives logits over words for each token."""
+        """Whether the head predicts words for each token."""
         return self.head is not None and self.head.predicts
 
     @property
@@ -314,20 +313,20 @@ class Transformer:
         return self.predicts and all(options.get("is_causal") for options in self.options)
 
     def logits(self, rows: Array) -> Array:
-        """Return the logits (n, V) of last vectors (n, D), which belong to n different texts."""
+        """Return the logits (n, V) of last vectors (n, D), one for each of n texts."""
         if self.head is None:
             raise ValueError("logits: this model has no head")
         return self.head(rows, np.arange(len(rows) + 1))
 
     @quiet
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """Return the logits (n, V) of vectors (n, D), with `norm` through the final norm."""
+        """Return the logits (n, V) of vectors (n, D); `norm` applies the final norm first."""
         if norm and self.final_norm is not None:
             rows, _ = self.final_norm.run(rows)
         return self.logits(rows)
 
     def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
-        """Return empty caches for texts, the ids (B, n) of the first `step`, and lengths (B,)."""
+        """Return empty caches for texts, and the ids (B, n) and lengths (B,) of `step`."""
         lengths = np.array([len(text) for text in texts])
         ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
         for row, text in zip(ids, texts, strict=True):
@@ -348,10 +347,10 @@ class Transformer:
         """Run the tokens that follow the tokens in the caches, and add them to the caches.
 
         Args:
-            ids: (B, n) token ids, one row for each text.
-            caches: one cache for each layer; with fewer caches, only the first layers run.
-            lengths: (B,), the number of real tokens in each row; n unless given.
-            masks: for some layers the tokens so far that each head sees: broadcasts to
+            ids: (B, n) token ids, one row per text.
+            caches: one cache per layer; with fewer caches, only the first layers run.
+            lengths: (B,), the number of tokens in each row, without padding; n by default.
+            masks: for some layers, a mask of the tokens that each head sees, which broadcasts to
                 (B, Hq, n, S).
             record: collects the activations.
             top_k: with `record`, keep only the largest weights of each query.
@@ -380,11 +379,11 @@ class Transformer:
         return x if len(caches) < len(self.layers) else self._last(x, None, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
-        """Return the bias (1 or B, Hq, n, S) of the next `count` tokens, behind `seen` (B,)."""
+        """Return the bias (1 or B, Hq, n, S) for `count` tokens after `seen` (B,) tokens."""
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
-        offsets = seen[:1] if (seen == seen[0]).all() else seen  # for all texts, or for each
+        offsets = seen[:1] if (seen == seen[0]).all() else seen  # for all texts, or per text
         rows = [self.bias(count, longest, offset) for offset in offsets.tolist()]
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
@@ -408,26 +407,27 @@ class Transformer:
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """Return rows (total, ...) at the tokens of a mask (B, T), and 0 elsewhere: (B, T, ...)."""
+    """Unpack rows (total, ...) to the tokens of a mask (B, T), as (B, T, ...), with 0 elsewhere."""
     out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows
     return out
 
 
 def without_holes(mask: Array) -> Array:
-    """Return a mask (B, T) without holes, from the first to the last visible token of each row."""
+    """Fill the holes of a mask (B, T), between the first and the last visible token of each row."""
     text: Array = np.logical_or.accumulate(mask, axis=1)
     text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return text
 
 
-# The stretch of a random matrix is about 1 (up to 1.08 if it is small); after training, above 1.3.
+# The stretch is about 1 for a random matrix (up to 1.08 if it is small), and above 1.3 after
+# training.
 LEARNED = 1.2
 _STEPS = 20
 
 
 def is_untrained(layers: Iterable[Any]) -> bool:
-    """Return whether every W_Q and W_K of these layers looks like a matrix of random numbers.
+    """Return whether every W_Q and W_K of these layers looks like a random matrix.
 
     In some directions, a trained matrix stretches vectors more than a random matrix does. The
     result is False if no layer has such matrices.
@@ -443,14 +443,14 @@ def is_untrained(layers: Iterable[Any]) -> bool:
 
 @np.errstate(over="ignore", invalid="ignore")
 def stretch(weight: Array) -> float:
-    """Return how far a matrix (n, m) stretches a vector, relative to random numbers.
+    """Return the maximum stretch of a vector by a matrix (n, m), relative to a random matrix.
 
-    This is its largest singular value over `rms * (sqrt(n) + sqrt(m))`, estimated from below by
-    power iteration from a fixed start; infinity if numbers are not finite.
+    The stretch is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, estimated from below
+    by power iteration from a fixed start. It is infinite if the matrix is not finite.
 
     Source:
         Marchenko and Pastur 1967; Martin and Mahoney 2021, "Implicit Self-Regularization in Deep
-        Neural Networks", of what training does to it.
+        Neural Networks", on the effect of training.
 
     >>> rng = np.random.default_rng(0)
     >>> random = rng.standard_normal((64, 32))

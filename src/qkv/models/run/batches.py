@@ -1,4 +1,4 @@
-"""Divide texts into batches, map a batch's positions to the caller's, and join the results."""
+"""Divide texts into batches, map positions between batch and caller, and join the results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class Layout(NamedTuple):
 
     Attributes:
         texts: the index of each text among all texts of the call.
-        lengths: (B,), the number of tokens in each text that are run; None if all positions are
-            tokens.
-        first: (B,), the number of tokens in each text that were run before; None if none were.
-        spans: (B, T), the columns that are computed; None if all are.
+        lengths: (B,), the number of tokens per text in this run; None if all positions are tokens.
+        first: (B,), the number of tokens per text that ran before; None if no tokens did.
+        spans: (B, T), the columns that are computed; None if all columns are computed.
         seen: (B, T), the columns that are tokens.
         step: the step of `generate`; None in other calls.
         other: the layout of the text that a decoder reads.
@@ -45,11 +44,11 @@ class Layout(NamedTuple):
 
     @property
     def is_later(self) -> bool:
-        """Whether earlier positions of these texts were run before."""
+        """Whether earlier positions of these texts ran before."""
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Return a copy of a computed array as the caller sees it, 0 (scores: -inf) in padding."""
+        """Return a copy of a computed array as the caller sees it; padding is 0, or -inf."""
         out = whole.copy()
         for axis, layout in self._axes(name):
             if layout.lengths is not None and axis == 1:
@@ -61,7 +60,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """Return the array for the computation, given the array that the caller sees."""
+        """Convert an array that the caller sees to the array for the computation."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
@@ -73,22 +72,22 @@ class Layout(NamedTuple):
         return out
 
     def without_padding(self, shown: Array, axis: int, name: str) -> Array:
-        """Return an array with 0 (scores: -inf) at columns that are padding."""
+        """Return an array whose columns in padding are 0, or -inf in scores."""
         assert self.seen is not None
         fill = activation(name).fill
         filled: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
         return filled.astype(shown.dtype, copy=False)
 
     def computed_position(self, row: int, column: int) -> int | None:
-        """Return the position at which a column of a text is computed; None if it is not."""
+        """Return the position of a text's column in the computation; None if it is left out."""
         if self.spans is None:
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
 
     def positions(self, shown: Array, name: str) -> Array:
-        """Return the position of each token of an array that a caller sees, (B, T); -1 in padding.
+        """Return the token positions (B, T) of an array that a caller sees; -1 in padding.
 
-        For weights and scores they are the positions of the queries.
+        For weights and scores, these are the positions of the queries.
         """
         axis, layout = self._axes(name)[0]
         columns = np.arange(shown.shape[axis])
@@ -115,7 +114,7 @@ def layout_of(texts: Sequence[int], batch: Sequence[Sized]) -> Layout:
 
 
 def columns(seen: Array, spans: Array) -> Layout:
-    """Return the layout of texts with padding on any side, (B, T): tokens, and computed columns."""
+    """Return the layout of texts with padding on any side, from the masks (B, T)."""
     texts, lengths = range(len(seen)), spans.sum(1)
     from_left = not (spans[:, 1:] & ~spans[:, :-1]).any()
     if from_left and (seen == spans).all() and spans.any(0).all():
@@ -124,7 +123,7 @@ def columns(seen: Array, spans: Array) -> Layout:
 
 
 def _along(index: Array, axis: int, ndim: int) -> Array:
-    """Return (B, n) shaped to index the first and this axis of an array."""
+    """Reshape an index (B, n) so that it selects along the first axis and `axis` of an array."""
     shape = [1] * ndim
     shape[0], shape[axis] = index.shape
     return index.reshape(shape)
@@ -159,7 +158,7 @@ class Joined:
         longest: T, the number of tokens in the longest text.
 
     Attributes:
-        arrays: by name, (B, T, ...), 0 in the padding, scores -inf.
+        arrays: keyed by name, (B, T, ...); padding is 0, or -inf in scores.
 
     >>> joined = Joined(2, 3)
     >>> joined.add(0, {"hook_embed": np.ones((1, 3, 1))})
@@ -171,7 +170,7 @@ class Joined:
     def __init__(self, texts: int, longest: int) -> None:
         self.arrays: dict[str, Array] = {}
         self._texts, self._longest = texts, longest
-        self._same: dict[str, str] = {}  # from a name to the first name of the same array
+        self._same: dict[str, str] = {}  # a name -> the first name of the same array
 
     def add(self, first: int, arrays: Mapping[str, Array]) -> None:
         """Add the arrays of a batch; its first text has the index `first`."""
@@ -212,7 +211,7 @@ def joined(
 
 
 def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
-    """Return texts in their order, `batch_size` at a time; an array is split into arrays.
+    """Yield lists of `batch_size` texts, in order; an array of texts is split into arrays.
 
     Raises:
         TypeError: `texts` is a single text, or not iterable.
@@ -234,7 +233,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return a text unless it is a number: numbers would be read as the ids of one text."""
+    """Return a text, or raise for a number: a list of numbers would be the ids of one text."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"
