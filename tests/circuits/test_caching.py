@@ -156,7 +156,7 @@ def test_texts_of_words_are_cut_as_in_a_trace(small, tmp_path):
     texts = ["the cat sat", "a dog"]
     found = cache(model, texts, tmp_path, names="embed")
     assert [trace.ids for trace in found] == [model.trace(text).ids for text in texts]
-    with pytest.raises(ValueError, match="cache: text 1 has no token: leave it out"):
+    with pytest.raises(ValueError, match="cache: text 1 has no token: omit it"):
         cache(qkv.load("books-decoder"), ["the", ""], tmp_path / "other", names="embed")
 
 
@@ -182,7 +182,7 @@ def test_folders_that_hold_no_cache(small, tmp_path):
     manifest["shards"][0]["tokens"] = 32
     (tmp_path / "x" / "cache.json").write_text(json.dumps(manifest))
     with pytest.raises(
-        ModelError, match=r"has hook_embed \(33, 12\) and cache.json 32 tokens of 7"
+        ModelError, match=r"hook_embed has shape \(33, 12\), but cache.json lists 32 tokens of 7"
     ):
         Cache(tmp_path / "x")
     (tmp_path / "x" / "00000.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""Cache activations of many texts in files, which are read through memory maps."""
+"""Cache the activations of many texts in memory-mapped files."""
 
 import json
 import os
@@ -25,18 +25,18 @@ _IDS, _STARTS = "ids", "starts"  # arrays of a file: its token ids, and the firs
 
 
 class Cache:
-    """Activations of texts in a folder that `cache` has written.
+    """A folder of cached activations, written by `cache`.
 
-    `cache[i]` is a trace of text i. It has the ids of the tokens, but not their words. Numbers stay
-    in the files until they are used.
+    `cache[i]` is a trace of text i, with token ids but without token strings. Arrays are read from
+    disk only when you use them.
 
     Args:
-        folder: the path of that folder.
+        folder: the path of the folder.
 
     Attributes:
         names: the full names of the activations.
         model: the name of the model.
-        tokens: the number of tokens of all texts.
+        tokens: the total number of tokens.
 
     Raises:
         FileNotFoundError: `folder` holds no cache.
@@ -114,30 +114,31 @@ def cache(
     names: Any,
     dtype: Any = "float32",
 ) -> Cache:
-    """Run texts one after the other, and write their activations to files.
+    """Run many texts and write their activations to files.
 
-    The folder gets "cache.json" and safetensors files of about 256 MB, in which texts follow each
-    other without gaps. Memory holds one file at a time. If a call was stopped, repeat it: texts in
-    complete files are compared with the given texts, but do not run again. To add texts later,
-    repeat the call with the earlier texts and the new ones after them. Cached activations are read
-    through memory maps.
+    The folder holds "cache.json" and safetensors files of about 256 MB each, in which texts are
+    stored without gaps. Only the file that is being written is in memory. If a call is interrupted,
+    repeat it: texts in complete files are compared with the given texts and do not run again. To
+    add texts later, repeat the call with the earlier texts followed by the new texts. Cached
+    activations are read through memory maps.
 
     Args:
-        model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts; a text is a string, or the ids of its tokens, (T,).
-        folder: created if it does not exist.
+        model: a text encoder or decoder from `qkv.load`.
+        texts: an iterable of texts. A text is a string or an array (T,) of token ids.
+        folder: the path of the folder, which is created if it is missing.
         names: the activations, as for `model.trace`: "resid_post", ("z", 3), or a list of names.
-            Each activation must have a row for each token.
-        dtype: the type of the numbers in the files: "float16", "bfloat16", "float32" or "float64".
+            Each activation must have one row per token.
+        dtype: the dtype of the stored arrays: "float16", "bfloat16", "float32" or "float64".
 
     Returns:
         The folder as a `Cache`; `Cache(folder)` opens it again.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: an activation lacks a row for each token; a text has no token; a number is too
-            large for the type; or the folder was written with other texts, names, type or model.
-        KeyError: no activation has this name.
+        ValueError: an activation does not have one row per token; a text has no token; a value is
+            too large for the dtype; or the folder was written with other texts, names, dtype or
+            model.
+        KeyError: an activation does not exist.
         OSError: the folder cannot be written.
 
     >>> import tempfile
@@ -161,7 +162,7 @@ def cache(
         for window in windows(model, texts, _CALL, empty=True):
             for text in window:
                 if not len(text.ids):
-                    raise ValueError(f"{_CALL}: text {text.number} has no token: leave it out")
+                    raise ValueError(f"{_CALL}: text {text.number} has no token: omit it")
             old = [text for text in window if text.number < known]
             if old and done is not None:
                 _compare(model, done, old, chosen)
@@ -179,7 +180,7 @@ def cache(
 
 
 def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
-    """Return the cache in the folder, or None. Raise an error if another call wrote it."""
+    """Return the cache in the folder, or None. Raise an error if its settings differ."""
     if not (path / MANIFEST).exists():
         return None
     there = _manifest(path)
@@ -193,7 +194,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[str]) -> None:
-    """Raise an error if the texts, or the activations of text 0, differ from the cached ones."""
+    """Raise an error if texts or the activations of text 0 differ from those in the cache."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -213,7 +214,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
 
 
 def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
-    """Yield groups of texts in order. A group has at most `PLACES` positions, or a single text."""
+    """Group texts in order. A group has at most `PLACES` positions; a longer text runs alone."""
     group: list[Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])
@@ -226,7 +227,7 @@ def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
 
 
 class _Writer:
-    """Collects rows, and writes a file and the manifest when the rows reach `BYTES`."""
+    """Collects rows, and writes them to a file when they reach `BYTES`."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], kind: np.dtype[Any]) -> None:
         self.folder, self.kind = folder, kind
@@ -301,12 +302,12 @@ def _manifest(folder: Path) -> dict[str, Any]:
 def _check_file(
     path: Path, stored: Mapping[str, Stored], names: Sequence[str], shard: Mapping[str, Any]
 ) -> None:
-    """Raise an error if a file does not fit the manifest."""
+    """Raise an error if a file disagrees with the manifest."""
     shapes = {_IDS: (shard["tokens"],), _STARTS: (shard["texts"] + 1,)}
     for name in (*names, *shapes):
         shape = stored[name].shape if name in stored else ()
         if shape[:1] != shapes.get(name, (shard["tokens"],)):
             raise ModelError(
-                f"{path}: has {name} {shape} and {MANIFEST} {shard['tokens']} tokens of "
-                f"{shard['texts']} texts: write it again"
+                f"{path}: {name} has shape {shape}, but {MANIFEST} lists {shard['tokens']} tokens "
+                f"of {shard['texts']} texts: write the cache again"
             )

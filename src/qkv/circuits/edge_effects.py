@@ -28,37 +28,37 @@ def edges(
     """Measure the effect of each edge between two parts of a model on a metric.
 
     If norms come before the parts of a block, each part reads the sum of the outputs of all earlier
-    parts. An edge is the output of one part, the sender, in the input of another part, the
-    receiver. A head has three inputs: for its queries, its keys and its values. If heads share keys
-    and values, each head counts as if it had separate ones.
+    parts. An edge carries the output of one part (the sender) into the input of a later part (the
+    receiver). A head has three inputs: for its queries, its keys and its values. If heads share
+    keys and values, each head counts as if it had its own keys and values.
 
-    For an exact score, the receiver in the clean run reads this sender's output from the corrupted
-    run, and all later parts are computed again. The score is the change of the metric. (`patch`
-    does the opposite: it puts activations of `clean` into `corrupted`.) Many edges run together.
-    Parts before the receiver are not computed again. A decoder also skips positions before the
-    first token that differs.
+    For an exact score, the clean run is changed at one edge: the receiver reads the sender's output
+    from the corrupted run, and all later parts are recomputed. The score is the change of the
+    metric. (`patch` does the opposite: it puts activations of `clean` into `corrupted`.) Many edges
+    run in one batch. Parts before the receiver are not recomputed. A decoder also skips positions
+    before the first token that differs.
 
     Args:
-        model: a model with a head over words and norms before its parts (GPT-2, Llama). More norms
-            after the parts (Gemma) and parallel parts (GPT-NeoX) are supported too.
+        model: a model with an LM head and with norms before its parts (GPT-2, Llama). Additional
+            norms after the parts (Gemma) and parallel parts (GPT-NeoX) are supported.
         clean: one text, or the ids of its tokens.
         corrupted: another text, with the same number of tokens as `clean`.
-        metric: (position, token) for that logit, or (position, token, other token) for the
+        metric: (position, token) for one logit, or (position, token, other token) for the
             difference of two logits. Negative positions count from the end. A token is an id, or a
-            string that is one token. For exact scores also a function from logits (1, T, V) to a
-            number.
-        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the sender's
-            difference between the runs, times the gradient of the metric for the receiver's input
-            in the clean run. One backward pass is enough for all edges. "eap-ig" averages 5
-            gradients, for embeddings between those of the corrupted run and those of the clean run.
+            string that is one token. With "exact", a function that turns logits (1, T, V) into a
+            number also works.
+        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the difference of
+            the sender's output between the runs, times the gradient of the metric at the receiver's
+            input in the clean run. One backward pass covers all edges. "eap-ig" averages 5
+            gradients, at steps from the corrupted embeddings to the clean embeddings.
 
     Returns:
-        A `Graph` of all edges. For estimates, `.correlation` is their correlation with exact scores
-        on a sample of 200 edges.
+        A `Graph` of all edges. With "eap" and "eap-ig", `.correlation` is the correlation of
+        estimated and exact scores on a sample of 200 edges.
 
     Raises:
-        TypeError: an argument has a wrong type; the metric does not return a number; or the method
-            estimates scores, and the metric is a function or the model is in half precision.
+        TypeError: an argument has a wrong type; the metric does not return a number; or an
+            estimating method is given a function as metric or a model in half precision.
         ValueError: the texts have different numbers of tokens, or an argument is several texts; the
             method, position or token does not exist; the model gives no logits over words, has
             norms only after its parts (BERT), or one norm for the queries of all heads (OLMo 2); or
@@ -93,20 +93,20 @@ def path(
     receivers: str | Iterable[str],
     metric: Metric,
 ) -> float:
-    """Measure the effect of one sender on a metric through some receivers: path patching.
+    """Path patching: measure the effect of a sender on a metric through chosen receivers.
 
     In the clean run, these receivers read the sender's output from the corrupted run, and all later
-    parts are computed again. The effect is the change of the metric. For one receiver, the effect
-    is the exact score of that edge. With several receivers, later ones also read the changes that
-    earlier ones cause.
+    parts are recomputed. The effect is the change of the metric. For one receiver, the effect is
+    the exact score of that edge. With several receivers, later receivers also read the changes
+    caused by earlier receivers.
 
     Args:
         model: as for `edges`.
         clean: as for `edges`.
         corrupted: as for `edges`.
         sender: the name of a part: "embed", "attn.{layer}.{head}" or "mlp.{layer}".
-        receivers: the name of a receiver, or several names: "attn.{layer}.{head}.q" (also ".k" and
-            ".v"), "mlp.{layer}" or "logits".
+        receivers: one or more names of receivers: "attn.{layer}.{head}.q" (also ".k" and ".v"),
+            "mlp.{layer}" or "logits".
         metric: as for `edges`.
 
     Returns:
@@ -162,19 +162,20 @@ def discover(
 ) -> Graph:
     """Find the circuit of a metric: the edges that change it most, and their faithfulness.
 
-    For `.faithfulness`, the model runs once more: the kept edges carry the outputs of this run, all
-    other edges those of the corrupted run. `.faithfulness` is the metric of this run, scaled so
-    that 0 means the metric of the corrupted run and 1 means the metric of the clean run. It may be
-    below 0 or above 1. An edge that lies on no path from "embed" to "logits" does not affect it.
+    To measure `.faithfulness`, the model runs once more: kept edges carry the outputs of this run,
+    and all other edges carry the outputs of the corrupted run. `.faithfulness` is the metric of
+    this run, scaled so that the corrupted run scores 0 and the clean run scores 1; it can be below
+    0 or above 1. An edge that is on no path from "embed" to "logits" does not affect
+    `.faithfulness`.
 
     Args:
         model: as for `edges`.
         clean: as for `edges`.
         corrupted: as for `edges`.
-        metric: the same.
+        metric: as for `edges`.
         threshold: keep the edges with at least this absolute score.
-        edges: keep this number of edges, those with the largest absolute scores. Give either
-            `threshold` or `edges`.
+        edges: keep this many edges, chosen by the largest absolute scores. Give either `threshold`
+            or `edges`.
         method: as for `edges`.
 
     Returns:
@@ -183,7 +184,8 @@ def discover(
     Raises:
         TypeError: as for `edges`; or `threshold` or `edges` is not a number.
         ValueError: as for `edges`; `threshold` and `edges` are both given or both missing;
-            `threshold` is below 0; the graph has fewer edges; or the metric is equal in both runs.
+            `threshold` is below 0; the graph has fewer than `edges` edges; or the metric is equal
+            in both runs.
 
     Source:
         Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic Interpretability";
@@ -200,22 +202,22 @@ def discover(
     call = "discover"
     if (threshold is None) == (edges is None):
         raise ValueError(
-            f"{call}: give threshold, the least absolute score, or edges, the number of edges"
+            f"{call}: give threshold, the smallest absolute score, or edges, the number of edges"
         )
     least = 0.0 if threshold is None else real_number(threshold, call=call, name="threshold")
     if not least >= 0:
-        raise ValueError(f"{call}: threshold is {shown(threshold)}: give a number of at least 0")
+        raise ValueError(f"{call}: threshold is {shown(threshold)}: give a non-negative number")
     wiring = Wiring(_checked(model, metric, method, call).layers)
     most = sum(one.senders for one in wiring.receivers.values())
     if edges is not None and whole_number(edges, call=call, name="edges", least=0) > most:
         raise ValueError(
-            f"{call}: edges is {edges} and {model.name} has {most}: give at most {most}"
+            f"{call}: edges is {edges} and {model.name} has {most} edges: give at most {most}"
         )
     stream = Stream(pair_of(model, clean, corrupted, "resid_pre", metric, call))
     if stream.base == stream.low:
         raise ValueError(
             f"{call}: metric is {stream.base:.6g} for clean and for corrupted, so there is no "
-            "difference to explain: take another metric or other texts"
+            "difference to explain: choose another metric or other texts"
         )
     whole = _graph(stream, metric, method)
     kept = [edge for edge in whole.edges[:edges] if abs(edge.score) >= least]
@@ -230,7 +232,7 @@ def discover(
 
 
 def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
-    """Return the model. Raise an error if it has no edges or the method needs another metric."""
+    """Return the model. Raise an error if the model or the metric does not suit the method."""
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"{call}: method is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
@@ -263,8 +265,8 @@ def _graph(stream: Stream, of: Any, method: str) -> Graph:
 def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
-    One half of the sample are the edges with the largest estimates. The other half is drawn at
-    random from the remaining edges, and weighted to represent all of them.
+    Half of the sample consists of the edges with the largest estimates. The other half is drawn at
+    random from the remaining edges and weighted to represent all of these edges.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))
@@ -284,7 +286,7 @@ def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
 
 
 def _known(name: Any, names: Sequence[str], given: str) -> str:
-    """Return a name from `names`; for another name, raise an error with the nearest ones."""
+    """Return the name if it is known; otherwise raise an error with the nearest names."""
     if not isinstance(name, str):
         raise TypeError(f"path: {given} has {shown(name)}: give names, for example 'mlp.3'")
     if name not in names:
@@ -300,14 +302,14 @@ def _known(name: Any, names: Sequence[str], given: str) -> str:
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     """Return the estimated effects of each receiver's edges, (senders,) of float64.
 
-    An estimate is a sender's difference between the runs, times the gradient of the metric for the
-    receiver's input.
+    An estimate is the difference of the sender's output between the runs, times the gradient of the
+    metric at the receiver's input.
 
     Args:
         stream: both runs.
         of: the logit, or the difference of two logits.
-        steps: the number of gradients to average, for embeddings between those of the corrupted run
-            and those of the clean run; None for one gradient, in the clean run.
+        steps: the number of gradients to average, at steps from the corrupted embeddings to the
+            clean embeddings; None for one gradient in the clean run.
     """
     model, layers, last = stream.model, stream.layers, len(stream.layers) - 1
     clean, corrupted = (run["resid_pre", 0] for run in (stream.pair.clean, stream.pair.corrupted))
@@ -353,7 +355,7 @@ _SILENT = GradientRecorder(lambda name: False, {}, {})
 
 
 def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
-    """Return the effects (n, senders) of the first `count` senders from gradients (m, n, T, D)."""
+    """Turn gradients (m, n, T, D) into the effects (n, senders) of the first `count` senders."""
     slope = slopes.mean(0, dtype=np.float64)[:, stream.span]
     deltas = stream.deltas[:count].astype(np.float64)
     return np.asarray(np.tensordot(slope, deltas, ([1, 2], [1, 2])))

@@ -30,7 +30,7 @@ def rollout(trace: Trace) -> Result:
 
     Raises:
         TypeError: `trace` is not a trace.
-        ValueError: the trace has several texts, or the queries are other tokens than the keys.
+        ValueError: the trace has several texts, or its queries and keys are different tokens.
         KeyError: the trace lacks the pattern of a layer.
 
     Source:
@@ -60,22 +60,21 @@ def rollout(trace: Trace) -> Result:
 def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
     """Multiply attention weights by the lengths of the values: short values add little.
 
-    An idle head attends to a token with a value near 0 ([CLS], the first word). The weight is then
-    large, but the output of the head is small.
+    An idle head attends to a token whose value vector is near 0 ([CLS], the first word): the weight
+    is large, but the head's output is small.
 
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
-        layer: the number of the layer; negative numbers count from the end.
-        model: the model of the trace. If it is given, the length of a value is measured after the
-            head's part of the output projection, as in the source; otherwise before that
-            projection.
+        layer: the layer's index; a negative index counts from the end.
+        model: the model of the trace. If `model` is given, values are measured after the output
+            projection of the head, as in the source; otherwise, before the output projection.
 
     Returns:
         (Hq, T, T), float64: `[h, i, j]` is the length of `weight * value` for query `i` and key
         `j`; with `model`, the length of `weight * value @ W_O`.
 
     Raises:
-        TypeError: `trace` is not a trace, `model` is not a model, or `layer` is not a whole number.
+        TypeError: `trace` is not a trace, `model` is not a model, or `layer` is not an integer.
         ValueError: the trace has several texts or comes from another model, or the layer does not
             exist.
         KeyError: the trace lacks the pattern or the values of the layer.
@@ -112,7 +111,7 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
 
 
 def _words(trace: Trace) -> dict[str, list[str]]:
-    """Return the tokens as the words of both axes, queries and keys."""
+    """Label the query axis and the key axis with the tokens."""
     return dict.fromkeys(("query", "key"), words_of(trace))
 
 
@@ -126,22 +125,22 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     - "k", its keys: `|OV @ QK.T| / (|OV| |QK|)`,
     - "v", its values: `|OV @ OV'| / (|OV| |OV'|)`,
 
-    where `|M|` is the root of the sum of squares. Random matrices have scores above 0 too, and the
-    scores are higher for a smaller D: compare a score with those of other heads. The weights are
-    raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so its scores
-    differ by the norm's weight.) Rotary positions and norms of queries and keys are left out. If
-    norms follow the parts of a block (BERT), they rescale an output before a later head reads it;
-    the score ignores these norms.
+    where `|M|` is the root of the sum of squares. Random matrices also have scores above 0, which
+    grow as D shrinks: compare a score with the scores of other heads. The weights are raw: norms
+    are not folded in. (TransformerLens folds norms when it loads a model, so its scores differ by
+    the norm's weight.) Rotary positions and norms of queries and keys are left out. If norms follow
+    the parts of a block (BERT), they rescale an output before a later head reads it; the score
+    ignores these norms.
 
     Args:
-        model: an encoder or decoder that `qkv.load` has read.
+        model: a text encoder or decoder from `qkv.load`.
         kind: the input of the later head.
 
     Returns:
         (layers, Hq, layers, Hq), float64, between 0 and 1, with the axes "layer", "head",
-        "reader_layer" and "reader_head". `[l, h, m, n]` is the score of head `h` of layer `l`,
-        which writes, and head `n` of layer `m`, which reads. It is 0 if layer `m` is not later than
-        layer `l`. A key head that several query heads share counts for each of them.
+        "reader_layer" and "reader_head". `[l, h, m, n]` scores head `h` of layer `l` as the writer
+        and head `n` of layer `m` as the reader. The score is 0 unless layer `m` is later than layer
+        `l`. A key head that is shared by several query heads counts once per query head.
 
     Raises:
         TypeError: `model` is not a model.
@@ -188,9 +187,9 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 
 
 def _triangle(tall: Array) -> Array:
-    """Return the triangles (H, d, d) of QR decompositions of thin matrices (H, D, d).
+    """Return the factors R (H, d, d) of QR decompositions of thin matrices (H, D, d).
 
-    A product with the triangle has the same norm as the product with the whole matrix.
+    A product with R has the same norm as the product with the full matrix.
     """
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
@@ -206,12 +205,12 @@ def copying_scores(model: Model) -> Result:
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
     `OV` of `model.head_weights(layer)`. The score is the sum of the eigenvalues of that matrix,
     divided by the sum of their absolute values. It is 1 if all eigenvalues are positive, so that
-    the head raises the tokens it reads; -1 if all are negative; and about 0 if their directions are
-    random. The weights are raw: norms are not folded in, and the parts of the vectors that come
+    the head raises the tokens that it reads; -1 if all are negative; and near 0 if their directions
+    are random. The weights are raw: norms are not folded in, and the parts of the vectors that come
     from positions and MLPs are left out.
 
     Args:
-        model: a model with a head over words that consists of a norm and a matrix.
+        model: a model whose LM head consists of a norm and a matrix.
 
     Returns:
         (layers, Hq), float64, between -1 and 1. A head that adds nothing to the logits has NaN.
@@ -241,7 +240,7 @@ def copying_scores(model: Model) -> Result:
     scores = np.empty((model.num_layers, model.num_heads))
     for layer in range(model.num_layers):
         ov = model.head_weights(layer).ov
-        # nonzero eigenvalues: equal for (V, V) and this product (Hq, d, d)
+        # (Hq, d, d), with the nonzero eigenvalues of (V, V)
         values = np.linalg.eigvals(ov.right.astype(np.float64) @ there_and_back @ ov.left)
         with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
             scores[layer] = values.sum(-1).real / np.abs(values).sum(-1)

@@ -40,7 +40,7 @@ class Logit(NamedTuple):
 
 
 def check_model(model: Any, call: str) -> Model:
-    """Return the model. Raise an error unless its queries and keys are the tokens of one text."""
+    """Return the model. Raise an error unless it is a text encoder or decoder."""
     if not isinstance(model, Model):
         kind = type(model).__name__
         raise TypeError(f"{call}: model is {kind}: give a model from qkv.load(name)")
@@ -52,7 +52,7 @@ def check_model(model: Any, call: str) -> Model:
 
 
 def check_words(model: Any, call: str) -> Model:
-    """Return the model. Raise an error unless it reads text and gives logits over words."""
+    """Return the model. Raise an error unless the model reads text and has an LM head."""
     checked = check_model(model, call)
     head = checked.design.head
     if head is None or head.pool is not None or head.classes:
@@ -68,7 +68,7 @@ def check_words(model: Any, call: str) -> Model:
 def check_trace(
     trace: Any, call: str, model: Model | None = None, *, several: bool = False
 ) -> Trace:
-    """Return the trace. Raise an error unless it holds one text (or `several`) of this model."""
+    """Return the trace. Raise an error if it has several texts or comes from another model."""
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")
@@ -113,7 +113,7 @@ def kept(trace: Trace, call: str, *names: Any) -> Array:
 
 
 def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
-    """Return a value for each text. The argument is one value for all, or a list of values.
+    """Return one value per text, given one value for all texts or a list of values.
 
     >>> for_each((-1, 7), 2, "patch", "metric"), for_each([(-1, 7), (3, 2)], 2, "patch", "metric")
     ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])
@@ -135,10 +135,10 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
 
     Args:
         value: the tuple. The position may be negative. A token may be a string that is one token.
-        model: a model with a head over words.
+        model: a model with an LM head.
         length: T.
-        call: the name of the call in errors.
-        name: the name of the argument in errors.
+        call: the function name for error messages.
+        name: the argument name for error messages.
     """
     parts = tuple(value) if isinstance(value, tuple | list) else ()
     if len(parts) not in (2, 3) or not is_whole_number(parts[0]):
@@ -158,7 +158,7 @@ PLACES = 2**11  # the most positions that run at once, padding included; a longe
 
 
 class Read(NamedTuple):
-    """One text that was read."""
+    """A text and its token ids."""
 
     number: int  # the number of the text, from 0
     given: str | Array  # the text as given: a string, or token ids
@@ -166,7 +166,7 @@ class Read(NamedTuple):
 
 
 class _Reader:
-    """Reads texts (strings or token ids) as ids (T,), truncated as in `trace`."""
+    """Turns texts (strings or token ids) into ids (T,), truncated as in `trace`."""
 
     def __init__(self, model: Model, call: str, empty: bool) -> None:
         self.model, self.call, self.empty = model, call, empty
@@ -206,13 +206,13 @@ def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iter
     Args:
         model: the model; its tokenizer cuts the texts into tokens.
         texts: any iterable of texts, or a single text. A text is a string or its token ids.
-        call: the name of the call in errors.
+        call: the function name for error messages.
         empty: whether to keep texts without a token.
 
     Raises:
         TypeError: `texts` is not iterable, or a text is neither a string nor ids.
-        ValueError: an id is not in the model's table, or a text is a string and the model has no
-            tokenizer.
+        ValueError: an id is outside the model's vocabulary, or a text is a string and the model has
+            no tokenizer.
     """
     texts = as_ids(texts)
     if isinstance(texts, str) or _is_ids(texts):
@@ -244,9 +244,9 @@ def _is_ids(texts: Any) -> bool:
 def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length.
 
-    A batch has at most `PLACES` positions and `most` weights for each head, or a single text. It
-    ends at half of `PLACES` if the next text is shorter, because texts of one length need no
-    padding.
+    A batch has at most `PLACES` positions and `most` weights per head; a longer text runs alone. If
+    the next text is shorter, a batch can end at half of `PLACES`, because texts of equal length
+    need no padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -270,7 +270,7 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
 
 CELLS = 2**21  # the most weights of one layer that are held at once
 
-# A function that gets a layer, the position of the first query, and the weights (B, Hq, Q, K).
+# A function that gets the layer, the position of the first query, and the weights (B, Hq, Q, K).
 Use = Callable[[int, int, Array], None]
 
 
@@ -287,12 +287,12 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
     """Run texts and pass the weights of each layer to a function.
 
     Args:
-        model: a model that reads one text at a time.
-        batch: the ids of texts, (T,) each.
-        use: called for each layer in order, with a copy of the weights (B, Hq, Q, K), 0 in the
-            padding. If a single text has more than `CELLS` weights in a layer, its queries are
-            split: `use` gets all layers for the first queries, then all layers for the next
-            queries.
+        model: a text encoder or decoder.
+        batch: the token ids of each text, (T,).
+        use: a function that is called for each layer in order with a copy of the weights (B, Hq, Q,
+            K), which are 0 in the padding. If a single text has more than `CELLS` weights in a
+            layer, its queries are split: `use` gets all layers for the first queries, then all
+            layers for the next queries.
 
     >>> import numpy as np
     >>> import qkv
@@ -332,17 +332,17 @@ def _in_parts(model: Model, ids: Array, use: Use) -> None:
 
 
 def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
-    """Return the full names of activations. Each activation must have a row for each token.
+    """Return the full names of activations. Each activation must have one row per token.
 
     Args:
-        model: a model that reads one text at a time.
+        model: a text encoder or decoder.
         names: as for `model.trace`.
-        call: the name of the call in errors.
-        argument: the name of the argument in errors.
+        call: the function name for error messages.
+        argument: the argument name for error messages.
 
     Raises:
         KeyError: an activation does not exist; the message has the nearest names.
-        ValueError: an activation lacks a row for each token, or `names` is empty.
+        ValueError: an activation does not have one row per token, or `names` is empty.
 
     >>> import qkv
     >>> sites(qkv.load("random"), ("z", 0), "cache", "names")
@@ -365,7 +365,7 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
 
 
 def one_site(model: Model, name: Any, call: str, argument: str) -> str:
-    """Return the full name of one activation with a row for each token."""
+    """Return the full name of one activation, which must have one row per token."""
     full = sites(model, [name], call, argument)
     if len(full) > 1:
         raise ValueError(
@@ -378,13 +378,13 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
 def rows_of(
     model: Model, texts: Any, name: str, call: str, *, may_be_empty: bool = False
 ) -> Iterator[tuple[list[Read], Array]]:
-    """Yield batches of texts of similar length with the rows of an activation.
+    """Batch texts of similar length; yield each batch and its rows of an activation.
 
     Args:
-        model: a model that reads one text at a time.
+        model: a text encoder or decoder.
         texts: any iterable of texts. A text is a string or its token ids.
         name: the full name of the activation.
-        call: the name of the call in errors.
+        call: the function name for error messages.
         may_be_empty: whether to yield nothing, instead of raising an error, if the texts hold no
             token.
 

@@ -23,8 +23,8 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     its last norm, and the head is the whole masked-LM head.
 
     Args:
-        model: has a head over words.
-        trace: a trace by this model with the inputs of its layers ("resid_pre") and the output of
+        model: a model with an LM head.
+        trace: a trace from this model with the inputs of its layers ("resid_pre") and the output of
             the last layer ("resid_post", or "normalized_resid_post" for BERT).
 
     Returns:
@@ -34,7 +34,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
 
     Raises:
         TypeError: `model` is not a model, or `trace` is not a trace.
-        ValueError: the model gives no logits over words, or the trace is of another model.
+        ValueError: the model gives no logits over words, or the trace is from another model.
         KeyError: the trace lacks the input of a layer; the message says what to trace.
 
     Source:
@@ -73,7 +73,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
 
 
 def has_linear_head(model: Model) -> bool:
-    """Return whether the head over words is only a matrix after the final norm."""
+    """Return whether the LM head is only a matrix after the final norm."""
     head = model.design.head
     return head is not None and not (head.dense or head.activation is not None or head.norm)
 
@@ -91,7 +91,7 @@ def attribute_logits(
     *,
     by: Literal["neuron"] | None = None,
 ) -> dict[str, Any]:
-    """Direct logit attribution: divide a logit among the parts of a model.
+    """Direct logit attribution: split a logit into shares of the model's parts.
 
     If norms come before the parts of a block, every head and every MLP adds its vector to one sum,
     and a norm and a matrix turn that sum into logits. The norm divides by a number that depends on
@@ -102,14 +102,14 @@ def attribute_logits(
 
     Args:
         model: a decoder with norms before its parts (GPT-2, Llama), and with a head that consists
-            of a norm and a matrix. More norms after the parts (Gemma) and parallel parts (GPT-NeoX)
-            are supported too.
-        trace: a trace by this model of one or several texts, with "full_embed", "z" (or "result")
+            of a norm and a matrix. Additional norms after the parts (Gemma) and parallel parts
+            (GPT-NeoX) are supported.
+        trace: a trace from this model of one or several texts, with "full_embed", "z" (or "result")
             and "mlp_out" of all layers, and the scales of the norms. Division by neuron also needs
             "post". A trace without `names=` has all of these.
-        of: (position, token), or (position, token, other token) for the difference of two logits. A
-            position counts from the end of each text with -1; a token is an id, or a string that is
-            one token. For several texts, a list may give each text its own tuple.
+        of: (position, token), or (position, token, other token) for the difference of two logits.
+            Negative positions count from the end of each text. A token is an id, or a string that
+            is one token. For several texts, a list may give each text its own tuple.
         by: "neuron" to divide the MLPs' shares among their neurons.
 
     Returns:
@@ -124,7 +124,7 @@ def attribute_logits(
         TypeError: an argument has a wrong type.
         ValueError: the model gives no logits over words; its head is not linear (BERT's head has a
             layer with an activation); it has norms only after its parts; `by` is "neuron" and a
-            block has no MLP or a mixture of experts; the trace is of another model; `by`, the
+            block has no MLP or a mixture of experts; the trace is from another model; `by`, the
             position or the token does not exist; or `of` is a list of another length.
         KeyError: the trace lacks an activation; the message says what to trace.
 
@@ -252,29 +252,29 @@ def _wide(array: Array) -> Array:
     return np.asarray(array).astype(np.float64)
 
 
-TOKENS = 2**11  # the most positions per backward pass; a longer text runs alone
+TOKENS = 2**11  # the maximum number of positions per backward pass; a longer text runs alone
 
 
 def integrated_gradients(
     model: Model, text: Any, *, of: tuple[Any, ...], baseline: Any = None, steps: int = 50
 ) -> Result:
-    """Integrated gradients: divide a logit among the embeddings of a text.
+    """Integrated gradients: split a logit into shares of the text's embeddings.
 
-    The gradient of the logit is averaged along the straight line from the baseline to the
-    embeddings of the tokens, and then multiplied by the difference between embeddings and baseline.
-    The shares sum to the logit of the text minus the logit of the baseline; shares from a single
+    The gradient of the logit is averaged along the straight line from the baseline to the token
+    embeddings. A share is this average times the difference between embeddings and baseline. The
+    shares sum to the logit of the text minus the logit of the baseline; shares from a single
     gradient do not. Position embeddings stay as they are.
 
     Args:
-        model: has a head over words, in float32 or float64.
+        model: a model with an LM head, in float32 or float64.
         text: one text, or the ids of its tokens.
         of: (position, token) for that logit, or (position, token, other token) for the difference
-            of two logits. A position counts from the end with -1; a token is an id, or a string
-            that is one token.
+            of two logits. Negative positions count from the end. A token is an id, or a string that
+            is one token.
         baseline: an input without content: a token (an id or a string such as "[PAD]" or "[MASK]")
             at every position; vectors (D,) or (T, D) instead of the embeddings; or None for vectors
-            of 0. If embeddings pass only a norm before the first layer (Llama), this norm enlarges
-            vectors near 0 to full size, so a token is the better baseline.
+            of 0. Without position embeddings (Llama), the first norm enlarges vectors near 0 to
+            full size, so a token is the better baseline.
         steps: the number of points at which the gradient is computed (Gauss-Legendre points).
 
     Returns:

@@ -1,4 +1,4 @@
-"""Means over many texts: measures of attention heads, and differences of two models."""
+"""Means over many texts: scores of attention heads, and differences between two models."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def checked_names(of: str | Iterable[str], call: str, known: Sequence[str]) -> t
 
 
 class Measured:
-    """Measures of the attention weights of some texts: a number for each query.
+    """Measures of the attention weights of a batch of texts: one number per query.
 
     Args:
-        batch: the ids of the texts, (T,) each.
+        batch: the token ids of each text, (T,).
         special: the ids of special tokens.
     """
 
@@ -55,7 +55,7 @@ class Measured:
         return len(self._pairs(0, self.ids.shape[1]).groups)
 
     def values(self, name: str, weights: Array, first: int) -> Array:
-        """Return a measure of each query, (B, H, Q). It is 0 for queries that it does not count.
+        """Return a measure per query, (B, H, Q); 0 for queries that the measure does not count.
 
         Args:
             name: the name of the measure.
@@ -67,7 +67,7 @@ class Measured:
         return np.asarray(_MEASURES[name](self, weights, first))
 
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
-        """Return the key that a measure counts for each query; of several, the one of most weight.
+        """Return the key that a measure counts per query: of several keys, the strongest.
 
         Args:
             name: the name of the measure.
@@ -107,12 +107,12 @@ class _Pairs:
         self.shape = same.shape[:2]
         self.text, self.query, self.key = np.nonzero(same)
         row = self.text * count + self.query
-        # pairs of one query are adjacent: the index of each query's first pair
+        # the index of each query's first pair; the pairs of a query are adjacent
         self.groups = np.flatnonzero(np.diff(row, prepend=-1))
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """Return for each query the sum of weights `shift` positions after its pairs, (B, H, Q)."""
+        """Sum the weights `shift` positions after the pairs of each query, (B, H, Q)."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -122,7 +122,7 @@ class _Pairs:
 
 
 def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
-    """Return a function for the weight on the position `shift` after the query."""
+    """Return a function that reads the weight `shift` positions after the query."""
 
     def weight(about: Measured, weights: Array, first: int) -> Array:
         out = np.zeros(weights.shape[:3], weights.dtype)
@@ -162,13 +162,13 @@ _MEASURES = {
 
 @dataclass(frozen=True)
 class HeadSums:
-    """Sums over queries and numbers of queries, from which `head_scores` computes means.
+    """Sums over queries and counts of queries, from which `head_scores` computes means.
 
     `one + other` adds the sums of two parts of a corpus.
 
     Attributes:
-        sums: arrays (layers, heads) of float64, by the names of the measures.
-        counts: the numbers of queries, by the names of the measures.
+        sums: arrays (layers, heads) of float64, keyed by measure.
+        counts: numbers of queries, keyed by measure.
     """
 
     sums: dict[str, Array]
@@ -193,22 +193,22 @@ class HeadSums:
 def head_scores(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
 ) -> dict[str, Result]:
-    """Measure each head: means over all queries of all texts, special tokens included.
+    """Score attention heads by means over all queries of all texts, special tokens included.
 
     Each text is read once. Memory grows neither with the number of texts nor with the square of
     their length. Texts are truncated as in `trace`, and a warning gives the number of truncated
     texts. A text without tokens adds nothing.
 
     Args:
-        model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts. A text is a string, or the ids of its tokens, (T,).
+        model: a text encoder or decoder from `qkv.load`.
+        texts: an iterable of texts. A text is a string or an array (T,) of token ids.
         of: the measures:
 
             - "previous", "next": the weight on the position before or after the query.
             - "first", "last": the weight on the first or last position of the text.
             - "same": the weight on all earlier positions with the same token as the query.
-            - "induction": the weight on the positions right after those of "same". Only queries
-              with a token that occurs earlier in the text count.
+            - "induction": the weight on the positions right after the positions of "same". Only
+              queries whose token occurs earlier in the text count.
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:
@@ -216,8 +216,8 @@ def head_scores(
 
     Raises:
         TypeError: a text is neither a string nor ids, or `model` is not a model.
-        ValueError: a measure does not exist, the model reads two texts or images, or an id is not
-            in the model's table.
+        ValueError: a measure does not exist, the model is not a text encoder or decoder, or an id
+            is outside the model's vocabulary.
 
     Source:
         Induction: Olsson et al. 2022, "In-context Learning and Induction Heads", prefix matching.
@@ -240,7 +240,7 @@ def head_sums(
 
 
 class Measurement(NamedTuple):
-    """A measure of some queries of some texts in one layer."""
+    """The values of one measure in one layer for a group of queries."""
 
     name: str
     layer: int
@@ -262,12 +262,12 @@ def summed(
     """Return the sums of `head_scores`; the arguments must have been checked.
 
     Args:
-        model: a model that reads one text at a time.
+        model: a text encoder or decoder.
         texts: as for `head_scores`.
         names: the names of the measures.
-        call: the name of the call in errors.
+        call: the function name for error messages.
         visit: a function that gets each `Measurement`.
-        after: a function that gets the texts of each window after they were measured.
+        after: a function that gets the texts of each window after their measurement.
     """
     shape = model.num_layers, model.num_heads
     result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
@@ -302,18 +302,18 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
     Each text is read once. Memory does not grow with the number of texts.
 
     Args:
-        model_a: a model of `qkv.load` that reads one text at a time.
+        model_a: a text encoder or decoder from `qkv.load`.
         model_b: another model with the same tokenizer, the same numbers of layers and heads, and
             vectors of the same size.
-        texts: any iterable of texts, or of the ids of their tokens, (T,) each.
+        texts: an iterable of texts. A text is a string or an array (T,) of token ids.
 
     Returns:
         Means over all tokens of all texts, float64. Four entries are cosines between the vectors of
         both models: "resid" (layers,) for the outputs of layers; "attn" and "mlp" (layers,) for the
         outputs of attention and MLPs; "heads" (layers, Hq) for the weighted values of each head
-        (`z`). Two zero vectors count as cosine 1, a zero and a nonzero vector as cosine 0. Models
-        without MLPs have no "mlp". If both models give logits over words, there are three more
-        numbers: "logits", the mean absolute change of a logit; "kl", the divergence of model_b's
+        (`z`). Two zero vectors have a cosine of 1; a zero and a nonzero vector, 0. Models without
+        MLPs have no "mlp". If both models give logits over words, there are three more numbers:
+        "logits", the mean absolute change of a logit; "kl", the divergence of model_b's
         probabilities from model_a's, in nats; and "same", the share of tokens at which both models
         have the same most probable word.
 
@@ -392,7 +392,7 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
 
 
 def _words(model: Model) -> int | None:
-    """Return the number of words in a model's logits; None if it gives no logits over words."""
+    """Return the number of words in a model's logits, or None without an LM head."""
     head = model.head
     return head.steps.outputs if head is not None and head.predicts else None
 
@@ -426,7 +426,7 @@ def _cosines(one: Array, other: Array) -> Array:
 
 
 def _changes(one: Array, other: Array) -> dict[str, Array]:
-    """Return three measures of the change of logits (tokens, V): a number for each token."""
+    """Return three measures of the change of logits (tokens, V): one number per token."""
     logs = []
     for logits in (one, other):
         wide = logits - logits.max(-1, keepdims=True)

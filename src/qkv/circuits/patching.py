@@ -1,4 +1,4 @@
-"""Activation patching: the effect of single activations from another run on a metric."""
+"""Activation patching: the effect on a metric of activations from another run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,24 +36,24 @@ def attribution_patch(
 ) -> Result:
     """Attribution patching: estimate the changes of `patch` with one backward pass.
 
-    An estimate is an activation's difference between the runs, times the gradient of the metric for
-    this activation in the run of `corrupted`. Estimates are good for small differences, and worst
-    for whole vectors ("resid_pre") of early layers. To see the error, compare with `patch` on one
-    pair of texts by `np.corrcoef`.
+    An estimate is the difference of an activation between the runs, times the gradient of the
+    metric at this activation in the run of `corrupted`. Estimates are good for small differences
+    and worst for "resid_pre" of early layers. To check the estimates, correlate them with the
+    result of `patch` for one pair of texts (`np.corrcoef`).
 
     Args:
         model: as for `patch`, in float32 or float64.
         clean: as for `patch`, one text.
         corrupted: as for `patch`, one text.
-        at: as for `patch`, except neurons and lists.
-        metric: (position, token) or (position, token, other token); a function has no gradient.
+        at: as for `patch`, but without neurons and lists.
+        metric: (position, token) or (position, token, other token), but no function.
         normalize: as for `patch`.
 
     Returns:
         An array like that of `patch`.
 
     Raises:
-        TypeError: as for `patch`; or the metric is a function, or the model is in half precision.
+        TypeError: as for `patch`; the metric is a function; or the model is in half precision.
         ValueError: as for `patch`.
 
     Source:
@@ -184,7 +184,7 @@ def pair_of(
 
 
 def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
-    """Return first-order estimates of the metric's change for each patched position or head."""
+    """Estimate the metric's change to first order for each patched position or head."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
     each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T)
     each = np.moveaxis(each, 1, 0) if at in HEADS and at != "pattern" else each
@@ -204,26 +204,26 @@ def patch(
     """Activation patching: run `corrupted` with single activations from `clean`.
 
     An activation that restores the clean metric carries the difference between the two texts. All
-    patches of a layer run together, even for several pairs, and earlier layers are not computed
-    again. In a parallel block (GPT-NeoX) the MLP does not read the attention of its own layer, so a
-    patch of "attn_out" or of a head affects only later layers.
+    patches of a layer run in one batch, even for several pairs, and earlier layers are not
+    recomputed. In a parallel block (GPT-NeoX) the MLP does not read the attention of its own layer,
+    so a patch of "attn_out" or of a head affects only later layers.
 
     Args:
-        model: a model with a head over words.
-        clean: one text, or the ids of its tokens; or a list of texts. A list of one text, or ids
-            (1, T), counts as one text.
+        model: a model with an LM head.
+        clean: one text as a string or token ids, or a list of texts. A list of one text, or ids (1,
+            T), counts as one text.
         corrupted: one text or a list, like `clean`, with the same number of texts. Both texts of a
             pair must have the same number of tokens. Different pairs may differ in length.
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
             patched at each position separately; "z", "pattern", "q", "k" and "v" in each head;
             "pre" and "post" (the MLP's neurons before and after the activation function) in each
-            neuron. A patch of a head or neuron covers all positions. A list of sites patches one
-            site after the other; all results must have one shape.
-        metric: (position, token) for that logit, (position, token, other token) for the difference
-            of two logits, or a function from logits (1, T, V) to a number. Negative positions count
-            from the end. A token is an id, or a string that is one token. A tuple is faster than a
-            function, because only the logits of one position are computed. For several pairs, a
-            list may give each pair its own metric.
+            neuron. A patch of a head or neuron covers all positions. The sites of a list are
+            patched separately; their results must have the same shape.
+        metric: (position, token) for one logit, (position, token, other token) for the difference
+            of two logits, or a function that turns logits (1, T, V) into a number. Negative
+            positions count from the end. A token is an id, or a string that is one token. A tuple
+            is faster than a function, because only the logits of one position are computed. For
+            several pairs, a list may give each pair its own metric.
         by: "position" patches each head or neuron at each position separately (for "pattern", the
             weights of one query). "head" and "neuron" are the defaults for sites with heads and for
             sites with neurons.
@@ -232,10 +232,10 @@ def patch(
 
     Returns:
         float64: (layers, T) for sites of positions, (layers, Hq) for heads ((layers, Hkv) for "k"
-        and "v"), (layers, F) for neurons; by position (layers, Hq, T) and (layers, F, T). Several
-        pairs add a first axis, (pairs, layers, ...), with NaN after the end of shorter texts. A
-        list of sites adds an axis "site" before all others. Activations that are equal in both runs
-        are not patched: the metric of `corrupted` is returned for them.
+            and "v"), (layers, F) for neurons; with `by="position"`, (layers, Hq, T) and (layers, F,
+            T). Several pairs add a first axis, (pairs, layers, ...), and shorter texts are filled
+            with NaN. A list of sites adds the axis "site" before all other axes. Activations that
+            are equal in both runs are not patched; their result is the metric of `corrupted`.
 
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number.
@@ -282,7 +282,7 @@ def patch(
 
 
 def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bool) -> Result:
-    """Join the metrics of all pairs, (layers, ...), as one result; shorter texts end with NaN."""
+    """Join the metrics of all pairs, (layers, ...); fill shorter texts with NaN."""
     at = pairs[0].at
     unit = "token" if at in PLACES else "neuron" if at in NEURONS else "head"
     axes = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: values[0].ndim]
@@ -301,7 +301,7 @@ def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bo
 
 
 def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
-    """Join the results of several sites as one result, with a first axis for the sites."""
+    """Join the results of several sites along a new first axis."""
     if not sites:
         raise ValueError(f"patch: at is an empty list: choose among {', '.join(SITES)}")
     for site in sites:
@@ -354,7 +354,7 @@ def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> li
 
 
 class _Group:
-    """Pairs of texts of one length, whose patches run together.
+    """Pairs of texts of equal length, whose patches run in one batch.
 
     Args:
         pairs: N pairs.
@@ -384,8 +384,8 @@ class _Group:
         first, base = layer, self._inputs(layer)
         is_resid = self.at in PLACES
         if is_resid and self.at != "resid_pre":
-            # After its attention, a block computes each position independently. So one run with all
-            # positions patched gives for each position the result of patching only this position.
+            # After attention, a block treats positions independently. So one run with all positions
+            # patched gives the same results as one run per patched position.
             clean = self.model.run_layers(base, layer, layer + 1, edit={(self.at, layer): clean})
             first, base = layer + 1, self._inputs(layer + 1)
         for parts in self._batches(np.nonzero(differ)):
@@ -413,7 +413,7 @@ class _Group:
         return np.array([pair.handed(pair.corrupted, layer) for pair in self.pairs])
 
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-        """Yield groups of parts whose texts have at most `TOKENS` tokens together, or one part."""
+        """Group parts up to a total of `TOKENS` tokens; a larger part forms its own group."""
         step = max(1, TOKENS // self.length)
         for first in range(0, len(parts[0]), step):
             yield tuple(numbers[first : first + step] for numbers in parts)

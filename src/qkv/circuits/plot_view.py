@@ -54,7 +54,7 @@ class PlotView(View):
 
 MOST_CARDS = 24
 MOST_EDGES = 150
-_LISTED = 20  # the most edges that a terminal shows
+_LISTED = 20  # the maximum number of edges in a terminal
 _MEASURES = {  # attributes of a graph, and their names in the view
     "faithfulness": "Faithfulness of these edges",
     "correlation": "Correlation with exact scores on a sample",
@@ -65,7 +65,7 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a view of some cards out of a `whole` number of units."""
+    """Return a view of cards, which cover some of the `whole` units."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(
@@ -82,14 +82,14 @@ def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str
 
 
 def in_rows(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
-    """Divide panels into rows of at most `most`."""
+    """Arrange panels in rows of at most `most` panels."""
     return [list(panels[first : first + most]) for first in range(0, len(panels), most)]
 
 
 def passage_of(
     value: float, tokens: Sequence[str], values: Array, position: int, top: float
 ) -> Passage:
-    """Return the words around a position, shaded by their values up to `top`."""
+    """Return the words around a position; a word with the value `top` has the full shade."""
     words = plain_tokens(tokens, [False] * len(tokens))
     first, end = max(0, position - _BEFORE), min(len(words), position + _AFTER + 1)
     before, after = ["…"] * (first > 0), ["…"] * (end < len(words))
@@ -100,14 +100,14 @@ def passage_of(
 
 
 def is_graph(result: Any) -> bool:
-    """Return whether a result is a graph of the parts of a model."""
+    """Return whether a result is a graph of model parts."""
     edges = getattr(result, "edges", None)
     named = isinstance(edges, Sequence) and all(hasattr(edge, "sender") for edge in edges)
     return named and hasattr(result, "nodes")
 
 
 def graph_view(graph: Any) -> PlotView:
-    """Return a view of a graph: nodes in layers from bottom to top, and the strongest edges."""
+    """Draw a graph: nodes in layers from bottom to top, and the strongest edges."""
     nodes = [str(name) for name in graph.nodes]
     known = frozenset(nodes)
     every = [_edge(edge.sender, edge.receiver, edge.score, known) for edge in graph.edges]

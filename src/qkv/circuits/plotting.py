@@ -29,45 +29,45 @@ from qkv.see.page.payload import check_theme
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
-_SHARES = ("weight", "mean weight", "probability")  # values from 0 to 1; the scale is 0 to 1 too
+_SHARES = ("weight", "mean weight", "probability")  # drawn on a scale from 0 to 1
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
     """Draw a result of `qkv.circuits`.
 
-    The axes of the result decide the picture:
+    The axes of the result determine the picture:
 
     - One axis: a bar for each number.
     - Two axes: a heat map of the numbers.
     - Three axes: a small heat map for each index of the first axis, and a large heat map for the
-      index with the strongest number (for `rollout`, the last layer). With four axes, layers and
-      heads are joined to one axis.
+      index with the strongest number (for `rollout`, the last layer).
+    - Four axes: the same, after layers and heads are joined into one axis.
     - Logits (`logit_lens`): the most probable token of each position, with its probability.
     - Vectors (`integrated_gradients`): a number for each token, the sum of its vector.
-    - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: all results in it.
+    - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: all of its results.
     - A `Scan`: its page of cards (`Scan.cards`).
-    - A graph (`edges`, `discover`): nodes in layers from bottom to top, and edges with widths by
+    - A graph (`edges`, `discover`): nodes in layers from bottom to top, and edges whose widths show
       their scores. Only the 150 strongest edges are drawn; the view says how many edges the graph
       has.
 
-    Weights and probabilities have a scale from 0 to 1. The scale of other numbers ends at the
-    largest number. It starts at 0 or, for `patch` without `normalize`, at the metric of the
-    corrupted text. Values below the start are red.
+    Weights and probabilities have a scale from 0 to 1. Other scales run from 0 to the largest
+    number; for `patch` without `normalize`, they start at the metric of the corrupted text. Values
+    below the start of a scale are red.
 
     Args:
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
-            `result.to_xarray()` or the difference of two.
+            `result.to_xarray()` or the difference of two DataArrays.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales of weights end at the largest weight instead of 1.
 
     Returns:
-        A view: a notebook and a terminal show it, and `to_html`, `to_png`, `to_svg` and `to_dict`
-        write it.
+        A view, displayed in notebooks and terminals; `to_html`, `to_png`, `to_svg` and `to_dict`
+        export it.
 
     Raises:
         TypeError: `result` has another type, or is an array without named axes.
-        ValueError: `result` is empty, `theme` is unknown, or an edge joins a node that the graph
-            does not have.
+        ValueError: `result` is empty, `theme` is unknown, or an edge joins a node that is missing
+            from the graph.
 
     >>> import qkv
     >>> from qkv import circuits
@@ -91,7 +91,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
 
 
 class _Axis(NamedTuple):
-    """An axis of numbers to draw, with a number and perhaps a word for each index."""
+    """An axis of a drawing, with a number and an optional word for each index."""
 
     name: str
     numbers: list[Any]
@@ -130,12 +130,12 @@ class _Drawing:
     of: str
     title: str
     ground: float = 0.0
-    tokens: Array | None = None  # of the shape of `values`, if each number belongs to a token
+    tokens: Array | None = None  # of the shape of `values`, if each number has a token
     note: str = ""
 
     @property
     def kind(self) -> tuple[str, float]:
-        """`(of, ground)`: the meaning and the ground of the numbers. One kind shares one scale."""
+        """The meaning and the ground of the numbers; equal kinds share a scale."""
         return self.of, self.ground
 
     @property
@@ -166,7 +166,7 @@ class _Drawing:
         return f"{self.title}: {at}{form(float(self.values[index]))} ({of})."
 
     def described(self, index: Sequence[int]) -> str:
-        """Describe an index of all axes in words: layer 3, head 2, token 4 (the)."""
+        """Describe an index along all axes: layer 3, head 2, token 4 (the)."""
         return ", ".join(axis.said(number) for axis, number in zip(self.axes, index, strict=True))
 
     def at(self, index: int) -> _Drawing:
@@ -184,7 +184,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry; plain numbers get the meaning of the other results."""
+    """Read each entry; a plain number has the same meaning as the other results."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [
@@ -228,7 +228,7 @@ def _read(result: Any) -> _Drawing:
 
 
 def _from_xarray(array: Any) -> _Drawing:
-    """Read a DataArray with the names of its axes and the numbers of its indices."""
+    """Read a DataArray, its axis names and its index numbers."""
     if array.dtype.kind not in "fiub":
         raise TypeError(
             f"plot: result is a DataArray of {array.dtype}: give a DataArray of numbers"
@@ -243,7 +243,7 @@ def _from_xarray(array: Any) -> _Drawing:
 
 
 def _likeliest(part: _Drawing) -> _Drawing:
-    """Return the most probable token of each position, for logits (..., T, V)."""
+    """Return the most probable token of each position from logits (..., T, V)."""
     best = part.values.argmax(-1)
     probabilities = np.empty(best.shape)
     for index in np.ndindex(best.shape[:-1]):

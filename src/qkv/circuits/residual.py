@@ -25,13 +25,13 @@ INPUTS = "qkv"  # a head has a separate input for each
 
 
 class Receiver(NamedTuple):
-    """An input of a part.
+    """An input of a model part.
 
     Attributes:
         layer: the layer of the part; for the logits, the number of layers.
         kind: "q", "k" or "v" for a head, "mlp" or "logits".
-        head: the number of the head; 0 for other parts.
-        senders: the number of senders it reads: the first ones in the model's order.
+        head: the index of the head; 0 for other parts.
+        senders: the number of senders that the input reads, counted from the first sender.
     """
 
     layer: int
@@ -69,7 +69,7 @@ class Wiring:
 
 
 def check_residual(model: Model, call: str) -> Model:
-    """Return the model. Raise an error unless each part reads a sum of other parts' outputs."""
+    """Return the model. Raise an error unless parts read sums of outputs."""
     for block in model.layers:
         if block.post_norm:
             raise ValueError(
@@ -115,7 +115,7 @@ _KINDS = (*INPUTS, "mlp", "logits")
 
 
 def mlp_parts(block: Block) -> list[Any]:
-    """Return the layers between the stream and the output of an MLP, in order of computation."""
+    """Return an MLP and its norms and scale, in order of computation."""
     shares = block.parallel and block.norm2 is None
     norm = block.norm1 if shares else block.norm2
     parts = (norm, block.mlp, block.out_norm2, block.scale2)
@@ -134,15 +134,16 @@ class Kept(NamedTuple):
 
 
 class Stream:
-    """A clean run and a corrupted run, and changed versions of the clean run.
+    """A clean run, a corrupted run, and edited versions of the clean run.
 
-    A decoder skips positions before the first token that differs, and positions after the metric's
-    position if the metric is a logit. For a logit, the last MLP computes only this position.
+    A decoder skips positions before the first token that differs. If the metric is a logit,
+    positions after the metric's position are skipped, and the last MLP computes only the metric's
+    position.
 
     Attributes:
         wiring: the senders and receivers.
-        deltas: (senders, n, D), the output of each sender in the corrupted run minus that in the
-            clean run, at the computed positions.
+        deltas: (senders, n, D), the corrupted output of each sender minus its clean output, at the
+            computed positions.
         base: the metric of the clean run.
         low: the metric of the corrupted run.
     """
@@ -175,13 +176,13 @@ class Stream:
     @quiet
     @one_blas_thread()
     def effects(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the change of the metric for single edges that come from the corrupted run.
+        """Return the change of the metric if one edge at a time carries the corrupted output.
 
         Args:
-            wanted: for each receiver, the numbers of its senders (n,).
+            wanted: sender indices (n,), keyed by receiver.
 
         Returns:
-            For each receiver, the changes (n,) of float64.
+            Changes (n,) of float64, keyed by receiver.
         """
         about = [self.wiring.receivers[name] for name in wanted]
         sizes = [len(senders) for senders in wanted.values()]
@@ -206,12 +207,10 @@ class Stream:
     @quiet
     @one_blas_thread()
     def metric(self, corrupted: Mapping[str, Array]) -> float:
-        """Return the metric of a clean run in which some edges come from the corrupted run.
-
-        All other edges carry the outputs of this run.
+        """Return the metric of a clean run in which some edges carry the corrupted outputs.
 
         Args:
-            corrupted: for each receiver, a mask (n,) of its corrupted senders. A missing receiver
+            corrupted: masks (n,) of the corrupted senders, keyed by receiver. A missing receiver
                 has no corrupted senders.
         """
         now = np.zeros_like(self.deltas)  # outputs of the corrupted run minus those of this run
@@ -219,7 +218,7 @@ class Stream:
         x = self.clean[0].pre
 
         def read(x: Array, *names: str) -> Array:
-            """Return the inputs (names, n, D) of receivers, given a stream (n, D)."""
+            """Return the inputs (names, n, D) that receivers read from a stream (n, D)."""
             count = self.wiring.receivers[names[0]].senders
             none = np.zeros(count, bool)
             masks = np.array([corrupted.get(name, none) for name in names], now.dtype)
@@ -248,7 +247,7 @@ class Stream:
         return float(self._values(x[:, self.cut(len(self.layers))])[0])
 
     def cut(self, layer: int) -> slice:
-        """Return the positions that are needed after the attention of a layer."""
+        """Return the positions that are needed after attention in a layer."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
     def _kept(self, layer: int) -> Kept:
@@ -309,13 +308,13 @@ class Stream:
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
 
     def _parts(self, numbers: Array) -> Iterator[Array]:
-        """Yield groups of numbers with at most `TOKENS` positions together, or one number."""
+        """Group edges up to a total of `TOKENS` positions, at least one edge per group."""
         step = max(1, TOKENS // self.deltas.shape[1])
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]
 
     def _run(self, first: int, x: Array) -> Array:
-        """Return the output of the last layer, (n, ...), if `x` is the input of layer `first`."""
+        """Run the layers from `first` on its input `x`; return the last output, (n, ...)."""
         for layer in range(first, len(self.layers)):
             cut, block = self.cut(layer), self.layers[layer]
             parts = self._project(layer, x, self.span)
@@ -340,7 +339,7 @@ class Stream:
     ) -> Array:
         """Return the outputs of heads, (n, H, t, dv).
 
-        The queries begin at the computed position `first`. They also see the positions `before`.
+        The queries begin at the computed position `first` and also see the positions `before`.
         """
         query, key, value = (parts[kind] for kind in INPUTS)
         if self.span.start:
@@ -374,8 +373,8 @@ class Stream:
     def _each(self, layer: int, z: Array) -> Array:
         """Return what each head adds to the stream, (H, t, D), given the contexts (1, H, t, dv).
 
-        A norm after the attention divides the outputs of all heads by one number, taken from this
-        run.
+        A norm after attention divides the outputs of all heads by the same number, which is taken
+        from this run.
         """
         block = self.layers[layer]
         outputs = np.asarray(z[0] @ _output_weights(block))
@@ -386,7 +385,7 @@ class Stream:
         return outputs if block.scale1 is None else block.scale1.run(outputs)[0]
 
     def _head_of(self, pair: Pair) -> BuiltHead:
-        """Return the head over words, reduced to the words of the metric."""
+        """Return the LM head, reduced to the tokens of the metric."""
         head = self.body.head
         assert head is not None
         if not isinstance(pair.metric, Logit):
@@ -396,7 +395,7 @@ class Stream:
         return replace(head, parameters={**head.parameters, **own})
 
     def _values(self, x: Array) -> Array:
-        """Return the metric (n,) if `x` is the output of the last layer, (n, t, D)."""
+        """Return the metric (n,) for the output `x` of the last layer, (n, t, D)."""
         if not isinstance(self.pair.metric, Logit):
             before = self.pair.handed(self.pair.clean, len(self.layers))[: self.span.start]
             whole = (np.concatenate([before, one]) for one in x)
@@ -407,7 +406,7 @@ class Stream:
 
 
 class _Edges(NamedTuple):
-    """Edges as arrays (n,): the layer, kind and head of each receiver, and each sender."""
+    """Edges as arrays (n,): the layer, kind and head of the receivers, and the senders."""
 
     layer: Array
     kind: Array
@@ -416,7 +415,7 @@ class _Edges(NamedTuple):
 
 
 def _output_weights(block: Block) -> Array:
-    """Return the output weights of each head, (H, dv, D), in the type of the computation."""
+    """Return the output weights of each head, (H, dv, D), in the dtype of the computation."""
     weight = block.attn.parameters["out_proj.weight"]
     wide = weight.astype(compute_type(weight.dtype), copy=False)
     return wide.reshape(block.attn.num_heads, -1, wide.shape[-1])

@@ -1,4 +1,4 @@
-"""Results of the calls of `qkv.circuits`: arrays with named axes, and graphs of edges."""
+"""Results of `qkv.circuits`: arrays with named axes, and graphs of edges."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ from qkv.trace import Trace
 
 
 class Result(np.ndarray[Any, Any]):
-    """A NumPy array with named axes, for `to_xarray` and `qkv.circuits.plot`.
+    """A NumPy array whose axes have names for `to_xarray` and `qkv.circuits.plot`.
 
     Slices, sums and differences of a result are plain arrays without names. To keep the names, call
-    `to_xarray()` first and compute with its result.
+    `to_xarray()` first and compute with the DataArray.
 
     Attributes:
-        axes: a name for each axis: "layer", "head", "token", "query", "key" and so on, as the
-            dimensions of `Trace.to_xarray()`; empty for arrays computed from a result.
-        words: for some axes, a word for each index, such as the tokens of the text.
+        axes: the axis names ("layer", "head", "token", "query", "key" and others), as in
+            `Trace.to_xarray()`; empty for arrays that are computed from a result.
+        words: words for the indices of an axis, such as the tokens of the text, keyed by axis.
         of: the meaning of the numbers.
         ground: the number that means "no effect", usually 0.
         title: the name of the measure.
@@ -53,7 +53,7 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """Name the axes of an array. Words are kept only for an axis of the same length."""
+        """Name the axes of an array. Words are kept only if their number fits the axis."""
         result = np.asarray(values).view(cls)
         sizes = dict(zip(axes, result.shape, strict=True))
         result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground
@@ -73,9 +73,8 @@ class Result(np.ndarray[Any, Any]):
         """
         if not self.axes:
             raise ValueError(
-                f"to_xarray: this array {self.shape} was computed from a result, so its "
-                "axes have no "
-                "names: call to_xarray() on the result, and change its result"
+                f"to_xarray: this array {self.shape} was computed from a result, so its axes have "
+                "no names: call to_xarray() on the result before you compute with it"
             )
         xarray = need("xarray", "tables")
         coords: dict[str, Any] = {f"{axis}_text": (axis, x) for axis, x in self.words.items()}
@@ -86,7 +85,7 @@ class Result(np.ndarray[Any, Any]):
         )
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return results of NumPy's functions as plain arrays or numbers."""
+        """Let NumPy functions return plain arrays and numbers."""
         plain = np.asarray(array)
         return plain[()] if return_scalar else plain
 
@@ -97,12 +96,12 @@ class Result(np.ndarray[Any, Any]):
         return repr(np.asarray(self))
 
     def __reduce__(self) -> Any:
-        """Pickle the array with its names."""
+        """Pickle the array together with its axis names."""
         return _unpickled, (np.asarray(self), vars(self))
 
 
 def _unpickled(values: Array, names: dict[str, Any]) -> Result:
-    """Return the result that was pickled."""
+    """Restore a pickled result."""
     result = values.view(Result)
     vars(result).update(names)
     return result
@@ -114,7 +113,7 @@ def words_of(trace: Trace) -> list[str]:
 
 
 class Edge(NamedTuple):
-    """An edge: the output of one sender as part of one receiver's input.
+    """An edge, which carries a sender's output into a receiver's input.
 
     Attributes:
         sender: "embed", "attn.{layer}.{head}" or "mlp.{layer}".
@@ -133,14 +132,14 @@ class Graph:
     """The result of `edges` and `discover`.
 
     Attributes:
-        nodes: the names of the parts that have an edge, in the order of computation: "embed"; for
-            each layer its heads "attn.{layer}.{head}" and its MLP "mlp.{layer}"; "logits".
-        edges: the edges, the largest absolute score first.
+        nodes: the names of the parts that have an edge, in order of computation: "embed", the heads
+            "attn.{layer}.{head}" and the MLP "mlp.{layer}" of each layer, and "logits".
+        edges: the edges, sorted by absolute score, largest first.
         method: "exact", "eap" or "eap-ig".
         clean: the metric of the clean run.
         corrupted: the metric of the corrupted run.
-        correlation: Pearson's correlation between estimated and exact scores, on a sample of all
-            edges. None for exact scores; NaN if all estimates or all exact scores are equal.
+        correlation: Pearson's correlation between estimated and exact scores, on a sample of edges.
+            None for exact scores; NaN if all estimates or all exact scores are equal.
         faithfulness: the faithfulness of the edges that `discover` keeps; None for the graph of all
             edges.
     """
@@ -176,10 +175,10 @@ class Graph:
         )
 
     def top(self, count: int) -> list[Edge]:
-        """Return the `count` edges with the largest absolute scores, the largest first.
+        """Return the `count` edges with the largest absolute scores, largest first.
 
         Raises:
-            TypeError: `count` is not a whole number.
+            TypeError: `count` is not an integer.
             ValueError: `count` is below 0.
         """
         return self.edges[: whole_number(count, call="top", name="count", least=0)]
@@ -201,7 +200,7 @@ class Graph:
 
 
 def strongest(edges: Sequence[Edge]) -> list[Edge]:
-    """Sort edges, the largest absolute score first. Equal scores keep their order.
+    """Sort edges by absolute score, largest first. Equal scores keep their order.
 
     >>> [edge.score for edge in strongest([Edge("embed", "logits", x) for x in (1.0, -3.0, 2.0)])]
     [-3.0, 2.0, 1.0]
@@ -210,7 +209,7 @@ def strongest(edges: Sequence[Edge]) -> list[Edge]:
 
 
 def node_of(receiver: str) -> str:
-    """Return the part whose input a receiver is.
+    """Return the part to which a receiver belongs.
 
     >>> node_of("attn.3.11.q"), node_of("mlp.3"), node_of("logits")
     ('attn.3.11', 'mlp.3', 'logits')

@@ -1,4 +1,4 @@
-"""Sparse autoencoders: write a model's vectors as sums of a few out of many features."""
+"""Sparse autoencoders: express each vector of a model as a sum of a few features."""
 
 import itertools
 import os
@@ -25,23 +25,22 @@ _INNER = {"z": "attn.", "q": "attn.", "k": "attn.", "v": "attn.", "pre": "mlp.",
 
 
 class SAE:
-    """A sparse autoencoder: it writes vectors as sums of a few out of many features.
+    """A sparse autoencoder, which expresses each vector as a sum of a few of its n features.
 
-    `features = encode(x)` gives n numbers of at least 0, and only a few of them are above 0.
-    `decode(features)` is `features @ W_dec + b_dec`, which should be near `x`. The arguments decide
-    how `encode` works:
+    `features = encode(x)` are n non-negative numbers, of which only a few are above 0.
+    `decode(features)` is `features @ W_dec + b_dec`, which should be close to `x`. The arguments
+    determine how `encode` works:
 
     - `relu((x - b_dec) @ W_enc + b_enc)`;
-    - with `k`, only the k largest of these numbers in each row are kept; all others become 0
-      (TopK);
+    - with `k`, only the k largest of these numbers are kept per row; all others become 0 (TopK);
     - with `threshold`, only numbers above the threshold are kept; all others become 0 (JumpReLU);
     - with `b_gate`, `b_mag` and `r_mag` (gated): let `y = (x - b_dec) @ W_enc`. A feature is
       `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0.
 
     An SAE is an edit of its site: `model.trace(text, edit={sae.at: sae})` runs the model on the
-    decoded vectors. The trace then has the features too. Their name is the same as in SAELens:
-    "blocks.3.hook_resid_post.hook_sae_acts_post", or ("sae_acts_post", 3). An edit of that name
-    changes the features before they are decoded.
+    decoded vectors. The trace then also has the features, under their name in SAELens:
+    "blocks.3.hook_resid_post.hook_sae_acts_post", or ("sae_acts_post", 3). To change the features
+    before they are decoded, edit this activation.
 
     Args:
         encoder: `W_enc` (D, n). For activations of heads ("z"), D is the size of all heads
@@ -51,24 +50,24 @@ class SAE:
         b_dec: (D,), by default 0.
         at: the activation that the SAE encodes: a full name, or a short name such as ("resid_post",
             3).
-        k: the largest number of features that fire for one vector.
+        k: the maximum number of active features per vector.
         threshold: (n,), the threshold of each feature.
         b_gate: (n,).
         b_mag: (n,).
         r_mag: (n,).
         subtracts_bias: whether `b_dec` is subtracted from `x` before encoding.
-        metadata: other entries of the file, such as "model_name".
+        metadata: more information to save in the file, such as "model_name".
 
     Attributes:
         architecture: "standard", "topk", "jumprelu" or "gated".
-        parameters: the arrays by their names in the file, float32 or float64, read-only.
+        parameters: read-only arrays of float32 or float64, keyed by their name in the file.
         at: the full name of the activation, or None.
-        keeps_error: whether the SAE, used as an edit, adds its reconstruction error (see
+        keeps_error: whether an edit with this SAE adds the reconstruction error (see
             `keeping_error`).
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: shapes do not fit, or the arguments belong to two architectures.
+        ValueError: shapes do not match, or the arguments belong to two architectures.
 
     Source:
         Bricken et al. 2023, "Towards Monosemanticity"; Gao et al. 2024, "Scaling and evaluating
@@ -151,20 +150,20 @@ class SAE:
     ) -> Self:
         """Train a TopK autoencoder on the activations of texts.
 
-        A few texts run together, and their activations are shuffled in a pool of 64 MB, so memory
-        does not grow with the number of texts. Adam makes a step for every 1,024 tokens. The
-        learning rate rises during the first twentieth of the run and then falls to 0. Features that
-        have not fired for 32,768 tokens learn to reconstruct the error of the other features.
+        Texts run in small batches, and their activations are shuffled in a pool of 64 MB, so memory
+        does not grow with the number of texts. Adam makes one step per 1,024 tokens. The learning
+        rate rises during the first 5% of the run and then falls to 0. Features that have been
+        inactive for 32,768 tokens learn to reconstruct the error of the other features.
 
         Args:
-            model: a model of `qkv.load` that reads one text at a time.
+            model: a text encoder or decoder from `qkv.load`.
             texts: any iterable of texts. A text is a string or its token ids. A list is read again
                 as often as needed; an iterator is read once.
-            at: one activation of one layer with a vector for each token.
+            at: one activation of one layer, with one vector per token.
             features: n, the number of features.
-            k: the largest number of features that fire for one token.
-            tokens: the number of tokens to learn from.
-            seed: the seed of the initial directions and of the order of tokens.
+            k: the maximum number of active features per token.
+            tokens: the number of training tokens.
+            seed: the random seed for the initial directions and the order of tokens.
 
         Warns:
             UserWarning: an iterator ended before `tokens` tokens were read.
@@ -209,17 +208,17 @@ class SAE:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read an autoencoder from a folder that SAELens wrote.
+        """Read an autoencoder from a folder in the format of SAELens.
 
         Args:
             folder: a folder with "cfg.json" and "sae_weights.safetensors". The architectures
-                "standard", "topk", "jumprelu" and "gated" are supported, also in files from before
-                SAELens 6.
+                "standard", "topk", "jumprelu" and "gated" are supported, including files from
+                versions before SAELens 6.
 
         Returns:
-            The autoencoder, in float32, or in float64 if the file has that type. Its `.at` is the
-            file's `hook_name`. If `.metadata["prepend_bos"]` is true, it was trained with an extra
-            token before each text, which TransformerLens adds.
+            The autoencoder, in float64 if the file has float64, otherwise in float32. Its `.at` is
+            the file's `hook_name`. If `.metadata["prepend_bos"]` is true, the autoencoder was
+            trained on texts that start with an extra token, which TransformerLens adds.
 
         Raises:
             FileNotFoundError: the folder or a file in it does not exist.
@@ -233,12 +232,12 @@ class SAE:
         """Write the autoencoder to a folder that SAELens can read.
 
         Args:
-            folder: created if it does not exist.
-            dtype: the type of the weights in the file: "float16", "bfloat16", "float32" or
-                "float64"; by default the type of the parameters.
+            folder: the path of the folder, which is created if it is missing.
+            dtype: the dtype of the weights in the file: "float16", "bfloat16", "float32" or
+                "float64"; by default, the dtype of the parameters.
 
         Raises:
-            ValueError: a weight is too large for the type.
+            ValueError: a weight is too large for the dtype.
             OSError: the folder cannot be written.
 
         >>> import tempfile
@@ -259,14 +258,14 @@ class SAE:
         write_folder(folder, self.parameters, config, dtype)
 
     def encode(self, x: ArrayLike) -> Array:
-        """Return the features of vectors, (..., n); all are at least 0.
+        """Return the non-negative features (..., n) of vectors.
 
         Args:
-            x: (..., D), floats; for activations of heads also (..., Hq, d).
+            x: floats (..., D); for activations of heads, also (..., Hq, d).
 
         Raises:
             TypeError: `x` does not hold floats.
-            ValueError: the vectors in `x` have another size.
+            ValueError: the vectors in `x` do not have the size D.
         """
         parameters = self.parameters
         rows = self._rows(x, "encode")
@@ -284,11 +283,11 @@ class SAE:
         return np.maximum(features, 0)
 
     def decode(self, features: ArrayLike) -> Array:
-        """Return the vectors (..., D) that features (..., n) encode.
+        """Turn features (..., n) back into vectors (..., D).
 
         Raises:
             TypeError: `features` does not hold floats.
-            ValueError: `features` has another number of features.
+            ValueError: the last dimension of `features` is not n.
         """
         array = self._float(features, "decode", "features")
         if array.shape[-1:] != (self.num_features,):
@@ -303,9 +302,9 @@ class SAE:
         return self.run(self._float(x, "encode", "x"))
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
-        """Return the replacement of an activation that this SAE edits, in the shape of `x`.
+        """Return the reconstruction that replaces the activation `x`, in the shape of `x`.
 
-        `record` gets the features; the features that it returns are decoded.
+        `record` receives the features and returns the features to decode.
         """
         features = self.encode(x)
         kept = features if record is None else record("hook_sae_acts_post", features)
@@ -315,10 +314,10 @@ class SAE:
         return out
 
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
-        """Return the gradient of `sum(grad * run(x))` for `x`, in the shape of `x`.
+        """Return the gradient of `sum(grad * run(x))` with respect to `x`.
 
-        The set of features above 0 is treated as constant. `record` gets the gradient for the
-        features; the backward pass continues with the gradient that it returns.
+        The set of active features is treated as constant. `record` receives the gradient of the
+        features and returns the gradient with which the backward pass continues.
         """
         parameters = self.parameters
         slopes = linear(self._rows(grad, "backward"), parameters["W_dec"].T)  # (..., n)
@@ -330,9 +329,9 @@ class SAE:
         return out + grad if self.keeps_error else out
 
     def keeping_error(self) -> Self:
-        """Return a copy that adds its reconstruction error when it is used as an edit.
+        """Return a copy that adds its reconstruction error in edits.
 
-        The run then equals the model's own run unless an edit changes features, so every change
+        The edited run then equals the original run unless features are edited, so every change
         comes from the edited features.
 
         Source:
@@ -343,7 +342,7 @@ class SAE:
         return other
 
     def explained_variance(self, x: ArrayLike) -> float:
-        """Return the share of the vectors' variance that is reconstructed, at most 1.
+        """Return the share of variance that the reconstruction explains, at most 1.
 
         For vectors (..., D), the share is `1 - sum((x - self(x)) ** 2) / sum((x - mean(x)) ** 2)`.
         """
@@ -353,28 +352,29 @@ class SAE:
         return 1 - float(left / np.square(rows - rows.mean(0)).sum(dtype=np.float64))
 
     def l0(self, x: ArrayLike) -> float:
-        """Return the mean number of features above 0 for vectors (..., D)."""
+        """Return the mean number of active features per vector, for vectors (..., D)."""
         return float((self.encode(x) > 0).sum(-1).mean())
 
     def evaluate(self, model: Model, texts: Iterable[Any] | Array) -> dict[str, float]:
-        """Measure the autoencoder on texts. Take other texts than those of its training.
+        """Evaluate the autoencoder on texts, which should not be its training texts.
 
         Args:
-            model: it encodes activations of this model.
-            texts: any iterable of texts, or of the ids of their tokens, read once.
+            model: the model whose activations the autoencoder encodes.
+            texts: an iterable of texts, read once. A text is a string or an array (T,) of token
+                ids.
 
         Returns:
-            "explained_variance" and "l0", over all tokens; and "dead", the share of features that
-            never fire. For a decoder also the mean loss of a token in nats: "loss" of the unchanged
-            model, "loss_spliced" with the reconstruction in place of the activation, and
-            "loss_mean" with the mean of the activation in its place. "loss_recovered" is
+            "explained_variance" and "l0" over all tokens, and "dead", the share of features that
+            are never active. A decoder also has mean losses per token in nats: "loss" for the
+            unchanged model, "loss_spliced" if the reconstruction replaces the activation, and
+            "loss_mean" if the mean replaces the activation. "loss_recovered" is
             `(loss_mean - loss_spliced) / (loss_mean - loss)`. A value that cannot be measured is
             NaN.
 
         Raises:
             TypeError: an argument has a wrong type.
-            ValueError: the autoencoder has no `at`, or its vectors have another size than the
-                activation.
+            ValueError: the autoencoder has no `at`, or its vectors and the activation differ in
+                size.
         """
         call = "SAE.evaluate"
         if self.at is None:
@@ -386,7 +386,7 @@ class SAE:
         return measures(model, texts, at, self, call)
 
     def _rows(self, x: ArrayLike, call: str) -> Array:
-        """Return vectors (..., D) in the type of the parameters; heads are joined."""
+        """Return vectors (..., D) in the dtype of the parameters, with heads joined."""
         array = self._float(x, call, "x")
         if array.shape[-1:] == (self.dim,):
             return array
@@ -411,7 +411,7 @@ def _floats(x: ArrayLike, call: str, name: str) -> Array:
 
 
 def _checked(values: Mapping[str, ArrayLike | None], architecture: str) -> dict[str, Array]:
-    """Check the shapes of an architecture's arrays, and return the arrays."""
+    """Check the shapes of an architecture's arrays; return the arrays."""
     arrays = {name: _floats(x, "SAE", name) for name, x in values.items() if x is not None}
     kind = np.result_type(np.float32, *(array.dtype for array in arrays.values()))
     shape = arrays["W_enc"].shape
@@ -448,7 +448,7 @@ def _full_name(at: Any) -> str | None:
 
 
 def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
-    """Yield the rows (n, D) of texts. Read a list again and again, but an iterator only once."""
+    """Yield the rows (n, D) of texts: repeatedly for a list, once for an iterator."""
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return

@@ -14,22 +14,22 @@ from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-# The version of the format. SAELens reads it to recognise folders of version 6 or later.
+# The version of the format. SAELens uses the version to recognise folders of version 6 or later.
 _VERSION = "6.0.0"
-# The parameters (n,) of each architecture; all have W_enc (D, n), W_dec (n, D) and b_dec (D,) too.
+# The parameters (n,) of each architecture, besides W_enc (D, n), W_dec (n, D) and b_dec (D,).
 ARCHITECTURES = {
     "standard": ("b_enc",),
     "topk": ("b_enc",),
     "jumprelu": ("b_enc", "threshold"),
     "gated": ("b_gate", "b_mag", "r_mag"),
 }
-# Keys of versions before 6, and their present names.
+# Keys of versions before 6, and their current names.
 _FORMER = {
     "hook_point": "hook_name",
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys that may change the computation, and the values that leave it unchanged.
+# Keys that may change the computation, and the values that have no effect.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
@@ -40,12 +40,12 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 
 
 def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the folder of an autoencoder.
+    """Read an autoencoder from a folder.
 
     Returns:
-        `(about, arrays)`. `about` has the arguments "at" (the full name of an activation, or None),
-        "subtracts_bias" and "metadata" of `SAE`. `arrays` has the arrays by their names in the
-        file, and "k".
+        `(about, arrays)`. `about` holds the arguments "at" (the full name of an activation, or
+        None), "subtracts_bias" and "metadata" of `SAE`. `arrays` holds "k" and the arrays, keyed by
+        their name in the file.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -88,7 +88,7 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
 
 
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
-    """Return the arrays of a file by name, float32 or float64."""
+    """Return the arrays of a file in float32 or float64, keyed by name."""
     stored = header(path)
     scale = stored.pop("scaling_factor", None)  # written by versions with fine-tuning
     if scale is not None and (scale.read() != 1).any():
@@ -117,17 +117,17 @@ def write_folder(
     config: Mapping[str, Any],
     dtype: Any,
 ) -> None:
-    """Write an autoencoder. Each file is written completely or not at all.
+    """Write an autoencoder. An error never leaves an incomplete file.
 
     Args:
-        folder: created if it does not exist.
-        arrays: the arrays by their names in the file.
+        folder: the path of the folder, which is created if it is missing.
+        arrays: arrays, keyed by their name in the file.
         config: entries of cfg.json, with "architecture" and "metadata".
-        dtype: the type in the file: float16, bfloat16, float32 or float64; None for the arrays'
-            type.
+        dtype: the dtype in the file (float16, bfloat16, float32 or float64); None for the dtype of
+            the arrays.
 
     Raises:
-        ValueError: a number is too large for the type.
+        ValueError: a value is too large for the dtype.
     """
     from safetensors.numpy import save
 

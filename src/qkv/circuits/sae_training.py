@@ -1,4 +1,4 @@
-"""Train a sparse autoencoder, and measure how much of the model it preserves."""
+"""Train a sparse autoencoder, and measure how well it preserves the model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
@@ -13,14 +13,14 @@ from qkv.models.model import Model
 from qkv.ops.linear import linear, linear_grad
 from qkv.ops.training import adamw, cross_entropy
 
-BATCH = 1024  # the tokens of one training step
-POOL = 2**24  # the most numbers that are shuffled at once: 64 MB
+BATCH = 1024  # the number of tokens per training step
+POOL = 2**24  # the maximum number of values in the pool: 64 MB
 DEAD = 2**15  # a feature is dead if it has not fired for this number of tokens
 AUXILIARY = 1 / 32  # the weight of the loss for dead features
 
 
 def largest(x: Array, k: int) -> Array:
-    """Keep the k largest numbers of each row (..., n) that are above 0; all others become 0.
+    """Keep the k largest positive numbers of each row (..., n); all others become 0.
 
     >>> largest(np.array([[3.0, -1.0, 2.0, 1.0]]), 2)
     array([[3., 0., 2., 0.]])
@@ -34,16 +34,17 @@ def largest(x: Array, k: int) -> Array:
 def gradients(
     parameters: dict[str, Array], x: Array, k: int, dead: Array
 ) -> tuple[float, dict[str, Array], Array]:
-    """Return `(loss, gradients, fired)` for one step: gradients by parameter, and a mask (n,).
+    """Return `(loss, gradients, fired)` of one step; `fired` is a mask (n,) of active features.
 
     The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add a second loss,
-    times `AUXILIARY`: the D / 2 largest dead features reconstruct the error of the other features.
+    multiplied by `AUXILIARY`: the D / 2 largest dead features reconstruct the error of the other
+    features.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).
         x: (rows, D).
         k: the number of features that fire for one row.
-        dead: the numbers of the dead features.
+        dead: the indices of dead features.
 
     Source:
         Gao et al. 2024, "Scaling and evaluating sparse autoencoders", sections 2.3 and A.2.
@@ -74,9 +75,9 @@ def gradients(
 
 
 def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Shuffle rows (n, D) in a pool; yield batches (BATCH, D) from the pool.
+    """Shuffle rows (n, D) in a pool; yield batches (BATCH, D).
 
-    When the pool is full, half of its rows are yielded. The pool holds at most `tokens` rows.
+    A full pool yields half of its rows. The pool holds at most `tokens` rows.
     """
     pool: list[Array] = []
     count = 0
@@ -103,19 +104,19 @@ def trained(
     rng: np.random.Generator,
     advance: Callable[[int], None],
 ) -> tuple[dict[str, Array], int]:
-    """Train an autoencoder; return `(parameters, count)`, with the number of rows it learned from.
+    """Train an autoencoder; return its parameters and the number of training rows.
 
-    Features begin in random directions; the encoder begins as the transposed decoder. Rows are
-    scaled so that their root mean square distance from the mean is sqrt(D); the result undoes that
-    scale. The rows of the decoder keep length 1.
+    Features start in random directions, and the encoder starts as the transposed decoder. For
+    training, rows are scaled to a root mean square distance of sqrt(D) from their mean; the
+    returned parameters apply to unscaled rows. The rows of the decoder keep length 1.
 
     Args:
         batches: rows (n, D).
         features: the number of features.
         k: the number of features that fire for one row.
-        tokens: the number of rows to learn from.
-        rng: the generator that draws the directions.
-        advance: gets the number of rows after each step.
+        tokens: the number of training rows.
+        rng: the random generator for the initial directions.
+        advance: called after each step with its number of rows.
     """
     first = next(batches)
     size, kind = first.shape[1], first.dtype
@@ -136,7 +137,7 @@ def trained(
         x = batch[: tokens - seen] * scale
         _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
         along = (grads["W_dec"] * decoder).sum(1, keepdims=True)
-        # remove the part that would only change the lengths of rows
+        # remove the component that would only change the lengths of rows
         grads["W_dec"] -= along * decoder
         for name, slope in grads.items():
             slopes[name][...] = slope
@@ -155,7 +156,7 @@ def trained(
 
 
 def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
-    """Return the parameters as consecutive views of one array."""
+    """Return the parameters as consecutive views of an array."""
     parts = np.split(flat, np.cumsum([size * features, features * size, features]))
     shapes = {"W_enc": (size, -1), "W_dec": (features, -1), "b_enc": (-1,), "b_dec": (-1,)}
     pairs = zip(shapes.items(), parts, strict=True)
@@ -163,7 +164,7 @@ def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
 
 
 def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str, float]:
-    """Return the result of `SAE.evaluate`, for the full name of a site."""
+    """Return the result of `SAE.evaluate` for an activation, given by its full name."""
     ids: list[Array] = []
     count = active = left = squares = 0.0
     total: Any = 0.0
@@ -197,7 +198,7 @@ def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str
 
 
 def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
-    """Return the mean loss in nats, without the first token of each text; NaN without tokens."""
+    """Return the mean loss in nats, except for first tokens; NaN without other tokens."""
     total = count = 0.0
     batch: list[Any] = []
     for number, text in enumerate(ids, 1):

@@ -1,4 +1,4 @@
-"""Scan neurons, features or heads over many texts, and keep the texts with the largest values."""
+"""Scan neurons, features or heads over many texts; keep the texts with the largest values."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ _NAMES = (*NAMES, STRONGEST)
 
 
 class Best:
-    """The texts with the largest values for each unit: a neuron, a feature or a measure of a head.
+    """The texts with the largest values per unit: a neuron, a feature or a head's measure.
 
-    A text is kept once for each unit, and only if its value is above 0. If values are equal, the
-    earlier text comes first.
+    A text is kept at most once per unit, and only if its value is above 0. Texts with equal values
+    keep their order.
 
     Args:
         units: the number of units.
-        count: the number of texts to keep for each unit.
+        count: the number of texts to keep per unit.
 
     Attributes:
-        values: (units, count) float64, the largest first; 0 in unused entries.
-        numbers: (units, count), the number of each text; -1 in unused entries.
+        values: (units, count) float64, largest first; 0 in unused entries.
+        numbers: (units, count), the index of each text; -1 in unused entries.
         positions: (units, count), the position of each value in its text.
-        rows: (units, count), more data for each value.
-        texts: the kept texts, by their numbers.
+        rows: (units, count), additional data for each value.
+        texts: the kept texts, keyed by index.
     """
 
     def __init__(self, units: int, count: int) -> None:
@@ -44,15 +44,15 @@ class Best:
         self.texts: dict[int, Read] = {}
 
     def among(self, values: Array, numbers: Array, units: slice) -> tuple[Array, Array]:
-        """Find the values (B, n) of the texts `numbers` (B,) that are among the largest so far.
+        """Find the entries of `values` (B, n) that are among the largest so far.
 
         Returns:
-            The row and the column of each found value; column 0 belongs to the first of `units`.
+            The rows and columns of the found values; column 0 belongs to the first of `units`.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
         fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
         count = self.values.shape[1]
-        if len(values) > count:  # more texts than can be kept
+        if len(values) > count:  # more texts than the number to keep
             order = np.argsort(numbers)
             rest = order[np.argsort(-values[order], axis=0, kind="stable")[count:]]
             np.put_along_axis(fits, rest, False, 0)
@@ -61,7 +61,7 @@ class Best:
     def add(
         self, units: Array, values: Array, numbers: Array, positions: Array, rows: Sequence[Any]
     ) -> None:
-        """Add values: entry i of each array (n,) belongs to unit `units[i]`. Units may repeat."""
+        """Add values; entry i of each array (n,) belongs to unit `units[i]`. Units may repeat."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
         whole = np.empty(len(rows), object)
@@ -83,13 +83,13 @@ class Best:
             array[owner[kept], rank[kept]] = new[order][kept]
 
     def keep(self, window: Sequence[Read]) -> None:
-        """Keep only texts that still have a value, from this window and earlier windows."""
+        """Add the texts of a window, and drop all texts whose values are no longer kept."""
         used = set(np.unique(self.numbers).tolist())
         known = self.texts | {text.number: text for text in window}
         self.texts = {number: text for number, text in known.items() if number in used}
 
     def spelled(self, model: Model) -> dict[int, str]:
-        """Return the names of all tokens in the kept texts, by token ids."""
+        """Return the strings of all tokens in the kept texts, keyed by token id."""
         ids = np.unique([token for text in self.texts.values() for token in text.ids.tolist()])
         tokens = named(ids, np.ones(len(ids), bool), model.tokenizer).tokens
         return dict(zip(ids.tolist(), tokens, strict=True))
@@ -106,7 +106,7 @@ class Best:
 
 @dataclass(frozen=True, eq=False)
 class _InText:
-    """The value of a unit in a text."""
+    """A unit's value in a text."""
 
     value: float
     number: int
@@ -120,9 +120,9 @@ class Example(_InText):
 
     Attributes:
         value: the largest activation in the text.
-        number: the number of the text, counted from 0.
-        text: the text as it was given, a string or the ids of its tokens (T,).
-        tokens: the names of its tokens.
+        number: the index of the text.
+        text: the given text, as a string or token ids (T,).
+        tokens: the token strings.
         position: the position of the largest activation.
         activations: (T,), the activation at each token.
     """
@@ -139,8 +139,8 @@ class Scan:
         at: the full name of the activation.
         unit: "neuron" or "feature".
         tokens: the number of tokens that were read.
-        density: (n,), the share of tokens at which each activation is above 0.
-        mean: (n,), the mean over all tokens.
+        density: (n,), the share of tokens with an activation above 0.
+        mean: (n,), the mean activation over all tokens.
         largest: (n,), the largest activation; 0 if none is above 0.
     """
 
@@ -174,24 +174,24 @@ class Scan:
         top: int = 5,
         theme: str = "auto",
     ) -> PlotView:
-        """Return a page of cards with the texts that activate each neuron or feature most.
+        """Return a page of cards: the texts with the largest activations per neuron or feature.
 
         Words are shaded by their activation, from 0 to the largest activation of the card. In each
         text, a frame marks the word with the largest activation; from a long text, the card shows
         only the words around the frame.
 
         Args:
-            numbers: the numbers of neurons or features, or a mapping from these numbers to names
-                for the cards. By default, the 24 with the largest activations.
-            top: the largest number of texts on a card.
+            numbers: the indices of neurons or features, or a mapping from indices to card titles.
+                By default, the 24 neurons or features with the largest activations.
+            top: the maximum number of texts per card.
             theme: "light", "dark", or "auto" for the theme of the site or system.
 
         Returns:
-            A view: a notebook and a terminal show it, and `to_html`, `to_png`, `to_svg` and
-            `to_dict` write it.
+            A view, displayed in notebooks and terminals; `to_html`, `to_png`, `to_svg` and
+            `to_dict` export it.
 
         Raises:
-            TypeError: an entry of `numbers` is not a whole number.
+            TypeError: an entry of `numbers` is not an integer.
             ValueError: `numbers` is empty, `top` is below 1, or `theme` is unknown.
             IndexError: a neuron or feature does not exist.
         """
@@ -215,16 +215,16 @@ class Scan:
         return cards_of(cards, summary, len(self), self.unit, theme)
 
     def examples(self, number: int) -> list[Example]:
-        """Return the texts that activate a neuron or feature most, the largest activation first.
+        """Return the texts with the largest activations of a neuron or feature, largest first.
 
-        Each text occurs at most once, and only if it has an activation above 0. If texts have equal
-        values, the earlier texts are kept.
+        Each text occurs at most once, and only if it has an activation above 0. Among texts with
+        equal values, the earlier texts are kept.
 
         Args:
-            number: the number of the neuron or feature; negative numbers count from the end.
+            number: the index of the neuron or feature; a negative index counts from the end.
 
         Raises:
-            TypeError: `number` is not a whole number.
+            TypeError: `number` is not an integer.
             IndexError: the neuron or feature does not exist.
         """
         number = check_index(number, len(self), "examples", self.unit)
@@ -234,29 +234,30 @@ class Scan:
 def scan(
     model: Model, texts: Iterable[Any] | Array, *, of: str | tuple[str, int] | SAE, top: int = 20
 ) -> Scan:
-    """Find the texts that most activate each neuron, or each feature of an autoencoder.
+    """Find the texts with the largest activations of each neuron or autoencoder feature.
 
     Each text is read once. Memory grows with the number of neurons and with `top`, but not with the
     number of texts. Texts are truncated as in `trace`, and a warning gives the number of truncated
     texts.
 
     Args:
-        model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts. A text is a string, or the ids of its tokens, (T,).
+        model: a text encoder or decoder from `qkv.load`.
+        texts: an iterable of texts. A text is a string or an array (T,) of token ids.
         of: one activation of one layer, such as ("post", 3), to scan its neurons; or an `SAE`, to
             scan its features.
-        top: the number of texts to keep for each neuron or feature, at least 1.
+        top: the number of texts to keep per neuron or feature, at least 1.
 
     Returns:
-        A `Scan`: `.density`, `.mean` and `.largest` (n,) have a number for each neuron or feature,
-        and `.examples(number)` gives the `top` texts with the largest activations of one. In
-        activations of heads, neurons are numbered head by head.
+        A `Scan`: `.density`, `.mean` and `.largest` (n,) hold one number per neuron or feature, and
+        `.examples(number)` returns the `top` texts with its largest activations. In activations of
+        heads, neurons are numbered head by head.
 
     Raises:
-        TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not a
-            whole number.
-        ValueError: `of` is not one activation of one layer with a row for each token; `top` is
-            below 1; the model reads two texts or images; or an id is not in the model's table.
+        TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not an
+            integer.
+        ValueError: `of` is not one activation of one layer with one row per token; `top` is
+            below 1; the model is not a text encoder or decoder; or an id is outside the model's
+            vocabulary.
         KeyError: the activation does not exist.
 
     Source:
@@ -307,16 +308,16 @@ def scan(
 
 @dataclass(frozen=True, eq=False)
 class HeadExample(_InText):
-    """A text in which a measure of a head is large, and the query where it is largest.
+    """A text in which a measure of a head is large, and the query with the largest value.
 
     Attributes:
-        value: the measure at this query.
-        number: the number of the text, counted from 0.
-        text: the text as it was given, a string or the ids of its tokens (T,).
-        tokens: the names of its tokens.
+        value: the value at this query.
+        number: the index of the text.
+        text: the given text, as a string or token ids (T,).
+        tokens: the token strings.
         query: the position of the query.
-        key: the position of the key that the measure counts. Of several keys, it is the one with
-            the most weight. None for the entropy.
+        key: the position of the key that the measure counts: of several keys, the strongest. None
+            for the entropy.
         weights: (T,), the weights of the query.
     """
 
@@ -338,13 +339,13 @@ class HeadScan:
     _spelled: Mapping[int, str]
 
     def cards(self, name: str, *, top: int = 3, theme: str = "auto") -> PlotView:
-        """Return a page of cards with the texts that have the largest values of a measure.
+        """Return a page of cards: the texts with the largest values of a measure.
 
         Words are shaded by the weights of the query, from 0 to 1. A frame marks the query.
 
         Args:
             name: the measure.
-            top: the largest number of texts on a card.
+            top: the maximum number of texts per card.
             theme: "light", "dark", or "auto" for the theme of the site or system.
 
         Returns:
@@ -352,7 +353,7 @@ class HeadScan:
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
-            TypeError: `top` is not a whole number.
+            TypeError: `top` is not an integer.
             ValueError: `top` is below 1, or `theme` is unknown.
         """
         top = whole_number(top, call="cards", name="top", least=1)
@@ -378,17 +379,17 @@ class HeadScan:
     def examples(self, name: str, layer: int, head: int) -> list[HeadExample]:
         """Return the texts with the largest values of a head's measure, the largest first.
 
-        Each text occurs at most once. If texts have equal values, the earlier texts are kept. Texts
-        with a value of 0 are left out.
+        Each text occurs at most once. Among texts with equal values, the earlier texts are kept.
+        Texts with a value of 0 are omitted.
 
         Args:
             name: the measure.
-            layer: the number of the layer; negative numbers count from the end.
-            head: the number of the head; negative numbers count from the end.
+            layer: the layer's index; a negative index counts from the end.
+            head: the head's index; a negative index counts from the end.
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
-            TypeError: `layer` or `head` is not a whole number.
+            TypeError: `layer` or `head` is not an integer.
             IndexError: the layer or the head does not exist.
         """
         layers, heads = self._shape(name, "examples")
@@ -414,36 +415,35 @@ class HeadScan:
 def scan_heads(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = _NAMES, top_k: int = 10
 ) -> HeadScan:
-    """Measure all heads over many texts, and keep the texts with the largest values.
+    """Measure all heads over many texts; keep the texts with the largest values.
 
     Each text is read once. Memory grows neither with the number of texts nor with the square of
-    their length: weights are measured when they are computed, and `top_k` texts are kept for each
+    their length: weights are measured as soon as they are computed, and `top_k` texts are kept per
     head and measure. A run stops after the weights of the last layer. Texts are truncated as in
     `trace`, and a warning gives the number of truncated texts.
 
     Args:
-        model: a model of `qkv.load` that reads one text at a time.
-        texts: any iterable of texts. A text is a string, or the ids of its tokens, (T,).
-        of: the measures: those of `head_scores`, and "strongest", the largest weight on one
-            position. "strongest" leaves out special tokens and the first position, which idle heads
-            attend to.
-        top_k: the number of examples to keep for each head and measure, at least 1.
+        model: a text encoder or decoder from `qkv.load`.
+        texts: an iterable of texts. A text is a string or an array (T,) of token ids.
+        of: the measures of `head_scores`, or "strongest", the largest weight on one position.
+            "strongest" ignores special tokens and the first position, to which idle heads attend.
+        top_k: the number of examples to keep per head and measure, at least 1.
 
     Returns:
         A `HeadScan`: `.scores` has the mean of each measure over all queries, (layers, heads) of
-        float64; `.examples(name, layer, head)` gives the `top_k` texts with the largest values.
+        float64; `.examples(name, layer, head)` returns the `top_k` texts with the largest values.
 
     Raises:
-        TypeError: a text is neither a string nor ids, `model` is not a model, or `top_k` is not a
-            whole number.
-        ValueError: a measure does not exist; `top_k` is below 1; the model reads two texts or
-            images; or an id is not in the model's table.
+        TypeError: a text is neither a string nor ids, `model` is not a model, or `top_k` is not an
+            integer.
+        ValueError: a measure does not exist; `top_k` is below 1; the model is not a text
+            encoder or decoder; or an id is outside the model's vocabulary.
 
     Source:
         Examples with the largest activations: Zeiler and Fergus 2014, "Visualizing and
-        Understanding Convolutional Networks", section 4; of heads, "strongest" as in Voita et al.
-        2019, "Analyzing Multi-Head Self-Attention", section 4.2, where the mean of "strongest" is
-        called confidence.
+        Understanding Convolutional Networks", section 4. "strongest": Voita et al. 2019,
+        "Analyzing Multi-Head Self-Attention", section 4.2, which calls the mean of "strongest"
+        confidence.
 
     >>> import qkv
     >>> texts = ["I sat on the bank of the river.", "The bank charged a fee for the loan."]
@@ -461,7 +461,7 @@ def scan_heads(
     best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
-        """Add the best query of each text for each head, if it is among the best so far."""
+        """Add each text's strongest query per head, if its value is among the largest so far."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
         unit = (names.index(part.name) * layers + part.layer) * heads
