@@ -84,7 +84,7 @@ _ROOMS = (
     "text",
 )
 
-# Names that load on first use, and their packages. Other such names are in qkv.see.
+# Names that load on first use, keyed to their packages. qkv.see lists more of these names.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",

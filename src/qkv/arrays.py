@@ -49,7 +49,7 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
 
 
 def whole_number(value: Any, *, call: str, name: str, least: int, most: float = sys.maxsize) -> int:
-    """Return `value` as an int between `least` and `most` (by default, the largest array size)."""
+    """Return `value` as an int; raise an error unless `least <= value <= most`."""
     try:
         if isinstance(value, bool | np.bool_):
             raise TypeError
@@ -77,7 +77,7 @@ def real_number(value: Any, *, call: str, name: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{call}: {name} is {shown(value)}: it is beyond any float") from None
+        raise ValueError(f"{call}: {name} is {shown(value)}: it is too large for a float") from None
     except (TypeError, ValueError):
         raise TypeError(f"{call}: {name} is {shown(value)}: give a number") from None
 
@@ -90,7 +90,7 @@ def shown(value: Any) -> str:
     """
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # an int with too many digits for Python to write, or a user's class
+    except Exception:  # an int with too many digits, or an error in a user's class
         return f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:28] + "..."
 
@@ -150,7 +150,7 @@ def narrowed(array: Array, kind: np.dtype[Any], call: str, name: str) -> Array:
     lost = ~np.isfinite(converted.astype(np.float64)) & np.isfinite(array)
     if lost.any():
         raise ValueError(
-            f"{call}: {name} has {array[lost][0]:.6g}, which {kind} does not hold: give "
+            f"{call}: {name} has {array[lost][0]:.6g}, which is too large for {kind}: give "
             "dtype='float32'"
         )
     return converted
@@ -195,16 +195,16 @@ def _overlap(array: Array, other: Array) -> bool:
 def _overlaps_itself(array: Array) -> bool:
     """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the number of bytes that the previous axes cover
+    reach = array.itemsize  # the number of bytes that the axes so far span
     for step, size in axes:
         if size > 1 and step < reach:
             break
         reach += step * (size - 1)
     else:
-        return False  # no step is shorter than the reach of all smaller steps
+        return False  # each stride is at least the bytes that the axes with smaller strides span
     for axis in range(array.ndim):
-        # Compare both halves along this axis. Both halves have the same layout, so continue with
-        # one.
+        # Check whether the two halves along this axis share memory. Both halves have the same
+        # layout, so the loop continues with one of them.
         part = np.moveaxis(array, axis, 0)
         while (half := (len(part) + 1) // 2) < len(part):
             if _overlap(part[:half], part[half:]):

@@ -22,7 +22,7 @@ def need(module: str, extra: str) -> ModuleType:
 
 
 def install(extra: str) -> str:
-    """Return the commands that install an extra from a clone or a wheel.
+    """Return the commands that install an extra: one for a clone of qkv, one for a wheel.
 
     >>> install("plot")
     "pip install '.[plot]' in a clone of qkv, or pip install 'WHEEL[plot]' with its wheel's file"

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 
 def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
-    """Return the path of a folder to write. Raise an error for "", which `Path` reads as "."."""
+    """Return the path of an output folder. Raise an error for "", which `Path` reads as "."."""
     if not os.fspath(folder):
         raise ValueError(
             f'{call}: the name of the folder is empty: give a name, or "." for the current folder'
@@ -21,7 +21,7 @@ def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Write to a new file, which replaces `path` at the end; on an error, it is removed.
+    """Write to a new file that replaces `path` at the end; on an error, remove the new file.
 
     The new file gets the permissions of the old file. It also gets the old owner and group, if the
     user may set them. If `path` is a link, the target of the link is replaced.
@@ -49,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Follow links and return the file that `replacing` would write; raise OSError if it cannot."""
+    """Follow links to the file that `replacing` would replace; raise OSError if it cannot."""
     target = Path(path).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
@@ -65,7 +65,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 class _Part(io.FileIO):
-    """A new file that will replace another file. Its errors name the other file."""
+    """A new file that will replace another file. Errors name the file to replace."""
 
     def __init__(self, part: Path, name: str, target: Path) -> None:
         self._name = name
@@ -97,7 +97,7 @@ def _take_over(part: Path, old: os.stat_result) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Replace the name in system errors: name the requested file instead of the new file."""
+    """Make system errors name the requested file instead of the new file."""
     try:
         yield
     except OSError as error:

@@ -19,9 +19,9 @@ from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
 
-ROUNDS = 9  # the least number of rounds; fewer make medians unreliable
-LEAST = 2e-3  # the least seconds of a turn; shorter calls are repeated
-SHORT = 0.02  # seconds; calls below this are warmed up again in each turn
+ROUNDS = 9  # the minimum number of rounds; fewer make medians unreliable
+LEAST = 2e-3  # seconds; shorter calls are repeated within a round
+SHORT = 0.02  # seconds; shorter calls are warmed up again in each round
 
 
 def in_turn(
@@ -38,15 +38,15 @@ def in_turn(
 
     Args:
         calls: functions by name.
-        rounds: the least number of rounds.
+        rounds: the minimum number of rounds.
         seconds: the time after which no more rounds begin; at most 51 rounds are made.
-        pause: seconds to wait before each turn, so that threads of other calls stop spinning.
+        pause: seconds to wait before each call, so that threads of other calls stop spinning.
         advance: gets 1 after each round, including the first round, which warms up and is not
             counted.
 
     Returns:
-        The seconds of all turns, by name. A turn that repeats a short call gives the mean of its
-        calls.
+        The seconds of each call in each round, keyed by name. If a round repeats a short call, the
+        mean of the repeats is returned.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -86,7 +86,7 @@ def _seconds(call: Call, times: int = 1) -> float:
 
 
 def sample(length: int, most: int = 256) -> list[slice]:
-    """Return which of `length` queries to verify: all, or about `most` in eight equal blocks.
+    """Choose the queries to verify: all `length` queries, or about `most` in eight equal blocks.
 
     >>> sample(100)
     [slice(0, 100, None)]
@@ -107,7 +107,7 @@ def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **optio
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: slices of the queries. The result has all of them, `(..., Hq, rows, dv)`.
+        rows: slices of the queries. The result, `(..., Hq, rows, dv)`, has all queries in them.
         options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
             and `q_offset` must be a number.
     """
@@ -167,11 +167,11 @@ def operations(query: Array, key: Array, value: Array, *, is_causal: bool = Fals
 
 
 def multiply_adds(dtype: str = "float32") -> float:
-    """Measure the peak of floating-point operations a second, on the threads that qkv uses.
+    """Measure the peak of floating-point operations per second, on the threads that qkv uses.
 
-    The kernel measures multiply-adds in registers; for `"bfloat16"`, with the processor's BF16
-    instructions if it has them. Without the kernel, NumPy's fastest product of two large matrices
-    is measured.
+    The kernel measures multiply-adds in registers; for `"bfloat16"`, it uses BF16 instructions if
+    the processor has them. Without the kernel, the fastest of several NumPy products of two large
+    matrices is measured.
     """
     if kernel is not None:
         return kernel.multiply_adds(body() or 0, dtype == "bfloat16", get_num_threads())
@@ -183,7 +183,7 @@ def multiply_adds(dtype: str = "float32") -> float:
 
 
 def read_rate() -> float:
-    """Measure how many bytes a second qkv's threads can read from a large array."""
+    """Measure how many bytes per second qkv's threads can read from a large array."""
     if kernel is not None:
         return kernel.read_rate(body() or 0, get_num_threads())
     numbers = np.ones(1 << 25, np.float32)  # larger than most caches
@@ -276,10 +276,10 @@ def survey(
 ) -> list[dict[str, Any]]:
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
-    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. The dict of a task
-    has the fields of the `Task`; `qkv` and `numpy`, both with the median of `seconds` and the
-    largest `error`; `times_faster`; `limit`, the machine's peak a second for this work; and
-    `share`, the part of the limit that qkv reaches.
+    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. Each task has
+    a dict with the fields of the `Task` and these entries: `qkv` and `numpy`, both with the median
+    `seconds` and the largest `error`; `times_faster`; `limit`, the machine's peak rate for this
+    work; and `share`, the fraction of the limit that qkv reaches.
 
     Raises:
         ArithmeticError: an error of qkv is larger than promised.

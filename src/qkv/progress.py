@@ -9,7 +9,7 @@ PATIENCE = 2.0  # seconds of work before a bar appears
 
 
 def wanted(show: bool | None) -> bool:
-    """Return whether to show a bar. `show` decides; None means only on a terminal.
+    """Return whether to show a bar: the value of `show`; for None, whether a terminal shows it.
 
     No bar is shown if standard error is missing (`pythonw`) or closed by the shell.
     """
@@ -28,9 +28,9 @@ def progress(
     Args:
         what: the name of the bar.
         total: the total amount of work; None if unknown.
-        show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after a
-            while.
-        unit: the name of the counted unit, to show the units a second too.
+        show: True shows a bar at once, False shows no bar. None shows a bar on a terminal, if the
+            work takes longer than a moment.
+        unit: the name of the counted unit; if given, the bar shows units per second too.
     """
     if not wanted(show):
         yield lambda _: None

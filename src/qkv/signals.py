@@ -13,7 +13,7 @@ ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name)
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised after Ctrl-C or another signal that ends a program, when everything was saved.
+    """Raised after Ctrl-C or another signal that ends a program, once everything is saved.
 
     Attributes:
         signal: the number of the signal.
@@ -31,7 +31,7 @@ def leave(number: int, _: Any = None) -> NoReturn:
 
 @contextmanager
 def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]:
-    """In this context, call a function when a signal would end the program.
+    """Within the `with` block, call `answer` when a signal would end the program.
 
     Signals that are ignored (for example under nohup) or have another handler are not changed. Only
     the main thread receives signals, so nothing changes in other threads.

@@ -427,7 +427,7 @@ def test_a_pair_says_where_what_one_text_has_is(model):
         with pytest.raises(TypeError, match=r"encoder-decoder: give trace\.encoder"):
             view(pair)
     for a, b in ((pair, pair), (pair.encoder, pair)):
-        with pytest.raises(TypeError, match="compare: this trace is of an encoder"):
+        with pytest.raises(TypeError, match="compare: this trace comes from an encoder"):
             qkv.compare(a, b, word="cat")
 
 

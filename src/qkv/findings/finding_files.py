@@ -29,7 +29,7 @@ _TYPES: dict[str, Any] = {
 
 @cache
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of a finding's file, including its edits.
+    """Return the JSON Schema (draft 2020-12) of a finding file, including the edits.
 
     >>> schema()["properties"]["position"]["minimum"], "hide" in schema()["$defs"]
     (0, True)
@@ -102,7 +102,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
 
 
 def _fits(value: Any, rule: dict[str, Any]) -> bool:
-    """Return whether a value fits a rule; the parts of the value are not checked."""
+    """Return whether a value fits a rule, without a check of nested values."""
     if isinstance(value, bool) or not isinstance(value, _TYPES[rule["type"]]):
         return False
     if "const" in rule:
@@ -127,12 +127,12 @@ def read_article(
 ) -> tuple[str, list[str | Placed]]:
     """Return `(title, parts)` of a Markdown file: the first heading, and all parts in order.
 
-    A part is HTML, or a finding in place of `![claim](finding.json)`. HTML tags in the Markdown are
-    shown as text. Pictures are embedded in the HTML.
+    A part is a string of HTML, or the finding that replaces `![claim](finding.json)`. HTML tags in
+    the Markdown are shown as text. Pictures are embedded in the HTML.
 
     Args:
         path: the Markdown file. Paths of findings and pictures are relative to its folder.
-        place: a function that returns a finding, given its file and the claim in the article.
+        place: a function that takes a file and the claim in the article, and returns the finding.
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.
@@ -150,9 +150,7 @@ def read_article(
     tokens = list(_folded(markdown.parse(text), str(path)))
     for token in tokens:
         if token.type.startswith("heading_"):
-            token.tag = (
-                f"h{min(6, int(token.tag[1]) + 1)}"  # one level down, because the page has an h1
-            )
+            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # one level lower: the page has an h1
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
@@ -173,7 +171,7 @@ def _target(image: Token) -> str:
 
 
 def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
-    """Yield tokens; a paragraph that has only findings becomes one token "finding"."""
+    """Yield tokens; replace each paragraph of findings alone by one token "finding"."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None
@@ -201,7 +199,7 @@ def _embedded(folder: Path, source: str, path: str) -> str:
         return source
     if "://" in source or not kind.startswith("image/"):
         raise ValueError(
-            f"{path}: the picture {source} is not a local picture file, and a page works "
+            f"{path}: the picture {source} is not a local picture file, but the page must work "
             "offline: name a .png, .svg, .jpg or .gif file"
         )
     content = (folder / unquote(source)).read_bytes()

@@ -35,7 +35,7 @@ class Verification(NamedTuple):
     """The result of measuring a finding again.
 
     Attributes:
-        holds: whether words keep their order and probabilities agree to 0.0001.
+        holds: whether words keep their order and probabilities agree within 0.0001.
         differences: a sentence for each difference between the two measurements.
     """
 
@@ -52,8 +52,8 @@ class Finding:
     Attributes:
         model: a dict with the "name" of the model and the "sha256" of its stored parameters.
         text: the text as it was given.
-        position: the number of the token at which words are predicted. A decoder predicts the next
-            token.
+        position: the position, from 0, at which an encoder predicts the word. A decoder predicts
+            the next token.
         edits: records that fit the schema `qkv.edits.schema()`.
         claim: a sentence about the effect of the edits.
         before: the five most probable words without edits, with their probabilities.
@@ -116,8 +116,8 @@ class Finding:
 
         Returns:
             A `Verification`. `.holds` is true if the words have the same order and the
-            probabilities agree to 0.0001. `.differences` has a sentence for each difference. A
-            model with other parameters is not run, because it cannot verify the finding.
+            probabilities agree within 0.0001. `.differences` has a sentence per difference. A
+            model with other parameters cannot verify the finding, so this model is not run.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
@@ -167,7 +167,7 @@ class Finding:
         return differences
 
     def _other(self, used: Model) -> str:
-        """Return the sentence for a model with other parameters."""
+        """Describe the mismatch between a model's parameters and the finding's model."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding is of {name}, sha256 {sha256[:12]}..., and this "
@@ -191,12 +191,12 @@ def finding(
         model: an encoder with a head over words, or a decoder.
         text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
         position: the number of a token; negative numbers count from the end. An encoder predicts
-            the word at this position, a decoder predicts the next token. By default the first mask
-            token; for a decoder the last token.
+            the word at this position, a decoder predicts the next token. The default is the first
+            mask token; for a decoder, the last token.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words, positions and edges to mask, as in `Model.trace`.
-        edit: records, or a mapping from activations to arrays, which are converted to records.
-            Functions cannot be converted and are not allowed.
+        edit: records, or a mapping from activations to arrays, which is converted to records.
+            Functions are not allowed, because they cannot be converted.
         claim: a sentence about the effect of the edits.
 
     Returns:
@@ -263,13 +263,13 @@ def publish(
 ) -> None:
     """Write one page with findings and their model; the page works offline.
 
-    The page opens with the claims. It shows each text before and after the edits, measures both
-    again with the embedded model, and says whether the claim holds. Readers can change the text,
-    the edits and everything else.
+    The page opens with the claims. It shows the predictions for each text before and after the
+    edits, measures them again with the embedded model, and says whether the claim holds. Readers
+    can change the text and the edits.
 
     Args:
         path: the HTML file.
-        findings: the findings to show, all of one model.
+        findings: the findings to show, which must all belong to one model.
         article: a Markdown file. A paragraph `![claim](finding.json)` is replaced by the finding in
             that file; the path is relative to the article's folder. All other findings follow the
             article.
@@ -318,7 +318,7 @@ def view_of(
     if len(names) > 1:
         raise ValueError(
             f"{call}: the findings are of {len(names)} models, {' and '.join(names.values())}: "
-            "publish one page for each"
+            "publish one page per model"
         )
     own = next((one._model for one in every if one._model is not None), None)
     used = every[0]._used(own if model is None else model, call)
@@ -343,13 +343,13 @@ def _content(one: Finding) -> dict[str, Any]:
 
 
 def _placed(path: Path, claim: str) -> Finding:
-    """Read a finding. If it has no claim, it gets the claim of the article."""
+    """Read a finding; a finding without a claim gets the claim in the article."""
     one = Finding.load(path)
     return one if one.claim else replace(one, claim=claim)
 
 
 def _tokens(model: Model, text: str, call: str) -> Tokenized:
-    """Return the tokens of a text. Raise an error if the model cannot read all of them.
+    """Return the tokens of a text. Raise an error if the text is too long for the model.
 
     Raises:
         ValueError: the model predicts no words, or the text is empty or too long.
@@ -357,7 +357,7 @@ def _tokens(model: Model, text: str, call: str) -> Tokenized:
     check_text(text, call=call, name="text")
     model._need_words(call)
     if not model.continues:
-        raise ValueError(f"{call}: {model.name} reads one text and writes another: take a decoder")
+        raise ValueError(f"{call}: {model.name} is an encoder-decoder: use an encoder or a decoder")
     model.reader.need_tokenizer(call)
     tokens, limit = model.tokenize(text), model.max_seq_length
     if all(tokens.special) and model.mask not in tokens.tokens:

@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Encodes documents and queries; takes the argument of `qkv.load` and the options of `encode`.
+    """Encodes documents and queries; takes a model, as for `qkv.load`, and options of `encode`.
 
     >>> len(Encoding("random", truncate_dim=3).embed_query(["I love you"])[0])
     3
@@ -17,11 +17,11 @@ class Encoding:
         self._model, self._options, self._config = load(model), options, {"model": model, **options}
 
     def __call__(self, input: list[str]) -> Any:
-        """Return the vectors of documents, (D,) each."""
+        """Return one vector, (D,), per document."""
         return list(self._model.encode_document(input, **self._options))
 
     def embed_query(self, input: list[str]) -> Any:
-        """Return the vectors of queries, (D,) each. The model's prompt for queries is added."""
+        """Return one vector, (D,), per query. The model's query prompt precedes each query."""
         return list(self._model.encode_query(input, **self._options))
 
 

@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Encodes documents and queries. `TextEncoder` is this class plus LangChain's base class.
+    """Encodes documents and queries. `TextEncoder` adds LangChain's base class to this class.
 
     Args:
         model: the argument of `qkv.load`.
@@ -21,11 +21,11 @@ class Encoding:
         self._model, self._options = load(model), options
 
     def embed_documents(self, texts: list[str]) -> Any:
-        """Return the vector of each document, a list of numbers."""
+        """Return one vector per document, each as a list of numbers."""
         return self._model.encode_document(texts, **self._options).tolist()
 
     def embed_query(self, text: str) -> Any:
-        """Return the vector of a query. The model's prompt for queries is added."""
+        """Return the vector of a query. The model's query prompt precedes the query."""
         return self._model.encode_query(text, **self._options).tolist()
 
 

@@ -16,7 +16,7 @@ from qkv.attend.attention import AttentionSummary, answer, summarize_call
 from qkv.attend.call import Call
 from qkv.trace import Trace
 
-# The summaries of a layer, and their values for queries and keys without attention.
+# The arrays that summarize a layer, and their values where no attention was recorded.
 _EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
 CURRENT: ContextVar[Recording | None] = ContextVar("qkv_recording", default=None)
 REGISTERED: set[str] = set()  # libraries with models that can be recorded
@@ -34,7 +34,7 @@ class Ran:
         first_key: the position of key 0 in its text.
         is_causal: whether attention is causal: no query sees later positions.
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
-        call: an object that identifies the call of `owner`: all attention in that call shares it.
+        call: an object that identifies the call of `owner`; all attention in this call shares it.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
@@ -52,7 +52,7 @@ class Ran:
 
 @dataclass
 class _Layer:
-    """The attention of one layer in one forward pass, which takes several steps with a cache."""
+    """One layer's attention in one forward pass; with a cache, the pass has several steps."""
 
     first: Ran
     crosses: bool  # whether it is cross-attention
@@ -92,7 +92,7 @@ class _Layer:
             name: np.full(shape, _EMPTY[name], getattr(first, name).dtype)
             for name, shape in shapes.items()
         }
-        at = self.ahead  # rows of earlier queries stay empty if they were not recorded
+        at = self.ahead  # rows of earlier queries that were not recorded stay empty
         for ran, part in steps:
             queries = slice(at, at + part.lse.shape[-1])
             indices = np.where(part.top_weights > 0, part.top_indices + ran.first_key, -1)
@@ -108,8 +108,8 @@ class _Layer:
 class Recording(Trace):
     """The trace of `qkv.record`, with a summary of each layer's attention.
 
-    `tokens` can be set to a list of tokens for one text, or to a list of these lists for several
-    texts. Before that, the tokens are the numbers of their positions.
+    Set `tokens` to a list of tokens for one text, or to one list per text for several texts. Until
+    then, each token is named by its position.
     """
 
     def __init__(
@@ -119,10 +119,10 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        # for each owner: the mask of its last run, and how often it ran before in the same pass
+        # per owner: the mask of its last run, and the number of earlier runs in the same pass
         self._latest: dict[int, tuple[Any, int]] = {}
-        self._call: Any = None  # the identity of the last call
-        self._spans: list[slice] = []  # for each text, the span of its tokens in the batch
+        self._call: Any = None  # identifies the last call
+        self._spans: list[slice] = []  # per text, the span of its tokens in the batch
         self._longest = 0
         self._asked: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:
@@ -142,7 +142,7 @@ class Recording(Trace):
         before, times = self._latest.get(id(ran.owner), (None, 0))
         again = ran.call is not None and ran.call is self._call
         if not again:
-            # if a layer runs again in the same pass, the model shares its parameters between layers
+            # a layer that runs again in the same pass shares its parameters with another layer
             times = times + 1 if ran.mask is not None and ran.mask is before else 0
         self._latest[id(ran.owner)], self._call = (ran.mask, times), ran.call
         ran = replace(ran, mask=None, call=None)
@@ -176,7 +176,7 @@ class Recording(Trace):
             whose = "" if self._module is None else f" of {type(self._module).__name__}"
             raise RuntimeError(
                 f"record: no attention{whose} ran through qkv: load the model with "
-                'attn_implementation="qkv", and run it inside the block (a model of qkv itself: '
+                'attn_implementation="qkv", and run it inside the block (for a qkv model, call '
                 "model.trace(texts, top_k=8))"
             )
         paths = _paths(layers)
@@ -208,7 +208,7 @@ class Recording(Trace):
 
     @property
     def tokens(self) -> list[Any]:
-        """The tokens: a list of strings for one text, a list of these lists for several texts."""
+        """The tokens: a list of strings for one text, or one list per text for several texts."""
         return super().tokens
 
     @tokens.setter
@@ -248,7 +248,7 @@ def record(
 ) -> Iterator[Recording]:
     """Record the attention of another library's model in O(L * top_k + S) memory.
 
-    The model must be one of `transformers`, loaded with `attn_implementation="qkv"` after
+    The model must be a `transformers` model, loaded with `attn_implementation="qkv"` after
     `qkv.integrations.transformers.register()`. When the block ends, the trace holds for each layer
 
     - `top_indices` and `top_weights (B, Hq, T, top_k)`: the keys with the most weight for each
@@ -257,8 +257,8 @@ def record(
     - `lse (B, Hq, T)`: the natural logarithm of each query's sum of exponentials.
 
     `qkv.show(trace)` shows the trace; for a batch, call `qkv.show(trace[0])`. For an
-    encoder-decoder, it shows the tokens and the layers of the encoder. The trace has the decoder's
-    layers too; `trace.other_layers` lists them. If a model has several parts, such as one for
+    encoder-decoder, `show` draws the tokens and the layers of the encoder. The trace also has the
+    decoder's layers; `trace.other_layers` lists them. If a model has several parts, such as one for
     images and one for text, `module` selects the part to record.
 
     Padding is removed on both sides. Layers are numbered by their `layer_idx`, or in the order of
@@ -268,8 +268,8 @@ def record(
 
     Args:
         top_k: the number of weights to keep for each query.
-        tokens: the tokens of one text, or a list of tokens for each text. They can also be set
-            later as `trace.tokens`.
+        tokens: the tokens of one text, or a list of tokens per text. You can also set
+            `trace.tokens` later.
         module: the part of the model to record, such as `model.language_model`. Other parts run
             without being recorded.
 
@@ -277,8 +277,8 @@ def record(
         RuntimeError: `register()` was not called, another recording is active, or no attention ran
             through qkv before the block ended.
         TypeError: `module` is not a part of a model.
-        NotImplementedError: raised by the model's run, if a part cuts inputs into windows, packs
-            several inputs into one, or attends several times in one layer to different tokens.
+        NotImplementedError: raised while the model runs, if a part cuts inputs into windows or
+            packs several inputs into one, or if a layer attends several times to different tokens.
         ValueError: raised when the block ends, if attention ran in several parts or models and
             `module` is None, or if the number of tokens does not fit.
     """
@@ -308,7 +308,7 @@ def record(
 
 
 def _of_tokens(call: Call, ran: Ran) -> Call:
-    """Return the call without the queries in the padding, so that they add no weight to keys."""
+    """Remove the queries in the padding from a `Call`, so that they add no weight to keys."""
     length = call.plan.length
     start = ran.start or 0
     if ran.padding is None or ran.padding.shape[0] != (call.plan.lead or (1,))[-1]:
@@ -319,7 +319,7 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     lengths = real.sum(axis=1)
     if (real == (np.arange(length) < lengths[:, None])).all():
         return call._replace(query_lengths=lengths)
-    if ran.is_causal:  # padding before all tokens sees no token
+    if ran.is_causal:  # padding before the first token attends to no token
         return call
     added = np.where(real, 0, -np.inf).astype(call.plan.kind)[:, None, :, None]  # (B, 1, L, 1)
     return call._replace(bias=added if call.bias is None else call.bias + added)
@@ -331,7 +331,7 @@ def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) 
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise NotImplementedError(
             f"record: {type(owner).__name__} attends several times in one call with different "
-            "results, and a trace has one attention for each layer: record one input, or "
+            "results, but a trace keeps one result per layer: record one input, or "
             "leave this "
             "part out, record(module=another part)"
         )
@@ -342,7 +342,7 @@ def _names(whole: Any) -> dict[int, str]:
 
 
 def _paths(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
-    """Return `(part, path)` for each layer: its part of the model, and its path in the part."""
+    """Return `(part, path)` per layer: the layer's part of the model, and its path in the part."""
     names = {id(part): _names(part) for x in layers if (part := x.first.part) is not None}
     paths = []
     for part, owner in ((layer.first.part, layer.first.owner) for layer in layers):
@@ -392,7 +392,7 @@ def _reads(first: Sequence[_Layer], second: Sequence[_Layer]) -> bool:
 
 
 def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
-    """Describe a layer with other queries or keys than the first layer; return "" for others."""
+    """Describe how a layer's queries or keys differ from the first layer's; "" if they do not."""
     if layer.crosses:
         return "cross-attention"
     if layer.first.is_causal and not first.first.is_causal:
@@ -402,7 +402,7 @@ def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
 
 
 def _spans(padding: Array | None, texts: int, longest: int) -> list[slice]:
-    """Return the span of each text's tokens in its row of the batch, without the padding."""
+    """Return, per row of the batch, the span of the text's tokens without the padding."""
     spans = []
     for row in range(texts):
         real = np.arange(longest)

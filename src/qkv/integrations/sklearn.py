@@ -1,4 +1,4 @@
-"""`TextEncoder`: a qkv model as a transformer of scikit-learn, from texts to vectors.
+"""`TextEncoder`: a scikit-learn transformer that encodes texts as vectors with a qkv model.
 
 The class is created on first use, because it inherits from classes of scikit-learn.
 """
@@ -18,17 +18,17 @@ class Encoding:
     """A transformer of scikit-learn that encodes texts as vectors, like `Model.encode`.
 
     `TextEncoder` is this class with scikit-learn's base classes. `fit` only checks its input and
-    learns nothing. Copies and pickles hold only the arguments. The model is loaded on first use,
-    once for all encoders of a process with the same model.
+    learns nothing. Copies and pickles hold only the arguments. The model is loaded on first use;
+    encoders with the same model share it within a process.
 
     Args:
-        model: the argument of `qkv.load`: a folder, a short name or an id of the Hub.
-        prompt_name: the name of a prompt, as for `Model.encode`. The other arguments are those of
-            `Model.encode` too.
+        model: the argument of `qkv.load`: a folder, a short name or a Hub id.
+        prompt_name: the name of a prompt, as for `Model.encode`. All following arguments are also
+            arguments of `Model.encode`.
         prompt: a string before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
-        truncate_dim: the size to which vectors are truncated.
-        batch_size: the number of texts that run at once, if they have 128 tokens.
+        truncate_dim: the number of dimensions to which vectors are truncated.
+        batch_size: the number of texts of 128 tokens in a batch; longer texts make it smaller.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape

@@ -30,7 +30,7 @@ def as_tensor(array: Array) -> Any:
 
 
 def unreadable(*tensors: Any) -> str:
-    """Return why the numbers of these tensors cannot be read; "" if they can be read."""
+    """Return the reason why the numbers of these tensors cannot be read; "" if they can be."""
     torch = torch_module()
     functorch, modes = torch._C._functorch, torch._C._TorchDispatchModeKey
     if functorch.peek_interpreter_stack() or any(map(functorch.is_legacy_batchedtensor, tensors)):
@@ -58,7 +58,7 @@ def check_readable(name: str, *tensors: Any) -> None:
 
 
 def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any) -> Any:
-    """Make the mask of a forward pass; models of transformers call this function.
+    """Return the mask of a forward pass; `transformers` models call this function.
 
     Returns:
         A tensor `(B, 1, L, S)`: 0 where a query sees a key, and the lowest number elsewhere, as
@@ -84,7 +84,7 @@ Window = tuple[int | None, int | None]
 
 
 class Rules:
-    """A mask of transformers as arguments of `qkv.attention`, if possible as rules.
+    """A mask of `transformers`, converted to arguments of `qkv.attention`: to rules if possible.
 
     Args:
         request: the arguments with which transformers requested the mask.
@@ -174,7 +174,7 @@ _BANDS: dict[str, Any] = {
 
 @functools.cache
 def _known() -> dict[Any, str]:
-    """Return the rules of known mask functions, by code; each rule is tested on a small square."""
+    """Return the rules of known mask functions, keyed by code; test each on a small square."""
     torch, masking = torch_module(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]
 

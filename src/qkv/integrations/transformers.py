@@ -17,7 +17,7 @@ from qkv.integrations import tensors
 from qkv.integrations.record import CURRENT, REGISTERED, Ran
 from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
 
-# Arguments of a few models that restrict the visible keys and that `attend` does not support.
+# Arguments of a few models that restrict the visible keys; `attend` does not support them.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 OUTSIDE = (
@@ -28,13 +28,13 @@ OUTSIDE = (
 def register() -> None:
     """Make `attn_implementation="qkv"` work for the models of `transformers`, on a CPU.
 
-    Call it once in a process. After `from_pretrained(name, attn_implementation="qkv")` or
+    Call this function once per process. After `from_pretrained(name, attn_implementation="qkv")` or
     `model.set_attn_implementation("qkv")`, qkv computes all attention that uses the interface of
     `transformers`. Tensors of float32, float64, float16 and bfloat16 are read and returned without
     copies. Causal masks, sliding windows and padding reach the kernel as rules, so no `(L, S)` mask
     is made for them. The model's softcaps, sinks, position bias and grouped heads are supported.
-    Models can also be trained: all inputs that need gradients get them, in memory that grows with
-    the length and not with its square.
+    Models can also be trained: all inputs that require gradients get them, and the memory for this
+    grows linearly with the length.
 
     Source: the attention interface of transformers,
     https://huggingface.co/docs/transformers/attention_interface
@@ -128,7 +128,7 @@ def _function() -> Any:
         name = ctx.request[0]
         if grad_weights is not None:
             raise NotImplementedError(
-                f"{name}: the weights that output_attentions gives have no gradient with qkv: "
+                f"{name}: qkv computes no gradient of the weights from output_attentions: "
                 'load the model with attn_implementation="eager"'
             )
         if grad is None:  # the loss does not depend on the result
@@ -181,7 +181,7 @@ def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any
         if not tensor.is_cpu:
             raise ValueError(
                 f"{name}: a tensor is on {tensor.device} and qkv computes on the CPU: "
-                'move the model with model.to("cpu"), or take another attn_implementation'
+                'move the model with model.to("cpu"), or use another attn_implementation'
             )
     check_readable(name, *inputs)
 
@@ -189,9 +189,9 @@ def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any
 def _options(
     module: Any, query: Any, key: Any, attention_mask: Any, is_causal: bool | None
 ) -> tuple[dict[str, Any], Any, Ran]:
-    """Return `(options, mask, ran)`: the visible keys as options of `qkv.attention` and as a mask.
+    """Return `(options, mask, ran)`: which keys are visible, as options of `qkv.attention`.
 
-    The mask is None if the options describe all visible keys.
+    A mask describes the visible keys if the options cannot; otherwise it is None.
     """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:
@@ -201,7 +201,7 @@ def _options(
         if length != keys:
             raise ValueError(
                 f"{type(module).__name__} is causal, has {length} queries and {keys} keys, "
-                "and no mask tells the positions of the queries: pass an attention_mask"
+                "and no mask gives the positions of the queries: pass an attention_mask"
             )
         return {"is_causal": True}, None, Ran(module, is_causal=True)
     if type(attention_mask) is not tensors.mask_type():
@@ -215,7 +215,7 @@ def _options(
 
 
 def _collects_weights() -> bool:
-    """Return whether transformers collects attention weights; it does not tell all layers."""
+    """Return whether `transformers` collects attention weights; not every layer is told so."""
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)
     collected = (active and active.get()) or ()
@@ -223,7 +223,7 @@ def _collects_weights() -> bool:
 
 
 def _option_of(dropout: float, config: Any) -> str:
-    """Guess the name of the option in the model's config that sets this dropout."""
+    """Guess which option of the model's config sets this dropout; return the option's name."""
     options = getattr(config, "__dict__", {})
     names = [name for name, value in options.items() if "drop" in name and value == dropout]
     return min(names, key=lambda name: "att" not in name, default="dropout")
@@ -241,7 +241,7 @@ def _answer(
     """Return `(out, weights, lse)`; weights and lse are None if they are not wanted.
 
     The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. During a backward pass
-    nothing is recorded, because a checkpoint repeats the forward pass there.
+    nothing is recorded, because gradient checkpointing repeats the forward pass then.
     """
     call = check_call(**arrays, **options, call=name)
     recording = CURRENT.get()
@@ -280,7 +280,7 @@ class Running(NamedTuple):
 
     @property
     def vectors(self) -> Any:
-        """The first argument that is a tensor of floats; None without one."""
+        """The first float tensor among the arguments; None if there is none."""
         is_tensor = torch_module().is_tensor
         named = [*(("", x) for x in self.args), *self.kwargs.items()]
         inputs = (x for name, x in named if is_tensor(x) and "mask" not in name)
@@ -306,10 +306,10 @@ def running(owner: Any) -> list[Running]:
 
 
 def located(ran: Ran, query: Array, key: Array) -> Ran:
-    """Return a copy of `ran` with its call and its part of the model.
+    """Return a copy of `ran` that also holds the call and the part of the model.
 
     Raises:
-        NotImplementedError: the part was called with other texts than the attention.
+        NotImplementedError: the part and its attention received different texts.
     """
     calls = running(ran.owner)
     if not calls:
@@ -326,9 +326,9 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
         if vectors.ndim > 2 or (texts, length) != (1, len(vectors)):
             raise NotImplementedError(
                 f"record: {type(one.module).__name__} was given {len(vectors)} rows and "
-                f"{type(ran.owner).__name__} attends within {texts} x {length} tokens: inputs that "
-                "are cut or packed have no trace: record a single input, or leave this part out, "
-                "record(module=another part)"
+                f"{type(ran.owner).__name__} attends within {texts} x {length} tokens: inputs "
+                "that are cut or packed cannot be traced: record a single input, or leave this "
+                "part out, record(module=another part)"
             )
     about = {"call": calls[0].kwargs, "part": inside[-1].module, "whole": calls[-1].module}
     if ran.mask is None and length == key.shape[-2]:  # the model made its mask itself

@@ -208,7 +208,7 @@ def test_a_large_page_is_warned_of_and_one_that_no_browser_loads_is_refused(
     with pytest.warns(UserWarning, match="page with small inside .* MB, which takes long to open"):
         engine_payload(small)
     monkeypatch.setattr(engine, "MOST", letters - 1)
-    expected = r"a page with small inside .* MB, and a browser holds .* `qkv serve --model small`"
+    expected = r"a page with small inside .* MB, but a browser holds .* `qkv serve --model small`"
     with pytest.raises(ValueError, match=expected):
         engine_payload(small)
     monkeypatch.setattr(engine, "MOST", letters // 3)

@@ -223,7 +223,7 @@ def test_or_gets_the_page_itself(
     assert unescape(source) == view._document()
 
 
-SERVE = r".*; `qkv serve --model random` shows this page on any model"
+SERVE = r".*; `qkv serve --model random` shows this page for any model"
 
 
 def test_what_a_page_cannot_compute_is_refused(tmp_path: Path, small: qkv.Model) -> None:
@@ -321,12 +321,12 @@ def test_it_opens_on_the_state_of_an_address(small: qkv.Model, address: str) -> 
 @pytest.mark.parametrize(
     ("given", "error", "said"),
     [
-        ({"state": ""}, ValueError, "play: state is '': copy the address of a page whole"),
-        ({"state": "#nonsense"}, ValueError, "copy the address of a page whole"),
-        ({"state": "#text=a&edits=["}, ValueError, r"state has edits '\[', which is no JSON"),
+        ({"state": ""}, ValueError, "play: state is '': copy the complete address of a page"),
+        ({"state": "#nonsense"}, ValueError, "copy the complete address of a page"),
+        ({"state": "#text=a&edits=["}, ValueError, r"state has edits '\[', which is not JSON"),
         ({"state": 3}, TypeError, "play: state is 3: give the address of a page"),
-        ({"state": "#text=a", "hide": "a"}, TypeError, "leave out the others"),
-        ({"state": "#text=a", "text": "a"}, TypeError, "leave out the others"),
+        ({"state": "#text=a", "hide": "a"}, TypeError, "leave out your own"),
+        ({"state": "#text=a", "text": "a"}, TypeError, "leave out your own"),
     ],
 )
 def test_a_state_that_is_none_is_refused(

@@ -267,7 +267,7 @@ def test_snapshots_of_two_runs(tmp_path: Path) -> None:
     write_snapshot(tmp_path, 0, 0.0)
     other = write_snapshot(tmp_path, 100, 1.0, intermediate_size=28)
     with pytest.raises(
-        ValueError, match="steps 0 and 100 are not of one run: intermediate_size is 20 in"
+        ValueError, match="steps 0 and 100 are from different runs: intermediate_size is 20 in"
     ):
         replay(tmp_path, TEXT)
     shutil.rmtree(other)
@@ -291,8 +291,8 @@ NOTHING = Trace({"hook_embed": np.ones((1, 2, 3))}, tokens=[["a", "b"]])
     [
         ({}, None, ValueError, "run is empty"),
         (7, None, TypeError, "run is a int: give the folder of a run"),
-        ({"a": MADE}, None, TypeError, "'a' is no training step"),
-        ({-1: MADE}, None, TypeError, "-1 is no training step"),
+        ({"a": MADE}, None, TypeError, "'a' is not a training step"),
+        ({-1: MADE}, None, TypeError, "-1 is not a training step"),
         ({1: "minilm"}, "a", TypeError, "step 1 is a str: give a model or a trace"),
         ({1: MADE}, "a text", TypeError, "leave text out"),
         ({1: LESSON}, None, ValueError, "the text is missing"),

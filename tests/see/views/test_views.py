@@ -299,7 +299,7 @@ def test_heads_are_ranked_for_the_words_that_are_asked_for(minilm: Model) -> Non
             ValueError,
             "show: 'zebra' is not in the text: its words are the, cat, sat",
         ),
-        ({"key": 6}, IndexError, "show: key=6 is out of range: the tokens are 0 to 5"),
+        ({"key": 6}, IndexError, "show: key=6 is out of range: tokens are 0 to 5"),
         ({"key": -7}, ValueError, "show: key .*-7"),
         ({"key": 1.5}, TypeError, "show: key"),
         ({"query": "cat", "key": "mat"}, ValueError, "show: in no head does this query attend to"),

@@ -85,14 +85,15 @@ class Heads:
         weights: `(H, L, S)` for each layer; an empty list if only summaries were kept.
         summary: the summary of each layer; an empty list if all weights were kept.
         other_keys: the S keys, if they differ from the queries.
-        scores: scaled scores `(H, L, S)` by layer, -inf where masked; between tokens, never words.
+        scores: scaled scores `(H, L, S)` for each layer, -inf where masked; always between tokens,
+            even if the weights are between words.
         scale: for each layer, the factor by which raw scores are multiplied, if it is known.
         norms: `(H, S)` for each layer, the length of each key's contribution; empty if unknown.
         name: a name that distinguishes this text from the others in a view.
         text: the original text, if it is known.
         split: the position at which the second of two sentences begins.
-        others: descriptions of layers that are left out because their queries or keys are other
-            tokens.
+        others: descriptions of layers that are left out because their queries or keys belong to
+            other tokens.
         num_layers: the number of layers of the model; 0 if it is unknown.
         untrained: whether the parameters that compute queries and keys are random.
     """
@@ -188,7 +189,7 @@ class Heads:
         return weights[heads, row, column], row, at[heads, row, column]
 
     def usual(self, layer: int, head: int, query: int, key: int) -> tuple[float, float]:
-        """Return the average weights at the same distance and on the same key, for comparison.
+        """Return two average weights with which to compare the weight of this pair.
 
         Returns:
             `(at_distance, on_key)`. The first is the mean weight of all pairs of words at the same
@@ -282,7 +283,7 @@ def kept_in(
 ) -> tuple[list[int], list[Array], list[Summary]]:
     """Return `(layers, weights, summaries)`: the weights that a trace holds, or else summaries.
 
-    The names of the arrays begin with `prefix`: "cross_attn." for attention between two texts.
+    The arrays' names begin with `prefix`, which is "cross_attn." for attention between two texts.
     """
     layers = list(layers)
     whole = [layer for layer in layers if (f"{prefix}pattern", layer) in trace]
@@ -351,7 +352,7 @@ def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]
 
 
 def _scale(trace: Trace, layer: int) -> float | None:
-    """Return the factor of the raw scores; None if more than a factor changes the scores."""
+    """Return the factor of the raw scores; None if scores are not just multiplied by a factor."""
     if not all((name, layer) in trace for name in "qkv"):
         return None
     settings = trace.attention_inputs(layer)
@@ -370,7 +371,7 @@ def value_norms(v: Array, out_proj: Array) -> Array:
     A weight times this length is the length of the key's contribution to the output.
 
     Args:
-        v: the values `(S, Hkv, dv)`, their bias included.
+        v: the values `(S, Hkv, dv)`, including their bias.
         out_proj: `(Hq * dv, D)`; rows `h * dv` to `(h + 1) * dv` belong to head h.
 
     Source:
@@ -458,7 +459,7 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     heads, _, top_k = part.indices.shape
     there = part.indices >= 0
     head, query, _ = np.nonzero(there)
-    line = head * len(rows) + row_of[query]  # the head and the row in one number
+    line = head * len(rows) + row_of[query]  # a number for each pair of head and row
     cells, at = np.unique(line * len(columns) + key_of[part.indices[there]], return_inverse=True)
     sizes = np.array([end - first for first, end, _ in rows])
     shares = np.nan_to_num(part.weights[there]).astype(np.float64) / sizes[row_of[query]]

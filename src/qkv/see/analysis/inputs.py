@@ -78,7 +78,7 @@ def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
 def places_in(
     trace: Trace, model: Model | None, word: str | int, call: str, name: str
 ) -> list[int]:
-    """Find the tokens of every copy of a word in the text, or check one position.
+    """Find the tokens of every occurrence of a word in the text, or check one position.
 
     Raises:
         ValueError: the word is not in the text; the message lists the words of the text.
@@ -93,7 +93,7 @@ def places_in(
         return [position for copy in copies for position in copy]
     place = whole_number(word, call=call, name=name, least=-size)
     if place >= size:
-        raise IndexError(f"{call}: {name}={place} is out of range: the tokens are 0 to {size - 1}")
+        raise IndexError(f"{call}: {name}={place} is out of range: tokens are 0 to {size - 1}")
     return [place % size]
 
 
@@ -131,7 +131,7 @@ def places_of(
 def _shared(
     model: Model | None, a: Trace, b: Trace, words: list[list[str]]
 ) -> tuple[str, str, list[list[list[int]]]]:
-    """Choose a word that both texts share; return the same tuple as `places_of`."""
+    """Choose a word that both texts share; return a tuple like `places_of`."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
         both = (word for word in first if word in second)
@@ -159,7 +159,7 @@ def _last(similarity: Array) -> float:
 
 
 def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
-    """Find the tokens of each copy of a word, with the model's tokenizer or by their spelling."""
+    """Find the tokens of each occurrence of a word, by the model's tokenizer or by spelling."""
     if model is None:
         return _spelled(trace, word)
     cuts = (find_pieces(trace.tokens, cut) for cut in model.subwords(word))
@@ -189,7 +189,7 @@ def one_text(trace: Any, call: str) -> Trace:
     """Return the trace of the only text; raise an error for several texts or none."""
     if isinstance(trace, Seq2SeqTrace):
         raise TypeError(
-            f"{call}: this trace is of an encoder-decoder: give trace.encoder or "
+            f"{call}: this trace comes from an encoder-decoder: give trace.encoder or "
             "trace.decoder, or call head_view(trace)"
         )
     if not isinstance(trace, Trace):

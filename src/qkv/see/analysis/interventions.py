@@ -17,13 +17,13 @@ from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 
-MOST_HEADS = 48  # at most this many heads are tried; same as in assets/store/rule.js
+MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js has the same number
 MOST_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Removal:
-    """The effect of removing one head at the first gap of a text.
+    """The effect of one head's removal on the guess at a text's first gap.
 
     Attributes:
         layer: the layer.
@@ -52,7 +52,7 @@ class Removal:
 
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
-    """Return a text's first gap; None if the run was changed or its model cannot fill gaps."""
+    """Return a text's first gap; None after interventions, or if the model cannot fill gaps."""
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None
@@ -70,7 +70,8 @@ def removal_of(
 ) -> Removal | None:
     """Find the head whose removal changes the guess most; return None for a text without a gap.
 
-    The guess is the guess at the first gap. Ties go to the lowest layer, then the lowest head.
+    Only the guess at the first gap is considered. Ties go to the lowest layer, then the lowest
+    head.
 
     Args:
         model: the model.
@@ -111,8 +112,8 @@ def removals(
 ) -> tuple[Array, dict[tuple[int, int], tuple[float, float]]]:
     """Compute the logits at a position, and how the removal of each head changes the guess.
 
-    For each layer, one batch runs one copy of the text for each head, without that head. Lower
-    layers are not computed again.
+    Each layer needs one batch: one copy of the text per head, run without this head. Lower layers
+    are not computed again.
 
     Returns:
         The logits (V), and for each (layer, head) two probabilities: the probability that moves to
@@ -150,7 +151,7 @@ COUNT = 5  # the number of words to show
 
 @dataclass(frozen=True)
 class Opening:
-    """A position in a text with two guesses of a model: as it is, and with one word hidden.
+    """A position in a text, with a model's guesses there before and after one word is hidden.
 
     Attributes:
         place: the position of the token.
@@ -158,7 +159,7 @@ class Opening:
         hidden: the positions of the hidden word: the word whose hiding changes the guess most.
             Empty if the text has no other word.
         word: the hidden word.
-        after: the likeliest words with `word` hidden; the same as `before` if no word is hidden.
+        after: the likeliest words with `word` hidden; equal to `before` if no word is hidden.
     """
 
     place: int
@@ -172,9 +173,9 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     """Choose the first position that the page of a text shows, and the word to hide.
 
     The position is the first mask token, or else the last content word; for a decoder it is the
-    last token, which the guessed word follows. The hidden word is a content word. Words whose
-    hiding changes the likeliest word come first; among them, the word whose hiding changes the
-    probabilities at the position most (half the sum of the absolute changes) is chosen.
+    last token, which the guessed word follows. The hidden word is a content word. Words
+    that change the likeliest word when they are hidden come first. Among these words, the function
+    chooses the word that changes the probabilities most (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

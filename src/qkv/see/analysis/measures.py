@@ -9,10 +9,10 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis.head_weights import Heads, Summary
 
-# The limits by which views choose a head. They are the same in assets/store/rule.js, and
+# The limits by which views choose a head. assets/store/rule.js has the same limits, and
 # docs/views.md explains them.
-STANDS_OUT = 0.1  # the least difference of a weight or a probability
-OF_PLACES = 0.4  # from this average weight on, a head attends to a position
+STANDS_OUT = 0.1  # the smallest difference of a weight or a probability that is a finding
+OF_PLACES = 0.4  # a head with this average weight, or a larger one, attends to a position
 
 Measure = Callable[[Array], Array]  # from one layer's weights (H, L, S) to one number for each head
 
@@ -20,8 +20,8 @@ Measure = Callable[[Array], Array]  # from one layer's weights (H, L, S) to one 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
     """Compute each measure of all heads, `(layers, heads)`; a measure that is unknown is None.
 
-    If only the largest weights of a text were kept, only `first` and `separators` are known, since
-    they need no other numbers than the weight on each key.
+    If only the largest weights of a text were kept, only `first` and `separators` are known: they
+    need only the summed weight on each key.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]
@@ -47,10 +47,10 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
 
 
 def entropy(weights: Array) -> Array:
-    """Compute the entropy of each head's weights, `(H,)` in bits: two equal weights have 1 bit.
+    """Compute the entropy of each head's weights, `(H,)` in bits: 1 bit for two equal weights.
 
-    The entropy is the mean over queries of `-sum(w * log2(w))`, without queries that attend to
-    nothing.
+    The entropy is the mean over queries of `-sum(w * log2(w))`; queries that attend to nothing are
+    left out.
 
     Source:
         Clark et al. 2019, "What Does BERT Look At?", section 3.3.
@@ -66,7 +66,8 @@ def entropy(weights: Array) -> Array:
 def on_offset(weights: Array, offset: int) -> Array:
     """Compute the mean weight on the token `offset` positions later; -1 is the previous token.
 
-    The result is `(H,)`. Only queries that have such a token, and that attend to anything, count.
+    The result is `(H,)`. Queries without such a token, and queries that attend to nothing, are left
+    out.
 
     Source:
         Clark et al. 2019, section 3.1.
@@ -98,7 +99,7 @@ def on_keys(weights: Array, keys: Any) -> Array:
 def on_cells(weights: Array, cells: Array) -> Array:
     """Sum each query's weights on the marked cells `(L, S)`, and average the sums, `(H,)`.
 
-    Only queries that have a marked cell, and that attend to anything, count.
+    Queries without a marked cell, and queries that attend to nothing, are left out.
 
     >>> on_cells(np.array([[[1.0, 0.0], [0.75, 0.25]]]), np.array([[False, False], [True, False]]))
     array([0.75])
@@ -108,10 +109,10 @@ def on_cells(weights: Array, cells: Array) -> Array:
 
 
 def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Mark the targets of induction, `(L, L)` bool: tokens that follow earlier copies of a token.
+    """Mark induction targets, `(L, L)` bool: tokens that follow an earlier occurrence of a token.
 
     In "a b c a", the target of the second "a" is "b". Special tokens have no targets. A token is
-    never its own target, as it would be in "a a".
+    never its own target, even in "a a".
 
     Source:
         Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
@@ -165,7 +166,7 @@ def summarize(weights: Array, top_k: int) -> Summary:
 
 
 def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
-    """Average numbers of queries `(H, L)` over the queries that attend to anything, `(H,)`."""
+    """Compute the mean, `(H,)`, of `parts` over the queries that attend to anything."""
     sees = (weights.sum(axis=-1) > 0) & there
     return np.array(
         [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
@@ -228,13 +229,13 @@ class Link:
 
     @property
     def above(self) -> float:
-        """Return how far the weight is above the usual one; 0 if the head attends to a position."""
+        """The weight minus the usual weight; 0 if that is negative or `of_places` is true."""
         expected = max(2 * self.usual[0], self.usual[1])
         return 0.0 if self.of_places else max(0.0, self.weight - expected)
 
     @property
     def stands_out(self) -> bool:
-        """Return whether the weight is far enough above the usual one to be a finding."""
+        """Return whether the weight is far enough above the usual weight to be a finding."""
         return self.above >= STANDS_OUT
 
 

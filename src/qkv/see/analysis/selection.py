@@ -13,12 +13,12 @@ from qkv.see.analysis.interventions import Removal
 from qkv.see.analysis.measures import OF_PLACES, STANDS_OUT, Link, attended
 
 ASKED = "it was requested"
-_LEAST = 0.05  # smaller weights do not count as links to compare
-_WEAK = 0.1  # if all content links are smaller, a requested head shows its largest link
+_LEAST = 0.05  # links with smaller weights are not compared
+_WEAK = 0.1  # if all links between content words are smaller, show a requested head's largest link
 
 
 class Notation(NamedTuple):
-    """The notation of sentences for heads, for shares and for differences of shares."""
+    """The way to write heads, shares and differences of shares in sentences."""
 
     head: str
     share: Callable[[float], str]
@@ -56,7 +56,7 @@ class ChosenHead:
             gap.
         reason: a clause that says why this head is shown.
         stands_out: whether the head is a finding; None if the reader asked for the head.
-        headline: a sentence about the head that says more than its link; empty if there is none.
+        headline: a sentence with more information about the head than its link; may be empty.
     """
 
     layer: int
@@ -102,7 +102,7 @@ def rank_heads(
 def other_heads(
     seen: Heads, links: Sequence[Link], shown: ChosenHead, count: int, *, repeat: bool = False
 ) -> list[Link]:
-    """Choose the links of other heads that stand out too, each pair of words once.
+    """Choose further links that stand out, in other heads; each pair of words appears once.
 
     With `repeat`, the reader asked for one link: choose this link in all other heads.
     """
@@ -273,13 +273,13 @@ def contrasting_head(
 ) -> ChosenHead:
     """Choose the head in which the attention of a word differs most between two texts.
 
-    For each head, the weight above the usual one (`rank_heads`) of each link from the word is
-    compared between the texts; the head's difference is half the sum of the absolute changes. Heads
-    with equal differences are compared by all weights of the word in the same way: 0 means equal
+    For each link from the word, the usual weight (see `rank_heads`) is subtracted from the weight.
+    A head's difference is half the sum of the absolute changes of these numbers between the texts.
+    Heads with equal differences are compared by the word's weights in the same way: 0 means equal
     weights, 1 means no key in common. Ties go to the lowest layer, then the lowest head.
 
-    A head stands out if the models are trained, and if the weight of a link above the usual one
-    differs by at least 0.1 between the texts.
+    A head stands out if the models are trained, and if one of these numbers differs by at least 0.1
+    between the texts.
 
     If the word is the gap of both texts, `moved` has the effect of each head's removal on the
     guesses, and the head with the largest effect is chosen.
@@ -328,7 +328,7 @@ def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Sum, by name, the weights above the usual ones of a word's links to content words."""
+    """Return how far a word's links are above the usual weights, summed per name of the key."""
     weights = attended(heads, layer, head, rows)
     query = rows[0]
     links = (
@@ -404,7 +404,7 @@ def places_among(
 def checked_place(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> tuple[int | None, int | None]:
-    """Check a layer and a head; return both counted from 0. The number -1 is the last one.
+    """Check a layer and a head; return both counted from 0. Here -1 means the last layer or head.
 
     Raises:
         IndexError: the layer or the head is out of range.
@@ -418,8 +418,8 @@ def checked_place(
         number = min(heads.others) if layer is None else layer
         rest = span(heads.layers) if heads.layers else "none"
         raise ValueError(
-            f"{call}: layer {number} is {heads.others[number]}, whose queries or keys are other "
-            f"tokens than this trace's (layers of these: {rest}): its numbers are "
+            f"{call}: layer {number} is {heads.others[number]}; its queries or keys are not this "
+            f"trace's tokens, unlike those of layers {rest}: its numbers are "
             f'trace["top_weights", {number}], and qkv.head_view shows the weights that the model '
             "gives with output_attentions=True"
         )
@@ -436,7 +436,7 @@ def checked_place(
 
 
 def span(numbers: Sequence[int]) -> str:
-    """Write whole numbers in words: `0 to 5`, or `2, 4`.
+    """Write a list of integers as text: `0 to 5` or `2, 4`.
 
     >>> span([0, 1, 2]), span([2, 4]), span([0])
     ('0 to 2', '2, 4', '0 only')

@@ -23,8 +23,7 @@ from qkv.trace import Trace
 
 Text = str | Sequence[int] | None
 
-# The keys of a config that may differ between the models of one run, since they do not affect the
-# numbers.
+# Config keys that do not affect the numbers, so they may differ between the models of one run.
 _ASIDE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "seed"}
 
 
@@ -34,7 +33,7 @@ class Run:
 
     Attributes:
         name: the name of the run.
-        steps: the steps of its snapshots, in order.
+        steps: the steps of the run's snapshots, in order.
         losses: the logged loss by training step, in order; empty without a log.
         open: the function that returns the model or the trace of a step.
     """
@@ -89,11 +88,13 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
         raise ValueError("replay: run is empty: give at least one step, {100: model}")
     for step, given in run.items():
         if not is_whole_number(step) or step < 0:
-            raise TypeError(f"replay: {step!r:.40} is no training step: give a whole number from 0")
+            raise TypeError(
+                f"replay: {step!r:.40} is not a training step: give a non-negative integer"
+            )
         if not isinstance(given, Model | Trace):
             raise TypeError(
-                f"replay: step {step} is a {type(given).__name__}: give a model or a trace; of an "
-                "encoder-decoder's, trace.encoder or trace.decoder"
+                f"replay: step {step} is a {type(given).__name__}: give a model or a trace; for an "
+                "encoder-decoder, give trace.encoder or trace.decoder"
             )
     steps = sorted(int(step) for step in run)
     return Run("", steps, [], lambda step: run[step])
@@ -117,7 +118,7 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
             given = run.open(step)
             if isinstance(given, Trace):
                 if text is not None:
-                    raise TypeError("replay: the traces have a text already: leave text out")
+                    raise TypeError("replay: the traces already have a text: leave text out")
                 trace = one_text(given, "replay")
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
                     raise ValueError(
@@ -167,7 +168,7 @@ def _check_configs(a: int, config: dict[str, Any], b: int, other: dict[str, Any]
     for name in sorted((config.keys() | other.keys()) - _ASIDE):
         if config.get(name) != other.get(name):
             raise ValueError(
-                f"replay: the models of steps {a} and {b} are not of one run: {name} is "
+                f"replay: the models of steps {a} and {b} are from different runs: {name} is "
                 f"{config.get(name)!r:.40} in one and {other.get(name)!r:.40} in the other"
             )
 
@@ -181,7 +182,7 @@ def _check_alike(a: int, trace: Trace, b: int, other: Trace) -> None:
     ):
         if one != two:
             raise ValueError(
-                f"replay: steps {a} and {b} are not of one run and one text: they have different "
+                f"replay: steps {a} and {b} are from different runs or texts: they have different "
                 f"{what}, {_few(one)} and {_few(two)}"
             )
 
@@ -193,7 +194,7 @@ def _few(value: Any, most: int = 60) -> str:
 
 MOST_CELLS = 2_000_000  # the largest number of weights in a page: 4 MB before base64
 MOST_LOSSES = 400
-BECOMES = 0.5  # from this score on, a head has the name of the measure
+BECOMES = 0.5  # a head with this score, or a higher one, gets the name of the measure
 
 
 class Score(NamedTuple):
@@ -253,15 +254,15 @@ class Replay:
 
     @property
     def rises(self) -> Array:
-        """Return the rise of each score from the first step to the last; the scores of one step."""
+        """The rise of each score from first to last step; for one step, the scores themselves."""
         rises = self.values[-1] - self.values[0]
         return np.asarray(self.values[0] if len(self.steps) == 1 else rises)
 
     @property
     def knots(self) -> list[int]:
-        """Return the steps at equal distances in charts: all snapshots, and both ends of the log.
+        """The steps on the axis of charts: all snapshots, and the first and last logged step.
 
-        Charts space them equally because most runs take snapshots at growing intervals.
+        Charts space these steps equally, because most runs take snapshots at growing intervals.
         """
         every = [*self.steps, *(step for step, _ in self.losses)]
         return sorted({*self.steps, min(every), max(every)})
@@ -352,7 +353,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _scores(heads: Heads) -> dict[Score, Measure]:
-    """Choose the measures that apply: some texts repeat no token, some models mask later tokens."""
+    """Choose the measures that apply to the text (does a token repeat?) and to the model's mask."""
     measured: dict[Score, Measure] = {}
     if len(heads.queries.tokens) > 1:
         measured[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)

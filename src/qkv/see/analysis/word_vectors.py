@@ -1,4 +1,4 @@
-"""Word vectors before, between and after the layers: their cosines, and their plane in pictures."""
+"""Word vectors before, between and after the layers: their cosines, and a plane to draw them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,12 +123,12 @@ def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any])
 
 
 def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
-    """Raise an error that names the models unless a number is the same for two traces."""
+    """Raise an error, which names the models, if a number differs between two traces."""
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
         raise ValueError(
             f"compare: the first trace {named[0]}has {first} {what} and the second "
-            f"{named[1]}{second}: trace both with models of one size"
+            f"{named[1]}{second}: trace both with models of the same size"
         )
 
 
@@ -256,7 +256,7 @@ def has_plane(vectors: Array) -> bool:
 
 
 def named_points(before: Array, after: Array, tokens: Sequence[str]) -> list[int]:
-    """Choose at most 20 points to label: the points that moved furthest, each word once."""
+    """Choose at most 20 points to label: the points that moved furthest, at most one per word."""
     order = np.argsort(-np.linalg.norm(after - before, axis=1), kind="stable").tolist()
     if len(order) > MOST_LABELS:
         first: dict[str, int] = {}
@@ -292,8 +292,8 @@ class Pair:
 
     Attributes:
         word: the word.
-        a: the position, among all tokens, of the word's first copy in one sentence.
-        b: the position of the word's first copy in the other sentence.
+        a: the position, among all tokens, of the word's first occurrence in one sentence.
+        b: the position of the word's first occurrence in the other sentence.
         cosine: `(stages + 1,)`: the cosine of the static vectors, then the cosine at each stage.
     """
 
@@ -316,7 +316,7 @@ class Shift:
     Attributes:
         sentences: the sentences.
         tokens: the n tokens of all sentences, without special tokens.
-        of: `(n,)`, the sentence of each token.
+        of: `(n,)`, the number of each token's sentence.
         before: `(n, 2)`, the static vectors.
         explained: `(2,)`, the share of the variance along each axis.
         stages: from the embeddings to the last layer.
@@ -339,7 +339,7 @@ class Shift:
 
 
 def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
-    """Compute the shift of the words in one or more traces by the same model, each of one text.
+    """Compute the shift of the words in one or more texts, from a trace per text by one model.
 
     A word's vector is the mean of the vectors of its subwords, unless `pieces` is true.
 
@@ -371,7 +371,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
 def _shift(
     sentences: list[str], tokens: list[str], of: list[int], states: dict[str, Array]
 ) -> Shift:
-    """Compute the shift of vectors `(n, D)` from the state "before" to each other state."""
+    """Compute the shift of vectors `(n, D)` from the state "before" to every later state."""
     for name, state in states.items():
         if not has_plane(state):
             raise ValueError(f"plot_shift: a vector {name} {NO_PLANE}")
@@ -397,8 +397,8 @@ def _shift(
 
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
-    """Find the words that two sentences share, at their first copy in each sentence."""
-    places: dict[str, dict[int, int]] = {}  # from word to sentence to position
+    """Find the words that two sentences share, at the first occurrence in each sentence."""
+    places: dict[str, dict[int, int]] = {}  # positions, keyed by word and then by sentence
     for place, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
             places.setdefault(token, {}).setdefault(sentence, place)

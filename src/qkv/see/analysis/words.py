@@ -130,11 +130,11 @@ def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
 def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Array]:
     """Return `(flags, numbers)`: the tokens of content words, and a number for each word.
 
-    Equal words have the same number. A content word means something by itself: it is no article,
-    pronoun, preposition, conjunction or auxiliary, and the model knows it. The list of such
-    function words is English. In other languages only words that are spelled like English function
-    words are left out. If a text has fewer than two content words, all its words count as content
-    words.
+    Equal words have the same number. Content words are the words that the model knows, except
+    function words: articles, pronouns, prepositions, conjunctions and auxiliaries. The list of
+    function words is English, so in other languages only words with the same spelling as an English
+    function word are left out. If a text has fewer than two content words, all its words count as
+    content words.
 
     >>> flags, numbers = content(["the", "bank", "##er", "of", "the", "bank", "."], [False] * 7)
     >>> flags.astype(int).tolist(), numbers.tolist()

@@ -14,7 +14,7 @@ import numpy as np
 from qkv.arrays import Array
 
 SIZE = 11  # the height of a letter in pixels
-# Characters of these kinds would reverse the direction of the following words.
+# Characters of these bidirectional classes could reverse the direction of the following words.
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
@@ -95,7 +95,7 @@ def png(pixels: Array) -> bytes:
 
 
 def readable(content: str) -> str:
-    r"""Replace characters that are invisible, or not allowed in XML, by visible signs.
+    r"""Replace characters that are invisible, or not allowed in XML, by visible symbols.
 
     >>> readable("a\nb\x00\ud800\u202e")
     'a␊b␀��'
@@ -117,14 +117,14 @@ def escaped(content: str) -> str:
 
 
 def label(content: str, most: int = 14) -> str:
-    """Cut a label that is too long; if a label has only blanks, make the blanks visible."""
+    """Cut a label that is too long; if a label has only spaces, make the spaces visible."""
     if not content.strip():
         content = content.replace(" ", "␣") or "∅"
     return content if len(content) <= most else content[: most - 1] + "…"
 
 
 def label_width(content: str) -> float:
-    """Estimate the width of a cut label in pixels."""
+    """Estimate the width of a label in pixels, after `label` has cut it."""
     shown = label(content)
     wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in shown)
     return (0.6 * len(shown) + 0.45 * wide) * SIZE
@@ -136,7 +136,7 @@ def widest(labels: Iterable[str]) -> float:
 
 
 def word_width(word: str) -> float:
-    """Estimate the width of a whole word in pixels, letter by letter."""
+    """Estimate the width of an uncut word in pixels, letter by letter."""
     sizes = (
         0.3 if mark in "iljtfrI.,;:'!|()[] " else 0.85 if mark in "mwMW@—" else 0.66
         if mark.isupper() or mark.isdigit() else 1.0

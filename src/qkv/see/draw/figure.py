@@ -81,7 +81,7 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
                 pad = 28.0  # above the legend
             plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
     if arrows and (layout := figure.get_layout_engine()):
-        for _ in range(2):  # the layout needs two rounds; it is measured below
+        for _ in range(2):  # the layout is stable after two rounds; the code below measures it
             layout.execute(figure)
         figure.set_layout_engine("none")
         for axes, panel in arrows:
@@ -332,7 +332,7 @@ def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
     """Draw an image, with frames round some of its patches."""
     rows, columns = panel.grid
     shape = panel.pixels.shape[0] / panel.pixels.shape[1]
-    # a patch is one unit of the axes, so that frames have whole coordinates
+    # a patch is one unit of the axes, so that frames have integer coordinates
     axes.imshow(panel.pixels, extent=(0, columns, rows, 0), aspect=shape * columns / rows)
     frames = [(row, column, 1, 1, color) for row, column, color in panel.frames]
     if panel.edge:
@@ -388,7 +388,7 @@ def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 @lru_cache(maxsize=1)
 def _figure_class() -> type[Figure]:
-    """Return the class of figures: Agg draws them, and a notebook shows them without pyplot."""
+    """Return a figure class that Agg draws and that a notebook shows without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -17,8 +17,8 @@ class Edge(NamedTuple):
     """An edge of a graph.
 
     Attributes:
-        sender: the node at its beginning.
-        receiver: the node at its end.
+        sender: the node where the edge begins.
+        receiver: the node where the edge ends.
         input: the receiver's input: "q", "k" or "v"; empty if the receiver has only one input.
         value: the number of the edge.
     """
@@ -47,7 +47,7 @@ class Graph(Panel):
         nodes: the column (from the left) and the row (from below) of each node.
         edges: the drawn edges, the largest number first.
         labels: the words in the picture for each node.
-        rows: the names of rows, by their heights.
+        rows: the names of rows, keyed by height.
         of: the meaning of the numbers.
         whole: the count of all edges, including edges that are not drawn.
     """

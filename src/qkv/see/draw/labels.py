@@ -105,7 +105,8 @@ def placed(
 
     The method is greedy: each label goes to the nearest position that touches no earlier label.
     Near its point, the label must not cover another point either. If the box is far from the point,
-    a line joins them, and the line end is the end of this line at the box; otherwise it is None.
+    a line joins them, and `line end` is where this line meets the box; otherwise `line end` is
+    None.
 
     Args:
         labels: for each label its point, its width and its height.

@@ -42,13 +42,13 @@ class HeatMap(Panel):
         values: the numbers; cells without a finite number are hatched.
         rows: a label for each row.
         columns: a label for each column.
-        top: the upper end of a scale that begins at 0. It is None for numbers of any size and sign:
-            then `ground` is at the lower end or in the middle of the scale.
+        top: the upper end of a scale that begins at 0. None for numbers of any size and sign, which
+            have `ground` at the lower end or in the middle of the scale.
         ground: the number with the colour of the background, if `top` is None.
         scale: both ends of a scale that several maps share, if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
-        score: numbers that decide which rows and columns are shown if not all of them fit; by
-            default `values`.
+        score: numbers that decide which rows and columns to show if not all of them fit; the
+            default is `values`.
         of: the meaning of the numbers.
         outlined: the indices of the framed rows.
         missing: the meaning of a hatched cell.
@@ -269,8 +269,8 @@ class Arrows(Panel):
     def labels(self) -> list[tuple[Array, str, bool]]:
         """List the labels to place as `(point, words, whether the point is in `after`)`.
 
-        Labels of `before` or `after` come first, whichever has the larger spread. Points with the
-        same position and name have one label.
+        The set with the larger spread, `before` or `after`, comes first. Points with the same
+        position and name share one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
         ends.sort(key=lambda end: -float(end[0].std()))
@@ -390,7 +390,7 @@ class Prose(Panel):
     Attributes:
         text: the words.
         style: the style of the words in a terminal.
-        indent: the number of blank columns before each line.
+        indent: the number of spaces before each line.
         code: whether the lines are code; lines of code are never wrapped.
     """
 
@@ -449,7 +449,7 @@ class Passages(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Later(Panel):
-    """A panel that is expensive and so is computed only when it is drawn.
+    """A panel that is computed only when it is drawn, because it is expensive.
 
     Attributes:
         make: the function that computes the panel.
@@ -477,7 +477,7 @@ def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
 
 
 def number_format(values: Array) -> Callable[[float], str]:
-    """Return a formatting function for numbers, the same for all, so that their digits align.
+    """Return one formatting function for all numbers, so that their digits align.
 
     >>> form = number_format(np.array([0.5, -12.0]))
     >>> form(0.5), form(-12.0), number_format(np.array([2e-6]))(2e-6)

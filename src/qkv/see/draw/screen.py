@@ -68,7 +68,7 @@ class Screen:
 
     @property
     def shades(self) -> bool:
-        """Return whether cells can be shaded, with the terminal's background as the first shade."""
+        """Return whether the terminal can shade cells; the first shade is its background."""
         return bool(self.colors and self.theme)
 
     def shading(self, share: float) -> str:
@@ -95,14 +95,14 @@ class Screen:
         return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
 
     def plain(self, text: str) -> str:
-        """Replace characters in a text of qkv that this screen cannot show."""
+        """Replace the characters that this screen cannot show, in a text that qkv wrote."""
         if not self.unicode:
             for sign, ascii_form in _ASCII.items():
                 text = text.replace(sign, ascii_form)
         return self.safe(text)
 
     def safe(self, text: str) -> str:
-        r"""Escape characters of a text from outside that the terminal cannot show, or would obey.
+        r"""Escape characters of an untrusted text that the terminal cannot show or would execute.
 
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'
@@ -112,7 +112,7 @@ class Screen:
         )
 
     def cut(self, text: str, width: int) -> str:
-        """Cut a text from outside, or fill it with blanks, to exactly `width` columns."""
+        """Cut an untrusted text, or pad it on the right, to exactly `width` columns."""
         from rich.cells import cell_len, set_cell_size
 
         text = self.safe(text)
@@ -122,7 +122,7 @@ class Screen:
         return set_cell_size(text, width)
 
     def right(self, text: str, width: int) -> str:
-        """Cut a text from outside, or fill it with blanks in front, to exactly `width` columns."""
+        """Cut an untrusted text, or pad it on the left, to exactly `width` columns."""
         text = self.cut(text, width)
         blanks = len(text) - len(text.rstrip(" "))
         return " " * blanks + text.rstrip(" ")
@@ -134,7 +134,7 @@ class Screen:
         return max(least, min(most, max((cell_len(self.safe(t)) for t in texts), default=0)))
 
     def room(self, most: int, *, beside: int) -> int:
-        """Return the width that `beside` columns leave free, at most `most`."""
+        """Return the width left over next to `beside` columns, up to `most`."""
         return max(4, min(most, self.width - beside))
 
 
@@ -146,7 +146,7 @@ def styled(words: str = "", style: str = "") -> Text:
 
 
 def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
-    """Wrap a text of qkv at the screen's width, and indent it."""
+    """Wrap a text that qkv wrote at the screen's width, and indent the lines."""
     lines = textwrap.wrap(
         screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
     )
@@ -154,7 +154,7 @@ def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[T
 
 
 def bar(screen: Screen, value: float, width: int = 20) -> Text:
-    """Draw a bar for a share from 0 to 1, filled with blanks to `width` columns.
+    """Draw a bar for a share from 0 to 1, padded with spaces to `width` columns.
 
     >>> bar(Screen(), 0.5, 4).plain + "|", bar(Screen(encoding="ascii"), 0.5, 4).plain + "|"
     ('██  |', '##  |')
@@ -167,7 +167,7 @@ def bar(screen: Screen, value: float, width: int = 20) -> Text:
 
 
 def cube_color(place: int) -> str:
-    """Return the colour with a number from 16 to 231 among a terminal's 256 colours, as `#rrggbb`.
+    """Convert the number of a terminal's colour, from 16 to 231, to `#rrggbb`.
 
     >>> cube_color(16), cube_color(153)
     ('#000000', '#afd7ff')
@@ -185,7 +185,7 @@ def _fits(text: str, encoding: str) -> bool:
     return True
 
 
-_WAIT = 0.3  # the time to wait for an answer, in seconds; terminals answer at once or never
+_WAIT = 0.3  # seconds to wait for an answer; a terminal that answers does so at once
 # A request for the background colour, then a request that every terminal answers.
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")
@@ -211,7 +211,7 @@ def _asked() -> str | None:
         return None
     try:
         if os.tcgetpgrp(terminal) != os.getpgrp():
-            return None  # a process in the background, which would be stopped for asking
+            return None  # a background process that asks the terminal would be stopped
         before = termios.tcgetattr(terminal)
         try:
             tty.setcbreak(terminal)

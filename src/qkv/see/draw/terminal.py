@@ -126,8 +126,8 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
 def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
     """Draw a table of shaded cells, and the scale below.
 
-    If not all rows or columns fit, the map shows those with the largest score. It counts the
-    others, and an extra column shows the summed weight of the columns that are left out.
+    If not all rows or columns fit, the map shows the rows and columns with the largest scores and
+    counts the rest. An extra column shows the summed weight of the columns that are left out.
     """
     values, columns, hidden, shares = panel.values, panel.columns, panel.hidden, panel.shares
     form, words = panel.form, panel.words
@@ -279,7 +279,7 @@ def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
 
 
 def _first(count: int, room: int, needed: int) -> list[int]:
-    """Choose the first indices; replace the last of them by the needed index if it is missing."""
+    """Choose the first `room` indices; if `needed` is not among them, it replaces the last one."""
     shown = list(range(min(count, room)))
     if shown and needed not in shown:
         shown[-1] = needed

@@ -38,7 +38,7 @@ from qkv.text.tokenizer import Tokenizer
 # assets/engine/door.js lists the requests of a page: globalThis.qkv.
 
 
-# In characters: from LARGE on, a page is large; a browser holds no text longer than MOST.
+# In characters: a page of LARGE or more is large; a browser holds no text longer than MOST.
 LARGE, MOST = 64_000_000, 500_000_000
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in layers.js
 
@@ -51,8 +51,8 @@ def need_engine(model: Model, call: str = "play") -> None:
     """
     for why in _reasons(model):
         raise ValueError(
-            f"{call}: {model.name} {why}: a page can run decoders and encoders that guess masked "
-            f"words, of the usual parts; `qkv serve --model {model.name}` shows this page on any "
+            f"{call}: {model.name} {why}: a page can run decoders and masked-word encoders that "
+            f"consist of common parts; `qkv serve --model {model.name}` shows this page for any "
             "model"
         )
     least = sum(array.size for array in model.parameters.values())  # bytes
@@ -62,7 +62,7 @@ def need_engine(model: Model, call: str = "play") -> None:
 def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     """Pack a model for a page that runs it.
 
-    A warning, with the name of the call, says if the page will be large.
+    The function warns, with the name of the call, if the page will be large.
 
     Raises:
         ValueError: the model is neither a decoder nor an encoder with a head over words; the page
@@ -143,7 +143,7 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
 
 
 def _is_bert(design: Design) -> bool:
-    """Return whether a page can show each step of a layer with the parameters of the step."""
+    """Return whether a page can show each step of a layer together with the step's parameters."""
     first = design.layers[0]
     plain = replace(
         Design(design.vocabulary, design.dim, design.hidden, "gelu", design.eps, design.layers),
@@ -252,7 +252,7 @@ def _sized(model: Model, size: int, call: str) -> str:
     described = f"{call}: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
     if size > MOST:
         raise ValueError(
-            f"{described}, and a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "
+            f"{described}, but a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "
             "shows this page and runs the model"
         )
     return described
@@ -281,7 +281,7 @@ _PATTERN = re.compile(rf"(?:(?:{_ONE})(?:{_TIMES})?|\(\?(?:[:=!]|<[=!])|\((?!\?)
 
 
 def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the reasons why a page cannot cut texts like a tokenizer, one clause for each reason.
+    """Yield the reasons why a page cannot tokenize texts like this tokenizer, one clause each.
 
     >>> from qkv.text import WordTokenizer
     >>> list(reasons_of_tokenizer(WordTokenizer("the cat sat")))[-1]
@@ -350,7 +350,7 @@ def _reasons_of_bpe(
             yield f"has a BPE with the {name} {_short(model[name])}"
     steps = _steps("pre_tokenizer", pre_tokenizer)
     if any(step["type"] == "ByteLevel" for step in steps) and vocabulary.keys() >= _LEVELS:
-        return  # so that every text has tokens
+        return  # every text can be tokenized
     if model["byte_fallback"]:
         if not vocabulary.keys() >= _FALLBACKS:
             yield "has a BPE that falls back on bytes and has no token for some"

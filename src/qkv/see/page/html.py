@@ -111,7 +111,7 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
         + "@media (prefers-color-scheme:dark){"
         + rules(True, "body:not([data-theme=light]) ")
         + "}"
-        + rules(True, "body[data-theme=dark] ")  # the site has its own switch of themes
+        + rules(True, "body[data-theme=dark] ")  # the site has its own theme switch
     )
     return "".join(body), more
 
@@ -162,7 +162,7 @@ def template(name: str) -> str:
 
 
 def _tokens(payload: dict[str, Any]) -> str:
-    """Write the tokens as text, which readers without scripts can search, copy or listen to."""
+    """Write the tokens as text, so that readers without scripts can search, copy or hear them."""
     lines = []
     for part in filter(None, (*payload["texts"], *(payload.get(name) for name in _WITH_TOKENS))):
         for which in ("tokens", "keys"):
@@ -173,7 +173,7 @@ def _tokens(payload: dict[str, Any]) -> str:
 
 
 def about_model(model: Model | None, name: str = "this model") -> str:
-    """Write the documents beside a model's weights, folded; return "" if the model has none."""
+    """Write a model's documents as a collapsed section; return "" if the model has none."""
     notices = {} if model is None else model._notices
     if not notices:
         return ""

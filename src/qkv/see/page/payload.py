@@ -16,10 +16,10 @@ from qkv.see.analysis.words import word_spans
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 
-# The payload, which the scripts in assets/ read. Arrays are packed (by `pack_numbers` and so on):
-# base64 of little-endian float32, or of whole numbers with their "bits" (8, 16, 32), and their
-# "shape". Numbers are not rounded; the page rounds the numbers that it shows. Packed shares show
-# the same digits as the weights, up to four.
+# The payload, which the scripts in assets/ read. A packed array (see `pack_numbers`) has its
+# "shape" and the base64 of little-endian float32, or of integers with their "bits" (8, 16, 32).
+# Numbers are not rounded; the page rounds the numbers that it shows. Packed shares have the same
+# first four digits as the weights.
 #
 # PAYLOAD = {
 #   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay" | "play",
@@ -133,7 +133,7 @@ def _hidden(heads: Heads) -> dict[str, Any] | None:
 
 
 def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
-    """Pack as many of each query's largest weights as fit, and the summed weight on each key."""
+    """Pack the largest weights of each query, as many as fit, and the summed weight on each key."""
     size, width = len(heads.queries.tokens), len(heads.keys.tokens)
     most = max(4, min(8, MOST_KEPT // max(1, len(heads.layers) * heads.count * size)))
     parts = heads.summary or [measures.summarize(layer, most) for layer in heads.weights]
@@ -260,7 +260,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #         "side": "queries" | "keys" | "place" (one row, at the query of "start"),
 #         "columns": "keys" | null (numbers),
 #         "shown": {"at": [columns], "names": [strings]} | null (all columns),
-#         "weights": bool, "cell": [row, column] | null, "op": the origin of a cell (steps/sums.py),
+#         "weights": bool, "cell": [row, column] | null, "op": the origin of a cell (steps/step.py),
 #         "lengths": packed lengths of the rows in the page | null (the rows are no vectors) }
 
 
@@ -328,7 +328,7 @@ def _lengths(step: Step, rows: list[int] | None) -> dict[str, Any] | None:
 
 
 def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
-    """Choose the rows and columns to keep of arrays that the page shows only in part."""
+    """For arrays that the page shows only in part, choose which rows and columns to keep."""
     parts: dict[str, tuple[list[int] | None, list[int] | None]] = {}
     summed = {step.op["of"] for step in walk.steps if step.op["kind"] == "softmax"}
     for step in walk.steps:
@@ -353,7 +353,7 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
         return None, None
     score = weights.copy()
     score[walk.cell] = np.inf  # the cell whose sum is written out first
-    if walk.keys is walk.tokens:  # one list for both: the positions of the largest weights
+    if walk.keys is walk.tokens:  # one list of positions for queries and keys
         order = np.argsort(-score, axis=None, kind="stable")
         places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
         rows = sorted(list(places)[:MOST_TOKENS])
@@ -368,7 +368,7 @@ def _pack(array: Array) -> dict[str, Any]:
     return pack_numbers(array)
 
 
-_PER = 40000  # the digit in the fifth place is even for exact numbers and odd for others
+_PER = 40000  # n in `n / _PER` is even for exact weights and odd for others
 
 
 def pack_numbers(values: Any) -> dict[str, Any]:
@@ -404,11 +404,11 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 
 
 def pack_shares(weights: Array) -> dict[str, Any]:
-    """Pack weights in 16 bits as `n / per`, so that they show the same digits, up to four.
+    """Pack weights in 16 bits as `n / per`, without a change to their first four digits.
 
     Rounding `n / per` to four digits or fewer gives the same digits as rounding the weight. If the
-    weight is a multiple of `2 / per`, n is even and exact. Otherwise n is the odd number between
-    two even ones, which rounds like all weights between them.
+    weight is a multiple of `2 / per`, n is even, and `n / per` equals the weight. Otherwise the
+    weight lies between two such multiples, and n is the odd number between their two even numbers.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}

@@ -1,4 +1,4 @@
-"""The data for the page of `play`, which is a file or comes from a server."""
+"""The data for the page of `play`, both as a file and from a server."""
 
 import json
 from collections.abc import Sequence
@@ -68,7 +68,7 @@ def known_of(model: Model) -> dict[str, Any]:
 
 
 def _folder_of(model: Model) -> Path | None:
-    """Return a model's folder in qkv, if the model has exactly the parameters in this folder."""
+    """Return a model's folder in qkv, if the folder holds exactly the model's parameters."""
     folder = shipped().get(model.name)
     if folder is None:
         return None
@@ -86,7 +86,7 @@ def _kept(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
-    """Convert a story to STORY above."""
+    """Convert a story to the format STORY above."""
     trace: Trace = model.trace(story["sentence"], names=["pattern"])
     places = [places_in(trace, model, word, "play", "hide") for word in story["hide"]]
     edits: dict[str, Any] = {"hide": [place for word in places for place in word]} if places else {}
@@ -179,11 +179,11 @@ class Story:
     """A sentence, an intervention, and its effect on the guess.
 
     Attributes:
-        sentence: with a mask token for the missing word.
+        sentence: the sentence, with a mask token for the missing word.
         hide: the words that no token may attend to.
         ablate: the ablated heads, as (layer, head).
         before: the model's first guess.
-        after: its first guess after the intervention.
+        after: the model's first guess after the intervention.
         reason: the reason for the change, in a sentence.
     """
 

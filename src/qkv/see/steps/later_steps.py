@@ -263,7 +263,7 @@ def _sum_row(walk: Walk) -> str:
 
 
 def _is_skipped(walk: Walk, name: str) -> bool:
-    """Return whether this norm precedes the heads, so that the later steps leave the norm out."""
+    """Return whether this norm precedes the heads; the later steps leave such a norm out."""
     if name == "ln1.normalized":
         return ("normalized_resid_post", walk.layer) not in walk.trace
     return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace

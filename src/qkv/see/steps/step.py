@@ -1,4 +1,4 @@
-"""The steps of a walk, which steps.json describes, and one number of a step as a sum."""
+"""The steps of a walk (see steps.json), and the sum behind one number of a step."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def spell(
         name: the name of the array.
         op: how the array is computed, in the format that `_made` reads.
         place: the row and column of the cell.
-        arrays: the array and its inputs, by name.
+        arrays: the array and its inputs, keyed by name.
         rows: names for the rows.
         columns: names for the columns; by default the column's index.
         most: the largest number of terms to write; a longer sum shows its largest terms.
@@ -116,7 +116,7 @@ def _normed(op: Op, x: Array, j: int) -> str:
 def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     """Write out a row of the left matrix times a column of the right matrix.
 
-    If the right matrix is flipped (transposed), a row of it takes the place of the column.
+    If the right matrix is flipped (transposed), its row replaces the column.
     """
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]
@@ -173,10 +173,10 @@ def _number(x: Any) -> str:
     return "-∞" if float(x) == -math.inf else f"{float(x):.3f}"
 
 
-# The contents of steps.json. `rows` has the steps, by the names that Python and the page use. In a
-# row, `op` describes how each number is computed (sums.py reads it), and `columns` is the letter
-# for the number of columns; it is empty if the columns are keys. `phrases` has parts of notes and
-# titles. {x} is a placeholder. If a text consists of one placeholder, the value keeps its type.
+# The contents of steps.json. `rows` has the steps, keyed by the names that Python and the page use.
+# In a row, `op` describes how each number is computed (`_made` reads it), and `columns` is the
+# letter for the number of columns, or empty if the columns are keys. `phrases` has parts of notes
+# and titles. {x} is a placeholder. If a text is only one placeholder, the value keeps its type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
@@ -231,7 +231,7 @@ class Step:
         code: the step's lines of NumPy.
         name: the name of the result in `code`.
         values: the result, `(n, m)`.
-        op: how each number is computed, in the format of `qkv.see.steps.sums`.
+        op: how each number is computed, in the format that `_made` reads.
         rows: names for the rows: the tokens of the queries, or the tokens of the keys.
         side: the meaning of the rows: "queries", "keys", or "place" for one row at the walk's
             query.
@@ -284,14 +284,14 @@ class Walk:
         keys: names for the keys; equal to `tokens` unless the head attends to another text.
         cell: the positions of the query and the key whose sums are written out.
         steps: the steps, in order.
-        arrays: the results and inputs of the steps, by name; projections have only the columns of
-            this head.
-        given: the inputs of the code, by name. Running each `step.code` in order on these inputs
-            computes the values of the steps.
+        arrays: the results and inputs of the steps, keyed by name; projections have only the
+            columns of this head.
+        given: the inputs of the code, keyed by name. Running each `step.code` in order on these
+            inputs computes the values of the steps.
         compared: `(index of the step, name of the model's array, the array)` for each step that is
             compared with the model.
         words: the likeliest words at the walk's end, with the model's own probabilities.
-        next_word: whether `words` are guesses for the next position, not for the walk's position.
+        next_word: whether `words` are guesses for the position after the walk's position.
     """
 
     trace: Trace
@@ -314,7 +314,7 @@ class Walk:
 
     @property
     def known(self) -> dict[str, Any]:
-        """Return all inputs and results so far, by name, for the code of the next step."""
+        """Return all inputs and results so far, keyed by name, for the code of the next step."""
         return self.given | {step.name: step.values for step in self.steps}
 
     @property
@@ -324,12 +324,12 @@ class Walk:
 
     @property
     def own_name(self) -> str:
-        """Return the name of the model's array with which the last compared step is compared."""
+        """Return the name of the model's array for the last compared step."""
         return self.compared[-1][1]
 
     @property
     def own(self) -> Array:
-        """Return the model's array with which the last compared step is compared, `(n, m)`."""
+        """Return the model's array for the last compared step, `(n, m)`."""
         return self.compared[-1][2]
 
     @property
@@ -344,7 +344,7 @@ class Walk:
 
     @property
     def difference(self) -> float:
-        """Return the largest difference between the model's own numbers and the recomputed ones."""
+        """Return the largest difference between the model's own and the recomputed numbers."""
         apart = [np.abs(own - self.steps[k].values).max() for k, _, own in self.compared]
         return float(np.max(apart))
 
@@ -459,7 +459,7 @@ def norm_step(
     cell: tuple[int, int] | None = None,
 ) -> str:
     """Add the step of a LayerNorm or RMSNorm of an array's vectors; return the result's name."""
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # a second norm has other parameters
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # the second norm needs other names
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in parameters else None
     learned = {gain: parameters["weight"]} | ({shift: parameters["bias"]} if shift else {})

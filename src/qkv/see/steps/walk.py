@@ -27,7 +27,7 @@ __all__ = ["Step", "Walk", "walk_head", "walk_layer"]
 
 @np.errstate(invalid="ignore", over="ignore")
 def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -> Walk:
-    """Compute every step of one head, and the steps from there to the words, in plain NumPy.
+    """Compute every step of one head, and all later steps up to the words, in plain NumPy.
 
     After the head, the walk continues through the layer; all later layers are one step. The walk
     predicts words at one position: the first mask token, or else the query of the head's strongest
@@ -46,7 +46,7 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
             walk cannot show.
     """
     if isinstance(model, DualEncoder):
-        model = model.text  # the parameters of the text encoder alone have the usual names
+        model = model.text  # only the text encoder's parameters have the usual names
     chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
@@ -116,7 +116,7 @@ def walk_layer(
     others = set(options) - KNOWN
     if others:
         raise ValueError(
-            f"walk: {', '.join(sorted(others))} is not among what a walk shows "
+            f"walk: {', '.join(sorted(others))} is not an option of a walk "
             f"({', '.join(sorted(KNOWN))}): qkv.show shows the weights of layer.trace(x, ...)"
         )
     attn = layer.attn if isinstance(layer, Block) else layer
@@ -222,7 +222,7 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
     if head in contexts:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
-    for other in set(range(at.count)) - set(contexts):  # computed by the same lines of NumPy
+    for other in set(range(at.count)) - set(contexts):  # with the same lines of NumPy
         aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
         contexts[other] = head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]
@@ -241,7 +241,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key of the written sums: from a mask token, or the strongest link."""
+    """Choose the query and key of the written sums: a mask token's, or the strongest link's."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((place for place, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:

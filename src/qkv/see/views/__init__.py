@@ -1,1 +1,1 @@
-"""The views: one file for each."""
+"""The views, with one file per view."""

@@ -30,8 +30,8 @@ class Side:
 
     Attributes:
         trace: the trace of the text.
-        positions: the positions of the word's tokens in its first copy.
-        occurrences: the number of copies of the word in the text.
+        positions: the positions of the tokens of the word's first occurrence.
+        occurrences: the number of the word's occurrences in the text.
         weights: `(T,)`, the word's weights in the shown head, averaged over its tokens.
         strongest: the word's largest links; for each link, the head with the largest weight.
         heads: all heads, with weights between tokens.
@@ -116,7 +116,7 @@ class CompareView(HeadShown):
 
     @property
     def reasons(self) -> list[str]:
-        """Explain the choice of the word, of its copy in each text, and of the head."""
+        """Explain the choice of the word, of its occurrence in each text, and of the head."""
         taken = [
             f"In {name} {self.word} occurs {side.occurrences} times: the first is taken."
             for name, side in zip("AB", self.sides, strict=True)
@@ -125,7 +125,7 @@ class CompareView(HeadShown):
         return [f"The word is {self.word} because {self.why}.", *super().reasons, *taken]
 
     def panels(self) -> list[list[Panel]]:
-        """Show both texts, the head in each, and the word's similarity by layer and attention."""
+        """Show both texts with the head, the word's similarity at each layer, and its attention."""
         named = list(zip("AB", self.sides, strict=True))
         looks: list[Panel] = [
             Table(
@@ -277,13 +277,13 @@ def compare(
 
     For a word, the view shows the similarity of its vectors by layer, and its attention. If the
     model cuts the word into subwords, the vectors and weights of the subwords are averaged. If a
-    text contains the word several times, the first copy is used.
+    text contains the word several times, the first occurrence is used.
 
     Without `word`, the view chooses the content word that both texts share. If they share several,
     it chooses the word whose vectors after the last layer are least similar. Without `layer` and
-    `head`, it chooses the head in which the word's links above the usual weight (see `show`)
-    differ most between the texts. If the word is the gap in both texts, it chooses the head whose
-    removal changes both guesses most. If the difference is less than 0.1, or if a model is
+    `head`, it chooses the head in which the word's links differ most between the texts, measured
+    above the usual weight (see `show`). If the word is the gap in both texts, it chooses the head
+    whose removal changes both guesses most. If the difference is less than 0.1, or if a model is
     untrained, the sentence says that no head stands out.
 
     Two traces of the same tokens, such as `model.trace(text)` and

@@ -157,7 +157,7 @@ def guess(
     if used.generates and mask is not None and mask not in tokens.tokens:
         raise ValueError(
             f"guess: {used.name} guesses the next word and has no {mask}: end the text where "
-            "the word is missing, or take an encoder"
+            "the word is missing, or use an encoder"
         )
     before = used.guesses(tokens, places, top_k)
     after = None

@@ -85,7 +85,7 @@ class ImageView(View):
 
     @property
     def half(self) -> int:
-        """Count the patches, largest weights first, that have half of the weight on patches."""
+        """The smallest number of patches that together hold half of the weight on patches."""
         falling = np.cumsum(np.sort(self.weights[self.head], axis=None)[::-1], dtype=np.float64)
         return int(np.searchsorted(falling, falling[-1] / 2)) + 1
 
@@ -160,7 +160,7 @@ class ImageView(View):
 
     @property
     def note(self) -> str:
-        """Explain the colours, and state the weight on the first token, which is no patch."""
+        """Explain the colours, and state the weight on the first token, which is not a patch."""
         largest = f"the head's largest weight, here {self.weights[self.head].max():.3f}"
         end, own = (largest, " by its own largest weight") if self.stretch else ("weight 1", "")
         return (
@@ -199,8 +199,8 @@ def image_view(
 
     Raises:
         TypeError: the type of the image is not uint8.
-        ValueError: the trace is not of an image or holds no weights, or the image or the query does
-            not match the trace.
+        ValueError: the trace is not a trace of an image, or holds no weights, or the image or the
+            query does not match the trace.
         IndexError: `layer`, `head` or `query` is out of range.
 
     >>> weights = np.full((1, 2, 5, 5), 0.2)  # two heads over [CLS] and 2 x 2 patches
@@ -216,7 +216,7 @@ def image_view(
     grid = grid_of(trace.tokens)
     if grid is None:
         raise ValueError(
-            "image_view: the trace is not of an image, since its tokens are no patches: "
+            "image_view: the trace is not a trace of an image, because its tokens are not patches: "
             "give model.trace(image) of a model that looks at images"
         )
     layers = [n for n in range(trace.num_layers) if ("pattern", n) in trace]
@@ -230,7 +230,7 @@ def image_view(
     for number, weights in rows.items():
         if not np.isfinite(summable(weights)).all():
             raise ValueError(
-                f"image_view: weights of layer {number} are NaN, infinite or beyond 1e30: choose "
+                f"image_view: weights of layer {number} are NaN, infinite or over 1e30: choose "
                 "another layer, or see which arrays of the trace are not finite"
             )
     patches = np.array([*rows.values()])[..., 1:]  # (layers, Hq, N)
@@ -248,7 +248,7 @@ def image_view(
 def _checked(number: int, count: int, what: str) -> int:
     if not -count <= number < count:
         raise IndexError(
-            f"image_view: there is no {what} {number}: there are {count}, 0 to {count - 1}"
+            f"image_view: there is no {what} {number}: the {what}s are 0 to {count - 1}"
         )
     return number % count
 

@@ -75,7 +75,7 @@ class PlayView(WithModels, OneText):
         opening: the position, the word to hide, and the likeliest words before and after hiding.
         edits: the records of the first interventions.
         opened: the likeliest words under the first interventions; empty if there are none.
-        state: the part after the # of the address in whose state the page opens; or empty.
+        state: the part after the # of an address; the page opens in this state. May be empty.
         embed: whether a notebook embeds the page itself, instead of a frame that shows a file.
         other: the view of a second model, a decoder, to which a reader of the page can switch.
     """
@@ -158,7 +158,7 @@ class PlayView(WithModels, OneText):
         return [self.model] if self.other is None else [self.model, self.other.model]
 
     def _repr_html_(self) -> str:
-        """Return a frame of the page, which is a file beside the notebook unless it is embedded."""
+        """Return a frame with the page, which is embedded or else a file beside the notebook."""
         page = self._document()
         if self.embed:
             source = f'srcdoc="{escape(page, quote=True)}"'
@@ -190,11 +190,11 @@ def _of_address(address: str) -> tuple[str | None, str]:
             json.loads(fields[name])
     except ValueError:
         raise ValueError(
-            f"play: state has {name} {shown(fields[name])}, which is no JSON: copy the address of "
-            "a page whole"
+            f"play: state has {name} {shown(fields[name])}, which is not JSON: copy the complete "
+            "address of a page"
         ) from None
     if not fields:
-        raise ValueError(f"play: state is {shown(address)}: copy the address of a page whole")
+        raise ValueError(f"play: state is {shown(address)}: copy the complete address of a page")
     return None if fields.get("model") == "decoder" else fields.get("text"), f"#{behind}"
 
 
@@ -235,7 +235,7 @@ def play(
             Gemma 1 to 3, and other models made of the same parts), or its name; by default both
             models that come with qkv.
         edit: the first interventions, as records of `qkv.edits`, or as a mapping from activations
-            to arrays, which are converted to records; a reader can undo these interventions.
+            to arrays, which is converted to records; a reader can undo these interventions.
         ablate: heads to ablate at first, as for `Model.trace`.
         hide: words, positions and links to hide at first, as for `Model.trace`.
         state: the address of a page, or the part of the address after the #. The page opens in the
@@ -244,7 +244,7 @@ def play(
         embed: whether a notebook contains the whole page, so that no other file is needed.
 
     Raises:
-        TypeError: the text is no string, or an intervention has the wrong type.
+        TypeError: the text is not a string, or an intervention has the wrong type.
         ValueError: the text is empty, a page cannot compute with this model, or an intervention
             does not match the text; the message says why.
 
@@ -257,9 +257,7 @@ def play(
     check_theme(theme, "play")
     if state is not None:
         if text is not None or edit or ablate or hide:
-            raise TypeError(
-                "play: a state has its own text and interventions: leave out the others"
-            )
+            raise TypeError("play: a state has its own text and interventions: leave out your own")
         text, state = _of_address(state)
     given = [] if text is None else texts_of([text], "play")
     used = model_of(model, given or [OPENING])

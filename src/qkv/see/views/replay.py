@@ -65,7 +65,7 @@ class ReplayView(HeadShown):
 
     @property
     def strip(self) -> list[int]:
-        """Choose the indices of the steps for which a picture has room."""
+        """Choose the steps that fit in a picture; return their indices."""
         return snapshots.spread(len(self.replay.shown), _STRIP)
 
     def panels(self) -> list[list[Panel]]:
@@ -212,7 +212,8 @@ def replay(
     """Show the attention of a model's heads over a text, at each snapshot of a training run.
 
     Each head is scored at each step by its weight on the previous token, on the next token, on the
-    first token and, if the text repeats tokens, on the token after an earlier copy (induction).
+    first token and, if the text repeats tokens, on the token after an earlier occurrence of the
+    same token (induction).
     Unless `layer` and `head` are given, the view shows the head whose score rose most from the
     first snapshot to the last; ties go to the lowest layer, then the lowest head.
 

@@ -187,7 +187,7 @@ def compare_runs(
         raise ValueError(
             "compare: two runs are compared by the vectors after the last layer: trace "
             "resid_post or normalized_resid_post of both, or name a word, word=..., to compare "
-            "what it looks at"
+            "the word's attention"
         )
     by_layer = measure_by_layer(
         a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()

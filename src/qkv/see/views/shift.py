@@ -95,7 +95,7 @@ class ShiftView(View):
         return rows
 
     def _cosines(self) -> Table:
-        """List the words that rotated furthest: their cosines and arrows at the last layers."""
+        """List the words that rotated furthest, with their cosines and last arrows."""
         shift, last = self.shift, self.shift.stages[-1]
         shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
         note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."
@@ -165,10 +165,10 @@ def plot_shift(
 ) -> ShiftView | Figure:
     """Show word vectors before and after attention, as arrows in one plane.
 
-    Vectors are scaled to length 1, so that the picture shows directions, which cosines compare. The
-    plane is the PCA plane of both sets together, each centred on its own mean first. Vectors before
-    are blue, vectors after are red. If there are more than 20 tokens, only the tokens that moved
-    furthest in the plane are labelled.
+    Vectors are scaled to length 1: like a cosine, the picture compares only directions. Each set is
+    centred on its own mean, and the plane is the PCA plane of both sets together. Vectors before
+    attention are blue, vectors after attention are red. If there are more than 20 tokens, only the
+    tokens that moved furthest in the plane are labelled.
 
     Args:
         original: `(T, D)`, the vectors before attention. Or a text, a model's trace of a text, or a

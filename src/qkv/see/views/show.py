@@ -123,7 +123,8 @@ def show(
 
     Content words are all words except special tokens, punctuation, words that the model does not
     know, and English function words (the, of, she, is). The list of function words is English only.
-    In other languages, and in a text with fewer than two content words, each word counts.
+    In other languages, and in a text with fewer than two content words, every word is a content
+    word.
 
     Args:
         trace_or_text: a text, a model's trace of one text, or weights. Weights need `tokens`; they
@@ -277,7 +278,7 @@ def head_view(
         The view, or None if a notebook has already shown it.
 
     Raises:
-        TypeError: an argument is missing or conflicts with another one.
+        TypeError: an argument is missing or conflicts with another argument.
         ValueError: shapes and tokens do not match.
 
     >>> weights = [[[[0.25, 0.75], [0.5, 0.5]]]]
@@ -393,7 +394,7 @@ def _of_arrays(
 
 
 def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
-    """Keep only the layers to include; `there` lists the existing layers for an error."""
+    """Keep only the layers to include; `there` names the existing layers in an error message."""
     if layers is None:
         return heads
     numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}
@@ -432,7 +433,7 @@ def _readable(heads: Heads) -> Heads:
 
 
 def _pretty(token: str) -> str:
-    """Remove the marks of blanks and word ends from a token.
+    """Remove the marks for spaces and word ends from a token.
 
     >>> _pretty("Ġriver"), _pretty("river</w>"), _pretty("##ing"), _pretty("▁")
     ('river', 'river', '##ing', '▁')
@@ -444,9 +445,8 @@ def _split(heads: Heads, start: Any) -> Heads:
     at, size = int(start), len(heads.queries.tokens)
     if heads.other_keys is not None or not 0 < at < size:
         raise ValueError(
-            f"head_view: sentence_b_start is {at}, but there are {size} tokens: the second "
-            "sentence "
-            f"begins at 1 to {size - 1}"
+            f"head_view: sentence_b_start is {at}, but there are {size} tokens: give "
+            f"1 to {size - 1}, the position where the second sentence begins"
         )
     return replace(heads, split=at)
 

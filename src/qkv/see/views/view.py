@@ -35,13 +35,13 @@ def one_model(models: Sequence[str]) -> str:
 
 
 def models_of(traces: Sequence[Trace]) -> dict[str, Any]:
-    """Return the entries of `to_dict` with the names of the models."""
+    """Return the entries of `to_dict` that name the models."""
     models = [trace.model for trace in traces]
     return {"model": one_model(models), "models": models}
 
 
 class Heading(NamedTuple):
-    """A text of a view: its tokens, flags that mark special tokens, its model and its name.
+    """The heading of a text in a view: tokens, flags for special tokens, model and name.
 
     `unknown` lists words of the text that the tokenizer replaced with its unknown token ([UNK]).
     """
@@ -181,7 +181,7 @@ class View(ABC):
         return [*self.reasons, *self.notes]
 
     def _about(self) -> str:
-        """Describe the model whose parameters are in the page (page/html.py)."""
+        """Describe the model whose parameters the page contains (see page/html.py)."""
         return ""
 
     def _document(self) -> str:

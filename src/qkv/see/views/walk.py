@@ -92,7 +92,7 @@ class WalkView(View):
         return [f"This head is shown because {self.head.reason}."]
 
     def panels(self) -> list[list[Panel]]:
-        """Show the steps and outputs in a terminal; show scores, weights and words in pictures."""
+        """Return panels: for a terminal, all steps; for pictures, scores, weights and words."""
         walk = self.walk
         steps = [[panel] for n, step in enumerate(walk.steps, 1) for panel in self._step(n, step)]
         outputs: list[Panel] = [
@@ -223,9 +223,9 @@ def walk(
 
     Plain NumPy recomputes the steps: from the words through the head, then through the rest of the
     layer, with residual connections, norms and MLP in their order. The later layers are one step,
-    whose result is read from the trace. Then follow the final norm, the head, and the likeliest
-    words with the same probabilities as in `model.predict`. All steps are compared with the model's
-    own numbers.
+    whose result is read from the trace. The last steps are the final norm, the LM head, and the
+    likeliest words, with the same probabilities as in `model.predict`. All steps are compared with
+    the model's own numbers.
 
     The written sums and the guessed words belong to one token: the first mask token ("[MASK]") of
     the text, or else the query of the head's strongest link. A decoder guesses the word after this
@@ -275,7 +275,7 @@ def walk(
         return WalkView(steps, theme=theme, stretch=stretch)
     if hasattr(text_or_trace, "__array__") or isinstance(text_or_trace, list | tuple):
         raise TypeError(
-            "walk: a walk needs queries, keys and values, and weights alone have none: give "
+            "walk: a walk needs queries, keys and values, but weights alone have none: give "
             "a text, a trace or a layer; qkv.show(weights, tokens=...) shows weights"
         )
     of_layers = {"x": x, "context": context, "tokens": tokens, "keys": keys, **options}

@@ -1,4 +1,4 @@
-// Writes out how a number is computed, for any arrays whose operations are known. steps/sums.py describes `op`, and
+// Writes out how a number is computed, for any arrays whose operations are known. steps/step.py describes `op`, and
 // writes the same texts in Python.
 
 import { number } from "../base/text.js";
