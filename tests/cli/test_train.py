@@ -259,7 +259,7 @@ def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) ->
     ):
         assert words in refused(run(*again, *flags), "train")
     line = refused(run("train", corpus, "--objective", "causal", *QUICK, "-o", folder), "train")
-    assert f"{folder} holds a run: go on with resume" in line
+    assert f"{folder} holds a run: continue with resume" in line
     Path(corpus).write_text(TEXT + "more", encoding="utf-8")
     (tmp_path / "run" / "config.json").unlink()
     result = run(*again)
@@ -386,8 +386,8 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
         assert words in why(*flags)
     for content, words in (
         (b"", "is empty"),
-        (b"\n \n", "holds nothing but blanks"),
-        (b"spam spam\nspam", "holds nothing but the word 'spam'"),
+        (b"\n \n", "holds only white space"),
+        (b"spam spam\nspam", "holds only the word 'spam'"),
         (b"caf\xe9\n", "is not UTF-8: line 1 holds the byte 0xe9"),
         (b"one\n\0\n", "is not text"),
     ):
@@ -403,10 +403,10 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("mine", encoding="utf-8")
-    assert "holds files that are not of a run" in why(folder=str(other))
+    assert "holds files that do not belong to a run" in why(folder=str(other))
     assert "name the text files" in refused(run("train", "-o", "x"), "train")
     assert "--objective" in refused(run("train", corpus, "-o", "x"), "train")
     assert "--output" in refused(run("train", corpus), "train")
     line = refused(run("train", "--resume", "-o", str(tmp_path / "new")), "train")
-    assert "holds no checkpoint to go on from" in line
+    assert "holds no checkpoint to resume from" in line
     assert not (tmp_path / "new").exists()

@@ -906,7 +906,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2, 1, 3]),
             ValueError,
-            "falls from 2 to 1",
+            "decreases from 2 to 1",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[]),
@@ -931,7 +931,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: MultiHeadAttention(4)(ones(3, 4), ones(3, 4), cu_lengths=[0, 3]),
             ValueError,
-            "cu_lengths goes without a context",
+            "cu_lengths cannot be used with a context",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 3], key_lengths=3),

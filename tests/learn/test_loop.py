@@ -238,7 +238,7 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=words):
             again(**change)
     assert (tmp_path / "model.safetensors").read_bytes() == model
-    with pytest.raises(ValueError, match="holds no checkpoint to go on from"):
+    with pytest.raises(ValueError, match="holds no checkpoint to resume from"):
         train(network(), Pull(), folder=tmp_path / "new", steps=4, resume=True)
     assert not (tmp_path / "new").exists()
 
@@ -257,7 +257,7 @@ def test_what_else_is_refused(tmp_path: Path) -> None:
         given: dict[str, Any] = {"steps": 1} | {name: value}
         with pytest.raises(ValueError, match=f"^train: {name} is {value}: it must be"):
             train(network(), Pull(), folder=tmp_path, **given)
-    with pytest.raises(ValueError, match="the optimizer is of another network"):
+    with pytest.raises(ValueError, match="the optimizer belongs to another network"):
         train(network(), Pull(), folder=tmp_path, steps=1, optimizer=AdamW(network()))
     assert not list(tmp_path.iterdir())
 

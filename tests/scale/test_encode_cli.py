@@ -54,7 +54,8 @@ def test_a_bad_row_is_named_or_skipped(files: list[str], address: str, tmp_path:
     code, _, errors = run(*arguments)
     assert code == 2
     said = (
-        "b.txt, row 40 is not UTF-8: byte 5 is 0xff: mend it, or skip bad rows with --on-error skip"
+        "b.txt, row 40 is not UTF-8: byte 5 is 0xff: "
+        "correct it, or skip bad rows with --on-error skip"
     )
     assert errors.endswith(f"{said}\n")
     assert not (tmp_path / "out").exists()

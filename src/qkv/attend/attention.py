@@ -1,4 +1,4 @@
-"""`attention`, its trace and its summary, and the choice of the backend that computes a call."""
+"""The function `attention`, its traced and summarized variants, and the choice of a backend."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -18,7 +18,7 @@ from qkv.trace import Trace
 
 
 class Result(NamedTuple):
-    """The result of a call."""
+    """The arrays that an attention call returns."""
 
     out: Array  # (*lead, Hq, L, dv), of the call's type or the type of the computation
     lse: Array | None  # (*lead, Hq, L, 1) if wanted, always float64
@@ -28,7 +28,7 @@ class Result(NamedTuple):
 def answer(
     call: Call, *, weights: bool = False, lse: bool = False, out: Array | None = None
 ) -> tuple[Array, ...]:
-    """Return the output of `call`, or a tuple with the output, and weights or log-sum-exp.
+    """Return a tuple: the output of `call`, then the weights and the log-sum-exp if requested.
 
     If `out` is given, the output is written to it, and `out` is returned.
     """
@@ -46,7 +46,7 @@ def answer(
 
 
 def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) -> list[Result]:
-    """Compute checked calls: one after the other in the kernel, or in parallel with NumPy."""
+    """Compute checked calls: sequentially in the kernel, or in parallel with NumPy."""
     begun = [_begun(call, weights, lse, None) for call in calls]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
     return [Result(out, sums, shown) for out, sums, shown, _ in begun]
@@ -55,9 +55,10 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the fields of a `Result`, and the cases of `tiled.attend` that fill its arrays.
+    """Return the fields of a `Result`, and arguments for `tiled.attend` calls that fill them.
 
-    The kernel fills the arrays at once, without cases. It writes to `out` if the layout fits.
+    If the kernel is available, it fills the arrays immediately, and no `tiled.attend` calls remain.
+    The kernel writes directly to `out` if the layout fits.
     """
     plan, chosen = call.plan, body()  # raises if QKV_BACKEND names an unavailable backend
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
@@ -101,37 +102,41 @@ def attention(
     the sinks in its denominator) and `weights @ value`. Source: Vaswani et al. 2017, equation 1.
 
     Args:
-        query: `(..., Hq, L, d)`, or `(L, d)` for one head. float16, bfloat16, float32 or float64,
-            the same for all three. Leading dimensions broadcast.
-        key: `(..., Hkv, S, d)`, `Hq` a multiple of `Hkv`: head h reads key head `h // (Hq // Hkv)`.
+        query: `(..., Hq, L, d)`, or `(L, d)` for one head. The dtype is float16, bfloat16, float32
+            or float64, the same for query, key and value. Leading dimensions broadcast.
+        key: `(..., Hkv, S, d)`. `Hq` is a multiple of `Hkv`: query head h uses key head `h // (Hq
+            // Hkv)`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: bool, True = may attend; or float, added to the scores, where -inf masks.
+        attn_mask: bool, where False masks; or float, added to the scores, where -inf masks.
             Broadcasts to `(..., Hq, L, S)`.
-        is_causal: key j is visible to query i where `j <= i + q_offset`.
-        q_offset: the position of query 0 among the keys: a whole number, one for each row,
-            `"start"` (0) or `"end"` (S - L, the KV-cache case). Causal, window and ALiBi need it if
-            L and S differ.
-        window: `(left, right)`: how many keys before and after its own position a query sees, None
-            for no bound.
-        bias: float, added before masking; -inf masks. Broadcasts like `attn_mask`.
-        alibi_slopes: `(Hq,)`: adds `-slope * abs(i + q_offset - j)` (Press et al. 2022).
-        softcap: `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
-        sinks: `(Hq,)` or `(Hq, n)` logits that take weight but have no value (GPT-OSS, 2025).
-        scale: the factor of the scores, `1 / sqrt(d)` unless given.
-        query_lengths: the number of real queries in each row; the rest is never read.
+        is_causal: if True, query i sees only keys j with `j <= i + q_offset`.
+        q_offset: the position of query 0 among the keys: an integer, one integer per row, `"start"`
+            (0) or `"end"` (S - L, as with a KV cache). Causal, window and ALiBi need it if L and S
+            differ.
+        window: `(left, right)`: the numbers of keys that a query sees before and after its own
+            position; None means no limit.
+        bias: float, added to the scores before masking; -inf masks. Broadcasts like `attn_mask`.
+        alibi_slopes: `(Hq,)`: adds `-slope * abs(i + q_offset - j)` to the scores (Press et al.
+            2022).
+        softcap: replaces the scores by `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
+        sinks: `(Hq,)` or `(Hq, n)` logits that take part in the softmax but have no value (GPT-OSS,
+            2025).
+        scale: the factor of the scores; the default is `1 / sqrt(d)`.
+        query_lengths: the number of real queries in each row; padding is never read.
         key_lengths: the number of real keys and values in each row.
         return_weights: also return the weights `(..., Hq, L, S)`.
         return_lse: also return the natural log of each row's sum of exponentials `(..., Hq, L)`.
-        out: the array for the result, of its exact shape and type.
+        out: an array to which the result is written; it must have the result's shape and dtype.
 
     Returns:
-        `out (..., Hq, L, dv)` of the inputs' type, or `(out, weights)`, `(out, lse)`,
-        `(out, weights, lse)`; weights and lse are float32, float64 for float64. A query that sees
-        no key has output 0, weights 0 and lse -inf (with sinks, their log-sum-exp).
+        `out (..., Hq, L, dv)` in the inputs' dtype, or `(out, weights)`, `(out, lse)`, `(out,
+        weights, lse)`. Weights and lse are float32, or float64 for float64 inputs. A query that
+        sees no key has output 0, weights 0 and lse -inf; with sinks, lse is the log-sum-exp of the
+        sinks.
 
     Raises:
-        ValueError: shapes, lengths or heads that do not fit.
-        TypeError: types that do not fit, a mask of integers.
+        ValueError: the shapes, lengths or numbers of heads do not fit each other.
+        TypeError: the dtypes do not fit each other, or the mask holds integers.
 
     >>> import numpy as np
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -169,8 +174,8 @@ def trace_attention(
     Returns:
         A trace with `scores_raw` (query @ key.T), `scores_scaled`, `scores_capped`,
         `scores_biased`, `scores` (masked, -inf where hidden), `pattern` (the weights), each
-        `(..., Hq, L, S)`, and `out (..., Hq, L, dv)`. A step without its option repeats the step
-        before.
+        `(..., Hq, L, S)`, and `out (..., Hq, L, dv)`. If the option of a step is not given, the
+        step repeats the array of the previous step.
 
     >>> import numpy as np
     >>> trace = trace_attention(np.eye(2), np.eye(2), np.eye(2), is_causal=True)
@@ -184,7 +189,7 @@ def trace_attention(
 
 
 def softmax_of(call: Call, scores: Array) -> Array:
-    """Return the weights of a checked call whose scores were edited, both `(*lead, Hq, L, S)`.
+    """Return the weights that result from edited scores of a checked call, `(*lead, Hq, L, S)`.
 
     Padding stays masked.
     """
@@ -194,7 +199,7 @@ def softmax_of(call: Call, scores: Array) -> Array:
 
 
 def weighed(call: Call, pattern: Array) -> Array:
-    """Return the output `(*lead, Hq, L, dv)` of a checked call whose weights were edited.
+    """Return the output `(*lead, Hq, L, dv)` that results from edited weights of a checked call.
 
     Padding never affects the output.
     """
@@ -210,7 +215,7 @@ def without_padding(call: Call, cells: Array, nothing: float) -> Array:
 
 
 def _real(call: Call) -> Array:
-    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`: True if query and key are real."""
+    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`: True where neither is padding."""
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:
         lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]
@@ -277,15 +282,15 @@ def summarize_attention(
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: bool, True = may attend, or float.
+        attn_mask: bool, where False masks; or float, added to the scores.
         top_k: the number of weights to keep for each query.
         **options: the other options of `qkv.attention`.
 
     Returns:
         `.out` and `.lse` as `qkv.attention` returns them; `.top_indices` and `.top_weights`
-        `(..., Hq, L, top_k)`, the largest weights first, equal weights in the order of their keys,
-        and -1 and 0 where fewer keys are visible; `.received (..., Hq, S)`, the sum of each key's
-        weights over all queries.
+        `(..., Hq, L, top_k)`, the largest weights first and equal weights in the order of their
+        keys (if fewer keys are visible, the rest is index -1 and weight 0); `.received (..., Hq,
+        S)`, the sum of each key's weights over all queries.
 
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
     >>> summary = summarize_attention(words, words, words, top_k=2, is_causal=True)

@@ -14,10 +14,10 @@ BLOCK = 256  # the memory grows by multiples of this number of keys
 class KVCache:
     """Keys and values of one layer, which grow at each step of decoding.
 
-    `append` returns arguments of `qkv.attention` for the queries of the new keys; the caller adds
+    `append` returns arguments of `qkv.attention` for the queries of the new tokens; the caller adds
     `is_causal`. With a window, the cache drops keys that no later query can see, so that memory
-    stays bounded. Rows may have different lengths: `lengths` gives the number of
-    real new keys in each row.
+    stays bounded. Rows may have different lengths: `lengths` gives the number of real new keys in
+    each row.
 
     Args:
         window: `(left, right)` as `qkv.attention` takes it, or None to keep everything.
@@ -39,13 +39,14 @@ class KVCache:
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
-        # The number of keys that are kept and were seen: an int if all rows have the same number.
+        # The numbers of kept keys and of seen keys: each is an int if all rows have the same
+        # number.
         self._kept: Array | int = 0
         self._seen: Array | int = 0
 
     @property
     def lengths(self) -> Array:
-        """The number of tokens that each row has seen, dropped ones included, `(*lead,)`."""
+        """The number of tokens that each row has seen, including dropped tokens, `(*lead,)`."""
         return np.full(self._lead, self._seen) if isinstance(self._seen, int) else self._seen
 
     def append(self, key: Any, value: Any, lengths: Any = None) -> dict[str, Any]:
@@ -143,7 +144,7 @@ class KVCache:
 
 
 def put(cache: KVCache, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
-    """Append arrays that are known to fit, without checks."""
+    """Append arrays without checking them; they must fit the cache."""
     return cache._put(key, value, lengths)
 
 
@@ -152,7 +153,7 @@ def _most(count: Array | int) -> int:
 
 
 def _evened(counts: Any) -> Any:
-    """Return a single number if all rows have the same number, else the array."""
+    """Return one number if all rows have the same number, otherwise the array."""
     if isinstance(counts, int):
         return counts
     if not counts.size:

@@ -23,7 +23,7 @@ MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
 
 @dataclass(frozen=True)
 class Plan:
-    """The sizes of a call, which were checked, and the shapes of its results."""
+    """The checked sizes of an attention call, and the shapes of its results."""
 
     dtype: np.dtype[Any]  # of the result
     kind: np.dtype[Any]  # of the computation, of weights and of log-sum-exps
@@ -156,7 +156,7 @@ def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
 
 
 def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
-    """Return the leading dimensions to which those of the arrays broadcast."""
+    """Return the shape to which the leading dimensions of the arrays broadcast."""
     if query == key == value:
         return query
     try:
@@ -196,7 +196,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells:
 
 
 def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], heads: int) -> None:
-    """Raise an error unless each head has one number, or for sinks any number of them."""
+    """Raise an error unless each head has one number; for sinks, one or more numbers."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: write float")
     most = 2 if name == "sinks" else 1
@@ -239,14 +239,14 @@ class Call(NamedTuple):
     scale: float
 
     def of(self, query: Array, key: Array, value: Array) -> Call:
-        """Return a call with the same options for other arrays, which are known to fit."""
+        """Return a call with the same options and other arrays, without checking the arrays."""
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("attention", *shapes, *types)
         return self._replace(plan=plan, query=query, key=key, value=value)
 
 
 class Packed(NamedTuple):
-    """The checked arguments of a call about packed rows.
+    """The checked arguments of a call with packed rows.
 
     Sequence b owns the query rows from `starts[b]` to `starts[b + 1]`, and the key rows between
     the same two entries of `key_starts`.
@@ -384,7 +384,7 @@ def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
 
 
 def _for_float32(number: float) -> float:
-    """Return the number, as np.float64 if float32 lacks the range, so that results are float64."""
+    """Return the number, as np.float64 if it is outside the range that float32 computes safely."""
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 

@@ -37,16 +37,16 @@ def formula(
     """Compute scaled dot-product attention (Vaswani et al. 2017, equation 1) with its extensions.
 
     Args:
-        query: `(..., L, d)`; the leading axes of everything broadcast.
+        query: `(..., L, d)`; the leading axes of all arrays broadcast.
         key: `(..., S, d)`.
         value: `(..., S, dv)`.
         scale: the factor of the scores, usually `1 / sqrt(d)`.
-        softcap: `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
-        bias: added to the scores. The caller, who knows the positions of the queries, adds the
-            `-slope * abs(i + q_offset - j)` of ALiBi to it.
-        mask: numbers added after the bias.
+        softcap: replaces the scores by `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
+        bias: added to the scores. For ALiBi, the caller includes `-slope * abs(i + q_offset - j)`,
+            because the caller knows the queries' positions.
+        mask: numbers that are added to the scores after the bias.
         visible: bool, `(..., L, S)`: which query may see which key.
-        sinks: `(..., 1, n)` logits that take weight but have no value (GPT-OSS, 2025).
+        sinks: `(..., 1, n)` logits that take part in the softmax but have no value (GPT-OSS, 2025).
 
     >>> x = np.eye(2)
     >>> formula(x, x, x, scale=1.0).pattern.round(2)

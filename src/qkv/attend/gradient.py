@@ -58,10 +58,10 @@ def attention_grad(
 ) -> AttentionGradient:
     """Compute the gradients of `sum(grad_out * attention(query, key, value, ...))`.
 
-    A row has the weights P, the scores s and the output O. The gradient of P is
-    `dP = grad_out @ value.T`, and the gradient of s is `ds = P * (dP - sum(grad_out * O))`. The
-    chain rule then gives the gradient of each input. P is computed again from the log-sum-exp,
-    block by block, so that memory grows with the length and not with its square.
+    In each row, P are the weights, s the scores and O the output. The gradient of P is `dP =
+    grad_out @ value.T`, and the gradient of s is `ds = P * (dP - sum(grad_out * O))`. The chain
+    rule then gives the gradient of each input. P is recomputed from the log-sum-exp, block by
+    block, so that memory grows linearly with the length.
 
     Args:
         query: `(..., Hq, L, d)`, as `qkv.attention` takes it.
@@ -108,7 +108,7 @@ def gradient_by_weights(
     weights: tuple[Array, Array] | None,
     record: Callable[[str, Array], Array],
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of query, key and value through those of weights and scores.
+    """Compute the gradients of query, key and value, via the gradients of weights and scores.
 
     Args:
         call: the checked call.
@@ -234,7 +234,7 @@ def _result(
 
 
 def _gradients(call: Call, outputs: Outputs) -> Gradients:
-    """Compute gradients with the kernel, then the heads that the kernel rejects with NumPy.
+    """Compute gradients with the kernel, and use NumPy for the heads that the kernel rejects.
 
     Rejected heads have a log-sum-exp above `outputs.exact`, or infinite or NaN values.
     """
@@ -267,7 +267,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
 
 
 def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
-    """Compute the gradients of packed rows as `_gradients` computes those of a call."""
+    """Compute the gradients of packed rows: the counterpart of `_gradients`."""
     starts, key_starts, plan = packed.starts, packed.key_starts, packed.call.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
     query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
@@ -296,7 +296,7 @@ def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
 
 
 def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
-    """Let the kernel compute `gradients`, and return the key heads `(*lead, Hkv)` it rejects."""
+    """Compute `gradients` with the kernel; return `(*lead, Hkv)`, True for rejected heads."""
     plan = call.call.plan if isinstance(call, Packed) else call.plan
     chosen, takes_values = body(), takes(plan.dtype, plan.out[-1])
     if chosen is None or not (plan.is_native and takes_values and gradients.query.size):
@@ -333,7 +333,7 @@ def _heads(
 
 
 def _head(call: Grouped, index: tuple[Any, ...], outputs: Outputs, gradients: Gradients) -> None:
-    """Compute one key head, one tile after the other, so that sums always have the same order."""
+    """Compute one key head tile by tile, so that sums always have the same order."""
     *_, group, length = call.shape
     step = max(1, QUERIES // max(group, 1))
     for start in range(0, length, step):
@@ -417,7 +417,7 @@ def _grouped_shape(shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
 
 
 def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
-    """Add the gradient of a block to that of the bias, summed over the axes that it broadcasts."""
+    """Add a block's gradient to the bias gradient, summed over the broadcast axes of the bias."""
     index = (*tile.at, keys)
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
     at = tuple(slice(None) if axis in repeated else part for axis, part in enumerate(index))

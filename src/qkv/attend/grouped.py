@@ -45,7 +45,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(call: Call) -> Grouped:
-    """Group the query heads of a call by key head; copy only arrays of another type."""
+    """Group the query heads of a call by key head; copy only arrays whose dtype must change."""
     plan = call.plan
     *lead, kv_heads, group = plan.groups
 

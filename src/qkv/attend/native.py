@@ -1,4 +1,4 @@
-"""Calls of the native kernel, without copies of arrays or heads."""
+"""Calls to the native kernel, without copying arrays or heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qkv.ops.kernel import bits, get_num_threads, is_bfloat16, kernel
 class Gradients(NamedTuple):
     """The arrays that gradients are written to, in the type of the computation.
 
-    Sums over blocks or heads begin with zeros.
+    Arrays that hold sums over blocks or heads begin with zeros.
     """
 
     query: Array  # (*lead, Hq, L, d); for packed rows (total, Hq, d)
@@ -42,7 +42,7 @@ class Outputs(NamedTuple):
 def attend(
     chosen: int, call: Call, out: Array, lse: Array | None, weights: Array | None = None
 ) -> None:
-    """Compute a call of float32 or half precision into the given arrays.
+    """Compute a call in float32 or half precision, and write the results to the given arrays.
 
     `out (*lead, Hq, L, dv)` has a contiguous last axis, `lse (*lead, Hq, L, 1)` is float64, and
     `weights (*lead, Hq, L, S)` are float32 zeros.
@@ -51,7 +51,7 @@ def attend(
 
 
 def attend_packed(chosen: int, packed: Packed, out: Array, lse: Array | None) -> None:
-    """Compute a call with packed rows into `out (total, Hq, dv)` and `lse (total, Hq, 1)`."""
+    """Compute a call with packed rows; write to `out (total, Hq, dv)` and `lse (total, Hq, 1)`."""
     kernel.attend_packed(*_arguments_packed(chosen, packed, out, lse))
 
 
@@ -69,7 +69,7 @@ def summarize(
 def differentiate(
     chosen: int, call: Call | Packed, outputs: Outputs, gradients: Gradients
 ) -> Array:
-    """Compute the gradients of a call into `gradients`.
+    """Compute the gradients of a call, and write them to `gradients`.
 
     Returns:
         Booleans `(*lead, Hkv)`, for packed rows `(B, Hkv)`: True for heads whose gradients are

@@ -14,7 +14,7 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     The weight of -inf is 0; if all numbers are -inf, all weights are 0. NaN stays NaN.
 
     Args:
-        x: numbers of any shape; whole numbers become float64.
+        x: numbers of any shape; integers become float64.
         axis: the axis whose weights sum to 1, several axes, or None for all.
 
     >>> softmax([1.0, 2.0, 3.0]).round(3)
@@ -46,12 +46,11 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
 
 
 def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
-    """Join attention over some keys with attention over other keys, exactly.
+    """Merge the results of attention over two sets of keys, as if computed over all keys at once.
 
-    The result is the mean of both outputs with the weights `exp(lse)`. A part that saw no key,
-    `(0, -inf)`, changes nothing. Only one part may be computed with sinks, which would otherwise
-    count twice. Source: the
-    combination step of FlashAttention (Dao et al. 2022, section 3.1).
+    The result is the mean of both outputs, weighted by `exp(lse)`. A part that saw no key, `(0,
+    -inf)`, changes nothing. Only one part may be computed with sinks, which would otherwise count
+    twice. Source: the combination step of FlashAttention (Dao et al. 2022, section 3.1).
 
     Args:
         out1: `(..., L, dv)`.
@@ -60,7 +59,7 @@ def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, 
         lse2: like `lse1`.
 
     Returns:
-        `(out, lse)`, of the types of the parts.
+        `(out, lse)`, with the dtypes of the inputs.
 
     >>> q, k = np.array([[1.0, 2.0]]), np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     >>> from qkv import attention

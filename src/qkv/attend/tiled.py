@@ -1,7 +1,7 @@
 """The formula in O(L + S) memory, with NumPy: blocks of keys, a running maximum and a running sum.
 
 The running softmax comes from Milakov and Gimelshein 2018, and the blocks from FlashAttention (Dao
-et al. 2022). How the work is cut depends on shapes and options, not on the number of threads.
+et al. 2022). The tiles depend on shapes and options, not on the number of threads.
 """
 
 import math
@@ -28,7 +28,7 @@ NEAR = 8.0  # exp of scores from -NEAR to NEAR is moderate, so these scores need
 
 @dataclass(frozen=True)
 class Tile:
-    """A piece of the work: some rows, some key heads, and one block of queries."""
+    """One unit of work: some rows, some key heads, and one block of queries."""
 
     rows: tuple[Any, ...]  # index into (*lead,)
     index: tuple[Any, ...]  # index into (*lead, Hkv)
@@ -59,7 +59,7 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of pieces if `count` is cut evenly, with at most `most` in each piece."""
+    """Return the size of each piece when `count` is cut evenly into pieces of at most `most`."""
     return -(-count // max(1, -(-count // most)))
 
 
@@ -152,7 +152,8 @@ def is_one_block(call: Call) -> bool:
 def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
     """Compute a call for which `is_one_block` is true, with the same bits as `attend`.
 
-    `lse` is `(..., L, 1)` or None. Return False if numbers overflow; then call `attend`.
+    `lse` is `(..., L, 1)` or None. Return False if numbers overflow; the caller must then use
+    `attend`.
     """
     with np.errstate(all="ignore"), one_blas_thread():
         scores = _products(call.query, call.key, call.scale)
@@ -273,7 +274,7 @@ def _base(scores: Array) -> Array | None:
     """Return the base of a block's scores: each row's largest score, or 0 for some heads.
 
     The base of a head is 0 if all of its scores lie between -NEAR and NEAR. Return None if the base
-    is 0 for all heads, because checking all scores at once is the fastest way.
+    is 0 for all heads; one check of all scores comes first, because it is fastest.
     """
     if scores.max() <= NEAR and scores.min() >= -NEAR:
         return None

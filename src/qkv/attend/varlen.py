@@ -36,8 +36,8 @@ def varlen_attention(
         query: `(total queries, Hq, d)`.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
-        cu_query_lengths: `(B + 1,)` whole numbers from 0 to the total: sequence b owns the rows
-            from `cu[b]` to `cu[b + 1]`.
+        cu_query_lengths: `(B + 1,)` integers from 0 to the total: sequence b has the rows `cu[b]`
+            to `cu[b + 1] - 1`.
         cu_key_lengths: the same for key and value.
         is_causal: this and the next six options are those of `qkv.attention`.
         q_offset: a number for all sequences or one for each; `"end"` uses each sequence's lengths.
@@ -103,7 +103,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
 
     Args:
         call: the call, without mask and bias.
-        rows: query, key and value, `(heads, total, size)`, which are known to fit.
+        rows: query, key and value, `(heads, total, size)`; they are not checked.
         starts: int64, the first row of each text and the end of the last text.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
@@ -112,7 +112,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
 
 
 def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
-    """Return the output `(total, Hq, dv)`, or a tuple with it and the log-sum-exp `(total, Hq)`."""
+    """Return `out (total, Hq, dv)`, or `(out, lse)` with the log-sum-exp `lse (total, Hq)`."""
     plan = packed.call.plan
     out, sums = attend_rows(packed, lse=lse)
     out = rounded(out, plan.dtype)
@@ -120,9 +120,9 @@ def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
 
 
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
-    """Return the output `(total, Hq, dv)`, in its type or a wider one, and the log-sum-exp.
+    """Return the output `(total, Hq, dv)`, in the call's dtype or a wider dtype, and `lse`.
 
-    The log-sum-exp is float64, `(total, Hq, 1)`.
+    The log-sum-exp `lse (total, Hq, 1)` is float64.
     """
     plan = packed.call.plan
     chosen = body() if plan.is_native else None
@@ -142,7 +142,7 @@ def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:
-    """Return runs of sequences with equal lengths, which a batch can view without a copy."""
+    """Group consecutive sequences of equal length, which form a batch without a copy."""
     lengths, keys = np.diff(packed.starts), np.diff(packed.key_starts)
     changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
@@ -150,7 +150,7 @@ def equal_runs(packed: Packed) -> list[tuple[int, int]]:
 
 
 def as_call(packed: Packed, first: int, last: int) -> Call:
-    """Return a call that computes the sequences of a run as a batch."""
+    """Return a `Call` that computes consecutive sequences of equal length as a batch."""
     starts = (packed.starts, packed.key_starts, packed.key_starts)
     arrays = (as_batch(x, edges, first, last) for x, edges in zip(packed.rows, starts, strict=True))
     return packed.call.of(*arrays)._replace(offset=packed.offsets[first:last])
@@ -177,7 +177,8 @@ def check_starts(call: str, name: str, value: Any, packed: str, total: int) -> A
     falls = np.flatnonzero(np.diff(cu) < 0)
     if falls.size:
         raise ValueError(
-            f"{call}: {name} falls from {cu[falls[0]]} to {cu[falls[0] + 1]}: it must never fall"
+            f"{call}: {name} decreases from {cu[falls[0]]} to {cu[falls[0] + 1]}: "
+            "it must not decrease"
         )
     return cu
 

@@ -16,7 +16,7 @@ class Visibility(NamedTuple):
 
     Query i of a row has the position `i + offset` among the keys. The query sees key j if
     `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`, `given`
-    is True and no number in `numbers` is -inf. Values for each row are `(*lead,)` arrays.
+    is True and no number in `numbers` is -inf. Per-row values are `(*lead,)` arrays.
     """
 
     length: int
@@ -30,7 +30,7 @@ class Visibility(NamedTuple):
     numbers: tuple[Array, ...]  # float, the same shape
 
     def key_range(self, rows: tuple[Any, ...], i: slice) -> tuple[int, int]:
-        """Return the range of the keys that some query of block `i` may see: first key and end."""
+        """Return the range (first, end) of the keys that any query of block `i` may see."""
         start, stop = 0, self.keys
         if self.query_lengths is not None and self.query_lengths[rows].max(initial=0) <= i.start:
             return 0, 0
@@ -92,7 +92,7 @@ def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, i
         if not isinstance(window, (tuple, list)) or len(window) != 2:
             raise ValueError(
                 f"{call}: window is {shown(window)}: write (left, right), each a number or None; "
-                "a sliding window of W keys up to the query's own is (W - 1, 0)"
+                "for a sliding window of the last W keys, write (W - 1, 0)"
             )
         left, right = (_side(call, side) for side in window)
     if is_causal:
@@ -162,7 +162,7 @@ def check_lengths(call: str, name: str, lengths: Any, most: int, lead: tuple[int
 
 
 def check_per_row(call: str, name: str, value: Any, lead: tuple[int, ...]) -> Array:
-    """Return whole numbers, one for each row `(*lead,)`."""
+    """Return integers, one per row `(*lead,)`."""
     array = as_array(value, call=call, name=name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{call}: {name} is {array.dtype}: write whole numbers")

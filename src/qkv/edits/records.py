@@ -113,11 +113,11 @@ class Edits:
 def edits_of(
     edit: Edit, ablate: Ablate = (), hide: Hide = (), *, call: str, given: str = "edit"
 ) -> Edits:
-    """Read the three arguments as one object.
+    """Convert the three arguments to one `Edits` object.
 
     Args:
         edit: a mapping from activations to functions and arrays, or a list of records.
-        ablate: the heads to ablate; None means all heads of a layer.
+        ablate: the heads to ablate, as (layer, head); head None means all heads of the layer.
         hide: the words, positions and edges to mask.
         call: the name of the call in errors.
         given: the name of the list of records in errors.

@@ -57,7 +57,7 @@ class LearnedPositions:
 
     Raises:
         TypeError: `weight` does not hold numbers, or `offset` is not a whole number.
-        ValueError: `weight` has another shape than (rows, dim), or `offset` leaves no row.
+        ValueError: `weight` is not (rows, dim), or `offset` leaves no row.
 
     Source:
         Devlin et al. 2019, BERT, section 3 (position embeddings).

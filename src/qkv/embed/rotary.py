@@ -29,8 +29,9 @@ def apply_rotary(
         interleaved: the numbers of a pair: (i, i + dims / 2) for False, as in GPT-NeoX and Llama;
             (2i, 2i + 1) for True, as in RoFormer and GPT-J.
         dims: rotate only the first `dims` of the d numbers; None for all.
-        speeds: (dims / 2,), the angle of each pair from one position to the next, instead of angles
-            from `base`. Some models use other speeds to read longer texts than in training.
+        speeds: (dims / 2,), the angle by which each pair rotates per position; replaces the angles
+            from `base`. Some models use other speeds for texts that are longer than those in
+            training.
 
     Returns:
         A new array with the shape and type of `x`. Angles are computed in float64. Half precision
@@ -39,7 +40,7 @@ def apply_rotary(
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.
         ValueError: `dims` is odd or larger than d; `positions` do not broadcast or are not finite;
-            `base` is not finite and positive; or `speeds` is not a finite number for each pair.
+            `base` is not finite and positive; or `speeds` does not hold one finite number per pair.
 
     Source:
         Su et al. 2021, RoFormer, equation 34; partial `dims` as in GPT-NeoX.
@@ -80,8 +81,8 @@ def rotation_at(
     are.
 
     Returns:
-        `(cosines, sines)` times `scale`. Both have the dimensions of `positions` and then `dims`,
-        for the rotated numbers. The sine of the first number of a pair is negative.
+        `(cosines, sines)` times `scale`. Both arrays have the shape of `positions` followed by
+        `dims`. The sine of the first number of a pair is negative.
     """
     dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
@@ -122,7 +123,7 @@ def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
 
 
 def _rotated_size(dims: int | None, size: int) -> int:
-    """Return how many numbers of a row are rotated."""
+    """Return the number of rotated entries per row."""
     call = "apply_rotary"
     if dims is None:
         if size == 0 or size % 2:
@@ -141,7 +142,7 @@ def _rotated_size(dims: int | None, size: int) -> int:
 
 
 def rotary_speeds(base: float, dims: int) -> Array:
-    """Return the angles `base**(-2i / dims)`, (dims / 2,), from one position to the next.
+    """Return the angles `base**(-2i / dims)`, (dims / 2,), by which pairs rotate per position.
 
     Source:
         Su et al. 2021, RoFormer, section 3.2.2.

@@ -131,7 +131,7 @@ class TokenEmbedding:
         if not isinstance(text, str):
             raise TypeError(
                 f"TokenEmbedding: text is {type(text).__name__}: give one string, "
-                "and call it once for each text"
+                "and make one call per text"
             )
         return self.rows(self.tokenizer(text).ids)[None]  # (1, T, dim)
 

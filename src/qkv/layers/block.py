@@ -32,7 +32,7 @@ from qkv.trace.recorder import of_rows, unkept
 
 
 class BlockSaved(NamedTuple):
-    """Values of the forward pass of a block for its backward pass."""
+    """Values that the forward pass of a block saves for its backward pass."""
 
     parts: dict[str, Any]  # the saved values of each part, by its name
     shape: tuple[int, ...]  # (..., T, D)
@@ -65,9 +65,10 @@ class Block:
     Args:
         attn: the attention layer.
         norm1: the norm of the attention; optional unless `post_norm`.
-        mlp: the MLP, or a mixture of experts; None, with `norm2`, for a block of attention alone.
-        norm2: the norm of the MLP; None if there is an `out_norm2`, or in parallel, if both parts
-            read the same vectors.
+        mlp: the MLP, or a mixture of experts; None, together with `norm2`, for a block with only
+            attention.
+        norm2: the norm of the MLP; None if `out_norm2` is given, or if the parts of a parallel
+            block share `norm1`.
         post_norm: whether the norms follow the parts.
         out_norm1: the norm of the attention's output, unless `post_norm`.
         out_norm2: the norm of the MLP's output, unless `post_norm`.
@@ -197,7 +198,7 @@ class Block:
 
         Args:
             x: word vectors, (..., T, D); or packed rows (total, D).
-            cu_lengths: (B + 1,), the first row of each packed text, and the end of the last.
+            cu_lengths: (B + 1,), the first row of each packed text, and the number of all rows.
             cache: keys and values of the words before `x` (B, T, D), as for the attention.
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.
@@ -245,8 +246,8 @@ class Block:
     ) -> tuple[Array, BlockSaved]:
         """Run the unchecked forward pass; with `save` also return the values for `backward`.
 
-        `options` are the options of `MultiHeadAttention.run`. In a decoder, the attention to
-        another text gets only `cache`, `lengths` and `top_k`.
+        `options` are the options of `MultiHeadAttention.run`. In a decoder, cross-attention gets
+        only `cache`, `lengths` and `top_k`.
         """
         dtype = result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
@@ -261,7 +262,7 @@ class Block:
             more["record"] = recorder and recorder.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
-            """Apply the norm of this name, if the block has it."""
+            """Apply the norm with this name, if the block has it."""
             if name not in self._parts:
                 return array
             recorder = rows and rows.under(f"{self._norm_names.get(name, name)}.")
@@ -292,7 +293,7 @@ class Block:
                 read = x
             elif not self.parallel:
                 read = normed(norm, x)
-            elif norm in self._parts:  # without it, both parts read the same
+            elif norm in self._parts:  # if norm2 is missing, both parts read the output of norm1
                 read = normed(norm, came)
             x = added(name, last, read, x)
             if hook:
@@ -307,7 +308,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The parts in `_ADDED` that the block has; if parallel, only the last sum has a name."""
+        """The block's parts, as in `_ADDED`; in a parallel block, only the last sum has a name."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -391,7 +392,7 @@ class Block:
         top_k: int | None = None,
         **options: Any,
     ) -> Trace:
-        """Return every activation of `block(x, ...)` by its name, as layer 0.
+        """Return a trace of `block(x, ...)`, in which the block is layer 0.
 
         2-D `x` gets a batch axis in front, and packed rows become (B, T, ...). The trace lacks
         `attn.hook_result`, the output of each head, which only a `Recorder` can get. With `top_k`,

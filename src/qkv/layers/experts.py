@@ -31,7 +31,7 @@ from qkv.trace import Recorder
 
 
 class RoutedSaved(NamedTuple):
-    """Values of the forward pass of experts for their backward pass."""
+    """Values that the forward pass of experts saves for their backward pass."""
 
     rows: Array  # (rows, D)
     chosen: Array  # (rows, top_k), the experts of each row
@@ -41,11 +41,11 @@ class RoutedSaved(NamedTuple):
 
 
 class Routed(Feed, ABC):
-    """A router and experts; a subclass computes one expert in `_expert` and `_expert_back`.
+    """The base of mixtures of experts; subclasses define `_expert` and `_expert_back`.
 
     The router is a linear layer with a score for each expert. A token goes to the `top_k` experts
-    with the largest scores. The softmax of the scores of these experts gives the weights of their
-    results; if not `normalized`, it is the softmax of the scores of all experts.
+    with the largest scores. The weights of their results are the softmax over these experts' scores
+    or, if not `normalized`, over the scores of all experts.
     """
 
     parameters: dict[str, Array]
@@ -53,7 +53,7 @@ class Routed(Feed, ABC):
     count: int
 
     def _set(self, top_k: int, *, normalized: bool) -> None:
-        """Set the number of experts for each row, after a check."""
+        """Check and set the number of experts for each row."""
         call = type(self).__name__
         self.normalized = normalized
         self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
@@ -75,7 +75,7 @@ class Routed(Feed, ABC):
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Put the gradients of one expert's parameters among the gradients of all."""
+        """Store the gradients of one expert's parameters in `gradients`."""
 
     def run(
         self,
@@ -108,8 +108,7 @@ class Routed(Feed, ABC):
         The weights of the experts' results have a gradient; the choice of experts has none.
 
         Args:
-            grad: (..., T, D), the gradient of the layer's result. The gradient of a residual is the
-                same.
+            grad: (..., T, D), the gradient of the layer's result. A residual has the same gradient.
             saved: the second value of `layer.training_forward(x)`.
             record: unused, because the layer records no activations.
 
@@ -164,9 +163,9 @@ class Experts(Routed):
     """A router sends each token to `top_k` experts, and adds their weighted results.
 
     The router is a linear layer with a score for each expert. A token goes to the experts with the
-    largest scores, and the softmax of these scores gives the weights. An expert is a gated MLP
-    with clipped numbers, as in GPT-OSS: with `g = min(gate(x), limit)` and
-    `u = up(x)` between `-limit` and `limit`, it is `down((u + 1) * g * sigmoid(alpha * g))`.
+    largest scores, and the softmax of these scores gives the weights. An expert is a gated MLP with
+    clipped activations, as in GPT-OSS: with `g = min(gate(x), limit)` and `u = up(x)` between
+    `-limit` and `limit`, it computes `down((u + 1) * g * sigmoid(alpha * g))`.
 
     Args:
         parameters: "router_proj.weight" (D, E) for E experts and "router_proj.bias" (E,);
@@ -175,7 +174,7 @@ class Experts(Routed):
             "experts.down_bias" (E, D). They are not copied.
         top_k: the number of experts for each token.
         alpha: the factor in the sigmoid.
-        limit: the limit of the numbers in an expert.
+        limit: the limit at which the results of gate and up are clipped.
 
     The result has the type that `x` and the parameters promote to. Integer inputs are converted to
     the type of the parameters. Half precision is computed in float32.
@@ -216,7 +215,7 @@ class Experts(Routed):
         self._experts: list[tuple[Array, ...]] = []
 
     def _each(self) -> list[tuple[Array, ...]]:
-        """Return each expert's arrays, always the same objects, because these stay packed."""
+        """Return each expert's arrays, the same objects at every call, so that they stay packed."""
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
@@ -252,12 +251,12 @@ class Experts(Routed):
         return grad_rows, counts, gradients or {}
 
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Put the gradients of one expert's parameters among the gradients of all."""
+        """Store the gradients of one expert's parameters in `gradients`."""
         for name, array in own.items():
             gradients[f"experts.{_EXPERT[name]}"][number] = array
 
 
-# The names of the arrays for all experts, by the names of the parameters of one expert.
+# The names of the arrays for all experts, keyed by the parameter names of one expert.
 _EXPERT = {
     "gate_up.weight": "gate_up",
     "gate_up.bias": "gate_up_bias",
@@ -279,7 +278,7 @@ def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...
 
 
 def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
-    """Return D, F and E, and raise for the first parameter that does not fit."""
+    """Return D, F and E; raise an error for the first parameter that does not fit."""
     down = parameter(parameters, "experts.down", "(E, F, D)", call=call)
     count, hidden, dim = down.shape
     shapes = expert_shapes(dim, hidden, count)
@@ -297,8 +296,8 @@ class GatedExperts(Routed):
     """A router sends each token to `top_k` gated MLPs, and adds their weighted results.
 
     The router is a linear layer with a score for each expert. A token goes to the experts with the
-    largest scores. The softmax of these scores gives the weights or, if it is not `normalized`, the
-    softmax of all scores. An expert is `down(activation(gate(x)) * up(x))`.
+    largest scores. The weights are the softmax over these scores or, if not `normalized`, over all
+    scores. An expert is `down(activation(gate(x)) * up(x))`.
 
     Args:
         parameters: "router_proj.weight" (D, E) for E experts; for each expert, by its number,
@@ -345,7 +344,7 @@ class GatedExperts(Routed):
             self._mlp(number)
 
     def _mlp(self, number: int) -> MLP:
-        """Return one expert, with the present parameters."""
+        """Return one expert, with its current parameters."""
         prefix = f"experts.{number}."
         own = {name: self.parameters[prefix + name] for name in _GATED}
         return MLP.from_parameters(own, activation=self.activation)
@@ -366,7 +365,7 @@ class GatedExperts(Routed):
         return back.x, (grad * out).sum(-1), back.parameters
 
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Put the gradients of one expert's parameters among the gradients of all."""
+        """Store the gradients of one expert's parameters in `gradients`."""
         gradients.update({f"experts.{number}.{name}": array for name, array in own.items()})
 
 
@@ -383,7 +382,7 @@ def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str
 
 
 def _gated_sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
-    """Return D, F and E, and raise for the first parameter that does not fit."""
+    """Return D, F and E; raise an error for the first parameter that does not fit."""
     router = parameter(parameters, "router_proj.weight", "(D, E)", call=call)
     down = parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
     count, (hidden, dim) = router.shape[1], down.shape

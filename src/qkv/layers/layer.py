@@ -24,7 +24,7 @@ def first_parameters(
 ) -> dict[str, Array]:
     """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
-    Weights are normal numbers of variance 1 / rows, so that a product has numbers as large as its
+    Weights are normal with variance 1 / rows, so that a layer's output has the variance of its
     input. Weights are drawn in float64, so that a seed gives the same weights in every type, except
     for rounding.
     """
@@ -66,7 +66,7 @@ def need_shape(array: Array, shape: tuple[int, ...], *, call: str, name: str, wh
 def need_shapes(
     parameters: Mapping[str, Array], shapes: Mapping[str, Shape], *, call: str, why: str
 ) -> None:
-    """Raise an error for an unknown parameter or another shape; `why` is as in `need_shape`."""
+    """Raise an error for an unknown parameter or a wrong shape; `why` is as in `need_shape`."""
     for name, array in parameters.items():
         if name not in shapes:
             raise ValueError(
@@ -162,7 +162,7 @@ def is_wide(residual: Array | None) -> bool:
 
 
 def working(x: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert `x` to the type in which `dtype` is computed, without a copy if possible."""
+    """Convert `x` to the type in which `dtype` arrays are computed, without a copy if possible."""
     return x.astype(working_type(dtype), copy=False)
 
 
@@ -232,7 +232,7 @@ def part_back(
 def project_back(
     x: Array, parameters: Mapping[str, Array], name: str, grad: Array, gradients: ByName | None
 ) -> Array:
-    """Return the gradient of `x` in `project`; add those of the parameters to `gradients`."""
+    """Return the gradient of `x` in `project`; add the parameters' gradients to `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
         return input_grad(parameters[weight], grad)
@@ -255,7 +255,7 @@ def asks(record: Recorder | None, *names: str) -> bool:
 
 
 class Layer:
-    """A layer from vectors to vectors of the same size.
+    """A layer that maps vectors to vectors of the same size.
 
     Attributes:
         parameters: the layer's arrays by their names.
@@ -319,8 +319,8 @@ def check_options(
 ) -> None:
     """Raise an error if an option is unknown, or not supported here.
 
-    With `packed`, options that packed rows lack are not supported. Without `returns`, options that
-    select results are not supported.
+    With `packed`, reject options that packed rows do not support. Without `returns`, reject options
+    that select results.
     """
     without = () if returns else formula.RETURNS
     formula.check_options(options, call=call, without=without, why=": use trace()")
@@ -332,7 +332,7 @@ def check_options(
 
 
 def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
-    """Return the options for `qkv.attention` to compute a traced attention again."""
+    """Return the options with which `qkv.attention` repeats a traced attention."""
     kept = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()

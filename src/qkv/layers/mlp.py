@@ -31,7 +31,7 @@ from qkv.trace.recorder import unkept
 
 
 class MLPSaved(NamedTuple):
-    """Values of the forward pass of an MLP for its backward pass."""
+    """Values that the forward pass of an MLP saves for its backward pass."""
 
     x: Array  # (..., T, D)
     pre: Array  # (..., T, F), before the activation
@@ -148,8 +148,7 @@ class MLP(Feed):
         """Return the gradients of `sum(grad * mlp(x))`.
 
         Args:
-            grad: (..., T, D), the gradient of the layer's result. The gradient of a residual is the
-                same.
+            grad: (..., T, D), the gradient of the layer's result. A residual has the same gradient.
             saved: the second value of `mlp.training_forward(x)`.
             record: collects the gradients of activations by the names of a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.

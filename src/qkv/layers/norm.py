@@ -27,7 +27,7 @@ from qkv.trace import Recorder, Trace
 
 
 class NormSaved(NamedTuple):
-    """Values of the forward pass of a norm for its backward pass."""
+    """Values that the forward pass of a norm saves for its backward pass."""
 
     x: Array  # (..., D)
     scale: Array  # (..., 1), the divisors
@@ -122,7 +122,7 @@ class _Norm(Layer):
         return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
-        """Return the norm of `x` (..., D) with `scale` (..., 1) as the divisor."""
+        """Normalize `x` (..., D), with `scale` (..., 1) as the divisor."""
         x = x.astype(compute_type(x.dtype), copy=False)
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)
@@ -130,7 +130,7 @@ class _Norm(Layer):
         return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
-        """Return the factor of vectors, (D,): the weight plus its offset."""
+        """Return the factor (D,) of normalized vectors: the weight plus its offset."""
         weight = self.parameters["weight"]
         if not self.offset:
             return weight
@@ -232,7 +232,7 @@ class RMSNorm(_Norm):
 
 
 def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> dict[str, Array]:
-    """Check the parameters of a norm, a weight (D,) and others of the same shape."""
+    """Check that the parameters of a norm are a weight (D,) and arrays of the same shape."""
     arrays = checked(parameters, call=call)
     if "weight" not in arrays or not arrays.keys() <= known:
         raise ValueError(
@@ -248,7 +248,7 @@ def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> di
 
 
 class ScaleSaved(NamedTuple):
-    """Values of the forward pass of a scale for its backward pass."""
+    """Values that the forward pass of a scale saves for its backward pass."""
 
     x: Array  # (..., D)
 
@@ -258,7 +258,7 @@ class LayerScale(Layer):
 
     Args:
         dim: D, the size of the vectors.
-        first: the first value of each number of the weight.
+        first: the initial value of all entries of the weight.
         dtype: the type of the weight.
 
     The result has the type that `x` and the weight promote to. Integer inputs are converted to the

@@ -1,6 +1,6 @@
-"""Fast steps that run blocks on one new token of each text.
+"""Fast decoding steps, which run blocks on one new token per text.
 
-For one token of a small model, checks of arguments in Python take longer than the computation. The
+For one token of a small model, checking arguments in Python takes longer than the computation. The
 code here checks nothing, and looks up constants once. If `steps_for` returns None, the blocks run
 as usual.
 """
@@ -49,9 +49,9 @@ class Steps:
     def __call__(
         self, x: Array, places: Array, caches: Sequence[KVCache], lengths: Array | None
     ) -> Array:
-        """Apply the blocks to the vectors (B, 1, D) of tokens at `places`, their positions (B, 1).
+        """Apply the blocks to token vectors (B, 1, D); `places` (B, 1) are the tokens' positions.
 
-        `lengths` are 1, or 0 for a text without a new token; None if all texts have a new token.
+        Each length is 1, or 0 for a text without a new token; None if all texts have a new token.
         """
         rotation = {
             key: _rotation(rotary, size, places)
@@ -67,7 +67,7 @@ class Steps:
 def steps_for(
     blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
 ) -> Steps | None:
-    """Return steps for these blocks; None if steps do not support a part or an option."""
+    """Return `Steps` for these blocks, or None if a part or an option is not supported."""
     here, threads = body_and_threads()
     if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
@@ -92,7 +92,7 @@ def steps_for(
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """Return the objects that steps for these blocks use; if one changes, make new steps."""
+    """Return the objects that `Steps` uses for these blocks; if one changes, create new steps."""
     objects: list[Any] = []
     for block in blocks:
         if type(block) is Block:
@@ -252,7 +252,7 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
 
 
 def _swapped(rotary: Rotary, size: int) -> Array:
-    """Return the index of the other number of the pair, for each number of a head."""
+    """For each number of a head, return the index of its partner in the pair."""
     dims = size if rotary.dims is None else rotary.dims
     indices = np.arange(size)
     pairs = indices[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))

@@ -20,8 +20,8 @@ from qkv.text.tokenizer import parts_of
 BLOCK = 1 << 22  # the bytes in a block, whose text is read, cut and shuffled together
 _LONGEST_LINE = 1 << 18  # the maximum number of bytes of a line that are read or cut together
 _STRETCH = 1 << 20  # the bytes in each part of a sample
-_MOST_READ = 10_000  # the most letters of a line that `need_two_words` reads
-_LONGEST_WORD = 100  # letters; longer words come from text without blanks
+_MOST_READ = 10_000  # the maximum number of letters that `need_two_words` reads of a line
+_LONGEST_WORD = 100  # letters; longer words come from text without spaces
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -39,7 +39,7 @@ class Source(Protocol):
 
 
 class Sequences:
-    """Sequences in memory; after all were taken, they come again in a new order.
+    """Sequences in memory, which repeat endlessly; each round has a new random order.
 
     Args:
         sequences: arrays of token ids, integers (T,).
@@ -91,7 +91,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Place:
-    """The position at which the next line begins in the files."""
+    """The position in the files at which the next line begins."""
 
     file: int = 0
     offset: int = 0
@@ -130,7 +130,7 @@ class Files:
             raise ValueError(f"corpus: {self.named} is empty: give a text")
 
     def block(self, place: Place, size: int = BLOCK) -> tuple[list[Line], Place]:
-        """Return about `size` bytes of lines that begin at a place, and the place of the next line.
+        """Read about `size` bytes of lines at `place`; also return the place of the next line.
 
         Raises:
             ValueError: a line is not UTF-8 or is not text (the message names file and line), or a
@@ -155,7 +155,7 @@ class Files:
         return lines, Place(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
-        """Yield all lines, or a sample of about `most` bytes from all parts of larger files."""
+        """Yield all lines or, for larger files, a sample of about `most` bytes from all parts."""
         total = sum(self.sizes)
         if most is None or total <= most:
             place = Place()
@@ -201,14 +201,14 @@ class Files:
 
 
 def need_two_words(files: Files) -> None:
-    """Raise an error unless the text has two different words, because one word teaches nothing."""
+    """Raise an error unless the text has two different words, which training needs."""
     words: set[str] = set()
     for line in files.lines():
         words.update(re.findall(r"\w+|[^\w\s]", line[:_MOST_READ]))
         if len(words) > 1 or max(map(len, words), default=0) > _LONGEST_WORD:
             return
-    what = f"but the word {next(iter(words))!r:.40}" if words else "but blanks"
-    raise ValueError(f"corpus: {files.named} holds nothing {what}: give more text")
+    what = f"the word {next(iter(words))!r:.40}" if words else "white space"
+    raise ValueError(f"corpus: {files.named} holds only {what}: give more text")
 
 
 Cut = Callable[[Sequence[Line]], list[Array]]  # consecutive lines -> sequences of ids
@@ -218,7 +218,7 @@ class Corpus:
     """Sequences of token ids from text files, which are read and shuffled in blocks.
 
     A block is a few megabytes of text. The sequences of a block come in a random order, then the
-    next block is read. After the last block, the first block comes again in another order.
+    next block is read. After the last block, the first block is read again, in another order.
 
     Args:
         files: the text.
@@ -273,7 +273,7 @@ class Corpus:
         """Continue from a state.
 
         Raises:
-            ValueError: the files have other sizes.
+            ValueError: the sizes of the files have changed.
         """
         if state["sizes"] != self._files.sizes:
             raise ValueError(
@@ -288,7 +288,7 @@ class Corpus:
 def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
     """Cut text into paragraphs, and long paragraphs into parts of `length` tokens.
 
-    A paragraph ends at a blank line or at the end of a file. Other line ends become blanks. Each
+    A paragraph ends at a blank line or at the end of a file. Other line ends become spaces. Each
     part gets the special tokens that the tokenizer puts around a text.
     """
     about = tokenizer.tokenize("a")
@@ -341,12 +341,12 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """Read the next line, or part of a very long line that ends at a blank or a character."""
+    """Read the next line; a very long line is cut after a space or between two characters."""
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
     end = raw.rfind(b" ")
-    if end <= 0:  # without a blank, cut before the last character, which may be incomplete
+    if end <= 0:  # without a space, cut before the last character, which may be incomplete
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1
@@ -360,6 +360,6 @@ def _size(path: Path) -> int:
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
     if not stat.S_ISREG(about.st_mode):
-        raise ValueError(f"corpus: {path} is not a file that can be read again: save it first")
+        raise ValueError(f"corpus: {path} is not a regular file: save it to a regular file first")
     with path.open("rb"):  # raises a PermissionError before any work
         return about.st_size

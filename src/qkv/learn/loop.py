@@ -36,7 +36,7 @@ from qkv.progress import training_progress
 from qkv.signals import Interrupted, answering, leave
 
 MOST_SKIPPED = 10  # after this many skipped steps in a row, the run ends
-_MEMORY = 0.95  # the share of the running mean of a loss that stays each step
+_MEMORY = 0.95  # the weight of a loss's previous running mean at each step
 _SOME = 20  # the number of steps after which a running mean is reliable
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
@@ -53,7 +53,7 @@ class Trained:
         steps: the number of steps, including skipped steps.
         tokens: the number of tokens that were read.
         seconds: the duration, including the time before the run was resumed.
-        loss: the running mean of the last steps.
+        loss: the running mean of the loss over the last steps.
         skipped: the number of steps whose gradient was not finite.
     """
 
@@ -89,9 +89,9 @@ def train(
     checkpoints/ with the last two checkpoints; and snapshots/, models of earlier steps in float16.
 
     With `resume=True`, a killed run continues from its last checkpoint and gives the same result,
-    even the same bits if only `steps` limits the run. After Ctrl-C, SIGTERM, SIGHUP or SIGQUIT the
-    step ends, and checkpoint and model are saved. A step is skipped with a warning if its gradient
-    is not finite.
+    bit for bit if only `steps` limits the run. After Ctrl-C, SIGTERM, SIGHUP or SIGQUIT the step
+    ends, and checkpoint and model are saved. A step is skipped with a warning if its gradient is
+    not finite.
 
     Args:
         network: the network to train.
@@ -130,7 +130,7 @@ def train(
             checkpoint_steps, call="train", name="checkpoint_steps", least=1
         )
     if optimizer is not None and optimizer.network is not network:
-        raise ValueError("train: the optimizer is of another network: make it with AdamW(network)")
+        raise ValueError("train: the optimizer belongs to another network: make AdamW(network)")
     if not isinstance(schedule, Schedule):
         schedule = Schedule(schedule)
     objectives = objectives if isinstance(objectives, Iterable) else [objectives]
@@ -171,12 +171,12 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
 
 
 class Diverged(RuntimeError):
-    """A run whose loss rises or whose numbers are not finite; its last checkpoint is good."""
+    """The error for a run whose loss rises or is not finite; its last checkpoint is good."""
 
 
 @dataclass
 class Watch:
-    """The running means of the losses of a run, by the name of the objective.
+    """The running means of the losses of a run, keyed by the name of the objective.
 
     Attributes:
         skipped: the number of steps that were skipped.
@@ -251,7 +251,7 @@ class Run:
 
     @property
     def share(self) -> float:
-        """The share of the run that is over."""
+        """The completed share of the run, from 0 to 1."""
         by_steps = 0.0 if self.steps is None else self.step / self.steps
         by_time = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
         return max(by_steps, by_time)
@@ -262,7 +262,7 @@ class Run:
         saved = last_checkpoint(folder)
         if resume:
             if saved is None:
-                raise ValueError(f"train: {folder} holds no checkpoint to go on from")
+                raise ValueError(f"train: {folder} holds no checkpoint to resume from")
             need_same(saved.about["settings"], settings, saved.path)
             self.restore(saved)
             for step, path in snapshots_in(folder).items():
@@ -272,7 +272,7 @@ class Run:
         if saved is not None:
             at = f"which is at step {saved.about['step']}"
             raise ValueError(
-                f"train: {folder} holds a run, {at}: go on with resume, or name another folder"
+                f"train: {folder} holds a run, {at}: continue with resume, or name another folder"
             )
         if not self.network.is_finite():
             raise ValueError(
@@ -290,7 +290,7 @@ class Run:
         checkpoint_seconds: float,
         show_progress_bar: bool | None,
     ) -> None:
-        """Make steps until the run is over, or a signal asks it to stop."""
+        """Run steps until the run is complete or a signal stops it."""
         saved_at = time.monotonic()
         with (
             closing(Metrics(self.folder, self.step)) as metrics,
@@ -322,7 +322,7 @@ class Run:
         self.save_model()
 
     def need_finite(self) -> None:
-        """Raise `Diverged` if parameters are not finite, which the losses do not show yet."""
+        """Raise `Diverged` if parameters are not finite, even if the losses still are."""
         if not self.network.is_finite():
             raise Diverged("the model gives numbers that are not finite")
         means = (self.optimizer.mean, self.optimizer.square)
@@ -330,7 +330,7 @@ class Run:
             raise Diverged("the running means of AdamW are not finite")
 
     def advance(self) -> dict[str, Any]:
-        """Make one step, and return its line of the metrics."""
+        """Run one step, and return its line of the metrics."""
         began, tokens = time.perf_counter(), 0
         middle = self.share + (0.5 / self.steps if self.steps else 0.0)
         rate = float(self.schedule(middle))

@@ -1,4 +1,4 @@
-"""A model in training: all its numbers in one array, and their gradient in another."""
+"""A model in training, with all parameters in one array and their gradients in another."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -20,10 +20,10 @@ class Network:
     Attributes:
         flat: (n,), all parameters, with the matrices first.
         gradient: (n,), the gradients in the same order.
-        matrices: the number of numbers in `flat` that belong to matrices.
-        parameters: views of `flat` by the names of parameters.
-        gradients: views of `gradient` by the names of parameters.
-        places: the slices of `flat` by the names of parameters.
+        matrices: the number of entries of `flat` that belong to matrices.
+        parameters: views of `flat`, keyed by parameter name.
+        gradients: views of `gradient`, keyed by parameter name.
+        places: the slices of `flat`, keyed by parameter name.
         transformer: the transformer and its head, which use `parameters`.
 
     >>> from qkv.models.untrained import fresh_model
@@ -66,7 +66,7 @@ class Network:
         return f"<Network of {self.source!r}, {self.flat.size} numbers>"
 
     def add(self, gradients: Mapping[str, Array]) -> None:
-        """Add gradients, by the names of the parameters, to `gradient`.
+        """Add gradients, keyed by parameter name, to `gradient`.
 
         If the output projection is the token table, its gradient is added to that of the table.
         """
@@ -79,7 +79,7 @@ class Network:
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
-        """Multiply the gradients that are added in this context by a weight."""
+        """Multiply all gradients that are added inside the `with` block by a weight."""
         before, self.weight = self.weight, self.weight * weight
         try:
             yield
@@ -102,5 +102,5 @@ class Network:
         return bool(np.isfinite(rows).all())
 
     def model(self, dtype: Any = None) -> Model:
-        """Return a model with a copy of the present parameters, converted to `dtype`."""
+        """Return a model with a copy of the current parameters, converted to `dtype`."""
         return self.source.with_parameters(self.parameters, dtype)

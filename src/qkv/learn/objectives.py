@@ -31,7 +31,7 @@ class Objective(Protocol):
         """Return the batch of a step, which depends only on the generator and the state."""
 
     def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
-        """Add the gradient to the network's; return the mean loss and the number of tokens."""
+        """Add to the network's gradient; return the mean loss and the number of tokens."""
 
     def state(self) -> dict[str, Any]:
         """Return the present state in a form that JSON can store."""
@@ -42,11 +42,11 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """An objective and its weight among several.
+    """An objective, and its weight in a sum of losses.
 
     Attributes:
         objective: the objective.
-        weight: the factor of the loss, or a function of the share of the run that is over.
+        weight: the factor of the loss, or a function of the completed share of the run.
         begin: the share of the run after which the objective begins.
     """
 
@@ -55,7 +55,7 @@ class Part:
     begin: float = 0.0
 
     def at(self, share: float) -> float:
-        """Return the weight when this share of the run is over."""
+        """Return the weight after this share of the run."""
         if share < self.begin:
             return 0.0
         return self.weight(share) if callable(self.weight) else self.weight
@@ -63,11 +63,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Words:
-    """Texts end to end, and the tokens that a model should predict at some of their positions.
+    """A batch of packed texts, and the tokens that a model should predict at some positions.
 
     Attributes:
         ids: (total,), the tokens.
-        cu_lengths: (B + 1,), the first row of each text, and the end of the last.
+        cu_lengths: (B + 1,), the first row of each text, and the number of all rows.
         at: (n,), the rows at which a token should be predicted, all different.
         targets: (n,), the tokens to predict at these rows.
     """
@@ -84,14 +84,14 @@ def words_loss(
     prior: tuple[Array, Array, float] | None = None,
     soft: Array | None = None,
 ) -> float:
-    """Return the mean cross-entropy over the targets, and add its gradient to the network's.
+    """Return the mean cross-entropy over the targets, and add its gradient to `network.gradient`.
 
     The head computes only the rows that have a target, in groups of a few thousand.
 
     Args:
         network: the network to train.
         batch: the texts and targets.
-        prior: `(indices, tokens, number)`: indices of targets in rising order (m,), tokens (m,),
+        prior: `(indices, tokens, number)`: indices of targets in ascending order (m,), tokens (m,),
             and a number that is added to the logit of each token at its target. All pairs must be
             different. Without the prior, the trained model gives lower logits to these tokens.
         soft: (n, V), probabilities that replace the targets in the gradient.
@@ -100,7 +100,7 @@ def words_loss(
         The mean cross-entropy over the targets, even if `soft` is given.
 
     Raises:
-        ValueError: the model has no head over words, or the batch does not fit it.
+        ValueError: the model has no LM head, or the batch does not fit the model.
 
     Source:
         Menon et al. 2021, "Long-tail learning via logit adjustment", equation 10, for the prior;
@@ -108,7 +108,7 @@ def words_loss(
     """
     head = network.transformer.head
     if head is None or not head.predicts:
-        raise ValueError(f"{network.source.name} has no head over words: there is nothing to learn")
+        raise ValueError(f"{network.source.name} has no LM head: there is nothing to learn")
     _check_words(network, batch)
     cu_lengths = batch.cu_lengths
     _, positions = places(cu_lengths)
@@ -153,9 +153,9 @@ def _check_words(network: Network, batch: Words) -> None:
             f"{vocabulary} tokens: take the tokenizer of the model"
         )
     if not len(batch.at):
-        raise ValueError("words_loss: there is no target: ask for at least one row")
+        raise ValueError("words_loss: there is no target: give at least one row")
     if np.bincount(batch.at).max() > 1:
-        raise ValueError("words_loss: at has a row twice: ask for each once")
+        raise ValueError("words_loss: at names a row twice: give each row once")
 
 
 class _Filled:
@@ -167,11 +167,11 @@ class _Filled:
         self.tokens_per_step = whole_number(tokens_per_step, call=call, name=name, least=1)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Add the gradient to the network's; return the mean loss and the number of tokens."""
+        """Add to the network's gradient; return the mean loss and the number of tokens."""
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
-        """Take usable sequences from the source until they are enough for a step."""
+        """Take usable sequences from the source until a step has enough tokens."""
         sequences: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:
@@ -198,7 +198,7 @@ class Causal(_Filled):
     Args:
         source: the source of sequences. The model reads all tokens except the last, and predicts
             all tokens except the first.
-        tokens_per_step: the least number of tokens in a step.
+        tokens_per_step: the minimum number of tokens in a step.
 
     >>> from qkv.learn import Sequences
     >>> batch = Causal(Sequences([[5, 6, 7]]), tokens_per_step=3).batch(0, np.random.default_rng(0))
@@ -229,8 +229,8 @@ class Masked(_Filled):
         source: the source of sequences, which include special tokens.
         tokenizer: the tokenizer, which knows the special tokens and the mask token.
         share: the share of the tokens that are chosen.
-        tokens_per_step: the least number of tokens in a step.
-        alike: a function from words to keys. Words with the same key are equal. With
+        tokens_per_step: the minimum number of tokens in a step.
+        alike: a function from words to keys. Words with the same key count as equal. With
             `str.casefold`, the case does not matter.
 
     Raises:
@@ -256,8 +256,8 @@ class Masked(_Filled):
             raise ValueError(f"Masked: share is {share}: it must be between 0 and 1")
         if tokenizer.mask is None:
             raise ValueError(
-                f"Masked: the tokenizer has no mask, {' or '.join(MASKS)}: take one that has, or "
-                "train one"
+                f"Masked: the tokenizer has no mask token ({' or '.join(MASKS)}): choose "
+                "another, or train one"
             )
         self.mask, self.share, self.alike = tokenizer.vocabulary[tokenizer.mask], share, alike
         self._names = {index: name for name, index in tokenizer.vocabulary.items()}
@@ -288,7 +288,7 @@ class Masked(_Filled):
         return Words(ids, starts_of(map(len, texts)), at, targets)
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return the numbers of words in the order in which the words are chosen.
+        """Return the word numbers in the order in which words are chosen.
 
         Args:
             words: (n,), the number of the word of each token.

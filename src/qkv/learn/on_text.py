@@ -44,7 +44,7 @@ class TextRun:
         length: the maximum number of tokens in a text, including special tokens.
         steps: the number of steps; 1000 if neither `steps` nor `minutes` is given.
         minutes: the longest duration.
-        tokens_per_step: the least number of tokens in a step.
+        tokens_per_step: the minimum number of tokens in a step.
         rate: the highest learning rate.
         seed: the seed of the first weights and of all random numbers.
         tokenizer: the path of a tokenizer.json or of its folder; None trains a tokenizer on the
@@ -94,10 +94,10 @@ class TextRun:
         """
         saved = last_checkpoint(Path(folder))
         if saved is None:
-            raise FileNotFoundError(f"train: {folder} holds no checkpoint to go on from")
+            raise FileNotFoundError(f"train: {folder} holds no checkpoint to resume from")
         settings = saved.about["settings"].get("text")
         if not isinstance(settings, dict):
-            raise ValueError(f"train: {saved.path} is not of a run on text")
+            raise ValueError(f"train: {saved.path} does not belong to a run on text")
         known = {own.name: settings[own.name] for own in fields(cls) if own.name in settings}
         again = cls(**known | dict(changes))
         need_same(settings, asdict(again), saved.path)
@@ -151,7 +151,7 @@ def train_on_text(
         run: the settings.
         folder: the destination: new, empty, or with `resume` the folder of the run.
         resume: continue from the last checkpoint.
-        say: a function that is called with a line of text about each part of the work.
+        say: a function that receives a message about each part of the work.
         show_progress_bar: as for `train`.
 
     Raises:
@@ -197,7 +197,7 @@ def train_on_text(
 
 
 def need_place(folder: Path) -> None:
-    """Raise an OSError if files cannot be written to a folder, which may not exist yet."""
+    """Raise an OSError if a folder, which may not exist yet, is not writable."""
     made = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -215,7 +215,7 @@ def need_place(folder: Path) -> None:
 def _tokenizer(
     run: TextRun, home: Path, files: Files, resume: bool
 ) -> tuple[SubwordTokenizer, str]:
-    """Return the tokenizer, and words that say where it comes from."""
+    """Return the tokenizer, and a phrase that names its origin."""
     if resume:
         path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)

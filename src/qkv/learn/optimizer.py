@@ -17,8 +17,8 @@ class AdamW:
         network: the network to train.
         betas: the decay rates of the running means of gradients and of squared gradients.
         eps: added to the root of the mean of squared gradients.
-        decay: the weight decay; each step shrinks each number of a matrix by `decay * rate` of it.
-        clip: the largest length of the whole gradient. A longer gradient is scaled down. `math.inf`
+        decay: the weight decay; each step multiplies the matrices by `1 - decay * rate`.
+        clip: the maximum norm of the whole gradient. A larger gradient is scaled down. `math.inf`
             for no limit.
 
     Attributes:
@@ -54,11 +54,11 @@ class AdamW:
         self.count = 0
 
     def length(self) -> float:
-        """Return the length of the gradient, which is not finite if the gradient is not finite."""
+        """Return the norm of the gradient, which is infinite or NaN if an entry is."""
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Make one step against the gradient; `length` is the gradient's length, if known."""
+        """Update the parameters by one step; `length` is the gradient's norm, if known."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")
@@ -79,13 +79,13 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A function from the share of the run that is over to the learning rate.
+    """A schedule of the learning rate over the completed share of a run.
 
     Attributes:
         rate: the highest rate.
         warmup: the share of the run in which the rate rises.
         fall: how the rate falls after the warmup: "linear" or "cosine"; "none" for a constant rate.
-        least: the last rate, as a share of the highest rate.
+        least: the final rate, as a fraction of the highest rate.
 
     >>> schedule = Schedule(1.0, warmup=0.5)
     >>> [schedule(share) for share in (0.25, 0.5, 0.75, 1.0)]
@@ -108,7 +108,7 @@ class Schedule:
             raise ValueError(f"Schedule: fall is {self.fall!r}: choose linear, cosine or none")
 
     def __call__(self, share: float) -> float:
-        """Return the rate when this share of the run, 0 to 1, is over."""
+        """Return the rate after this share of the run, from 0 to 1."""
         share = min(max(share, 0.0), 1.0)
         if share < self.warmup:
             return self.rate * share / self.warmup

@@ -55,10 +55,12 @@ def need_free(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise NotADirectoryError(f"train: {folder} is a file: name a folder")
     if _checkpoints(folder):
-        raise ValueError(f"train: {folder} holds a run: go on with resume, or name another folder")
+        raise ValueError(
+            f"train: {folder} holds a run: continue with resume, or name another folder"
+        )
     if folder.is_dir() and {path.name for path in folder.iterdir()} - {CHECKPOINTS}:
         raise ValueError(
-            f"train: {folder} holds files that are not of a run: name a new or empty folder"
+            f"train: {folder} holds files that do not belong to a run: name an empty folder"
         )
 
 
@@ -103,7 +105,7 @@ class Metrics:
 
 
 def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Read the metrics of a run; an incomplete last line is left out.
+    """Read the metrics of a run; an incomplete last line is ignored.
 
     Raises:
         ValueError: a line is not JSON, or has no step.
@@ -119,8 +121,8 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
     """Read the loss of each logged step, in order.
 
-    If a step was logged twice, the later loss counts. Lines without a loss, which other programs
-    write, and losses that are not finite are skipped.
+    If a step was logged twice, the later loss counts. Lines without a loss (from other programs)
+    and losses that are not finite are skipped.
 
     Raises:
         ValueError: a line is not JSON.
@@ -143,7 +145,7 @@ def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
     with path.open(encoding="utf-8", errors="replace") as lines:
         for number, line in enumerate(lines, 1):
             if broken:
-                raise ValueError(f"{call}: {path}, line {broken} is not JSON: mend or remove it")
+                raise ValueError(f"{call}: {path}, line {broken} is not JSON: correct or remove it")
             if not line.strip():
                 continue
             try:
@@ -162,7 +164,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def plot_curves(folder: str | os.PathLike[str]) -> Figure:
-    """Draw each loss of a run over its steps, as logged and smoothed, and the learning rate.
+    """Plot a run's learning rate and its losses, as logged and smoothed, against the steps.
 
     Args:
         folder: the folder of the run.
@@ -217,7 +219,7 @@ def write_curves(folder: str | os.PathLike[str]) -> Path:
 
 
 def smoothed(values: Array) -> Array:
-    """Return running means of values; the window is a thirtieth of the number of values.
+    """Return running means of values, over windows of a thirtieth of their number.
 
     >>> smoothed(np.arange(90.0))[[0, 1, 2, 50]]
     array([ 0. ,  0.5,  1. , 49. ])
@@ -326,19 +328,19 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
         except ValueError as error:
             damaged.append(f"{path} is damaged: {error}")
     if damaged:
-        raise ValueError(f"train: no checkpoint is whole: {'; '.join(damaged)}")
+        raise ValueError(f"train: all checkpoints are damaged: {'; '.join(damaged)}")
     return None
 
 
 def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
-    """Raise an error unless a run has the settings that its checkpoint at `path` has stored.
+    """Raise an error if a run's settings differ from those in its checkpoint at `path`.
 
     Raises:
         ValueError: a setting differs; the message names the first such setting.
     """
     same = json.loads(
         json.dumps(settings, default=_plain)
-    )  # in the form in which they would be read again
+    )  # in the form that reading the file would return
     theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
@@ -402,7 +404,7 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _check_state(about: Any, step: int) -> None:
-    """Raise an error unless `about` can be the state of a run at this step."""
+    """Raise an error unless `about` is a valid state of a run at this step."""
     for name, kind in _STATE.items():
         value = about.get(name) if isinstance(about, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -417,7 +419,7 @@ def _check_state(about: Any, step: int) -> None:
 
 
 def _check_arrays(arrays: Mapping[str, Array]) -> None:
-    """Raise an error unless the arrays can be the parameters and running means of a run."""
+    """Raise an error unless the arrays are valid parameters and running means of a run."""
     if arrays.keys() != _ARRAYS:
         raise ValueError(f"it holds {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}")
     like = arrays["parameters"]

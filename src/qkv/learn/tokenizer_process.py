@@ -1,8 +1,8 @@
 """A program that reads lines, trains a tokenizer, and writes its tokenizer.json.
 
-The program runs in a separate process, because the library does not react to signals during
-training, so that the process must be killed. `tokenizer.py` starts the process and keeps its
-standard input open. When the input closes, the process ends.
+During training, the tokenizers library does not react to signals. Training therefore runs in a
+separate process, which can be killed. `tokenizer.py` starts the process and keeps its standard
+input open. When the input closes, the process ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import tokenizers
 
 END = "<|endoftext|>"
-LONGEST = 100  # the most letters in a word; longer words are cut
+LONGEST = 100  # the maximum number of letters in a word; longer words are cut
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -107,7 +107,7 @@ def _letters(lines: Iterable[str], most: int) -> list[str]:
 
 
 def _is_inside_words(letter: str) -> bool:
-    """Return whether a letter may be inside a word; marks and Chinese letters are words."""
+    """Return whether a letter may be inside a word, unlike punctuation and Chinese characters."""
     mark = letter in string.punctuation or unicodedata.category(letter).startswith("P")
     return not mark and not 0x3400 <= ord(letter) <= 0x9FFF and ord(letter) < 0x20000
 

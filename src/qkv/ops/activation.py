@@ -130,7 +130,7 @@ ACTIVATIONS = {
 
 # The coefficients of P, highest power first, in erf(x) = tanh(x * P(x * x)) for |x| <= 4.2. Beyond
 # 4.2, erf is 1 in float32. P was fitted to atanh(erf(x)) / x by weighted least squares on Chebyshev
-# points. The largest error of erf is 9.1e-8.
+# points. The maximum error of erf is 9.1e-8.
 _ERF = (
     1.5361411e-10, -7.4093776e-09, 1.3827980e-07, -1.1327262e-06, 5.6051601e-07,
     7.1455099e-05, -5.9857761e-04, -2.0412552e-04, 1.0277134e-01, 1.1283792e00,

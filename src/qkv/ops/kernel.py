@@ -29,9 +29,9 @@ def backend() -> str:
     """Return the name of the backend: the best body of the native kernel, or `"numpy"`.
 
     The kernel's bodies are `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the machine
-    and the compiler decide which of them exist. NumPy always computes float64, and attention with a
-    head size above 256. The environment variable `QKV_BACKEND` selects a backend; a ValueError
-    lists the available backends if the selected one is not among them.
+    and the compiler determine which bodies are available. NumPy always computes float64, and
+    attention with a head size above 256. The environment variable `QKV_BACKEND` selects a backend;
+    a ValueError lists the available backends if the selected one is not among them.
 
     >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
     True
@@ -47,7 +47,7 @@ def backend() -> str:
 
 
 def body() -> int | None:
-    """Return the index of the kernel's selected body, which its functions take; None for NumPy."""
+    """Return the index of the selected body, an argument of kernel functions; None for NumPy."""
     return BODIES.get(backend())
 
 
@@ -59,9 +59,9 @@ def body_and_threads() -> tuple[int | None, int]:
 def get_num_threads() -> int:
     """Return the number of threads that may compute.
 
-    The number comes from `set_num_threads`, else from `QKV_NUM_THREADS`, else it is the number of
-    cores that this process may use. Attention and linear layers give the same bits with any number
-    of threads.
+    The number comes from `set_num_threads` or else from `QKV_NUM_THREADS`; the default is the
+    number of cores that this process may use. Attention and linear layers give the same bits with
+    any number of threads.
     """
     if getattr(_here, "alone", False):
         return 1
@@ -91,9 +91,9 @@ def set_num_threads(n: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute only on the calling thread, and ignore the number of threads that is set.
+    """Compute only on the calling thread inside the `with` block, despite `set_num_threads`.
 
-    Tasks of a scheduler need this, because the scheduler already runs one task per core.
+    The tasks of a scheduler need this, because it already runs one task per core.
     """
     before, _here.alone = getattr(_here, "alone", False), True
     try:
@@ -103,7 +103,7 @@ def one_thread() -> Iterator[None]:
 
 
 FLOAT32 = np.dtype(np.float32)
-CHUNK = 1 << 14  # the numbers in a chunk, so few that intermediate results stay in the cache
+CHUNK = 1 << 14  # the size of a chunk, so small that intermediate results stay in the cache
 
 
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
@@ -131,19 +131,19 @@ def narrowed(x: Array, weight: Array) -> Array:
 
 
 def working(*arrays: Array) -> tuple[Array, ...]:
-    """Convert all arrays to the type of their computation, which is float32 or float64."""
+    """Convert all arrays to the type in which they are computed, float32 or float64."""
     kind = compute_type(np.result_type(*arrays))
     return tuple(array.astype(kind, copy=False) for array in arrays)
 
 
 def body_for(*arrays: Array) -> int | None:
-    """Return the kernel's body if all arrays are float32, which the kernel computes; else None."""
+    """Return the kernel's body if all arrays are float32; otherwise None, which means NumPy."""
     plain = all(array.dtype == FLOAT32 and array.dtype.isnative for array in arrays)
     return body() if plain else None
 
 
 def as_rows(array: Array, count: int, size: int, kind: np.dtype[Any] = FLOAT32) -> Array:
-    """Reshape `(..., size)` to `(count, size)` of `kind`, each row contiguous."""
+    """Reshape `(..., size)` to contiguous rows `(count, size)`, converted to `kind`."""
     array = array.astype(kind, copy=False).reshape(count, size)
     if array.strides[1] != array.itemsize or not array.flags.aligned:
         array = contiguous(array)
@@ -151,7 +151,7 @@ def as_rows(array: Array, count: int, size: int, kind: np.dtype[Any] = FLOAT32) 
 
 
 def contiguous(array: Array) -> Array:
-    """Return the array if it is contiguous and aligned, else a copy that is."""
+    """Return the array if it is contiguous and aligned, otherwise a contiguous, aligned copy."""
     return np.require(array, None, ["C", "A"])
 
 

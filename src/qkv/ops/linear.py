@@ -1,4 +1,4 @@
-"""The linear layer, which computes every product with weights, and its gradients."""
+"""The linear layer and its gradients: all products with weights are computed here."""
 
 import functools
 import math
@@ -62,10 +62,10 @@ def linear(
 
     Args:
         x: `(..., in)`.
-        weight: `(in, out)`, in any strides.
+        weight: `(in, out)`, with any strides.
         bias: `(out,)`.
         activation: a name that `activate` knows.
-        gate: `(..., out)`, multiplies the result of the activation.
+        gate: `(..., out)`, the factor of the activation's result.
         residual: `(..., out)`, added last.
         wide: whether the result is float32 instead of half precision.
 
@@ -136,13 +136,13 @@ def linear_grad(
 
     Args:
         x: `(..., in)`.
-        weight: `(in, out)`, in any strides.
+        weight: `(in, out)`, with any strides.
         grad: `(..., out)`, the gradient of the result.
         bias: whether the layer has a bias.
 
     Returns:
         The gradients of `x` `(..., in)`, of `weight` `(in, out)` and of the bias `(out,)` or None.
-        The gradient of a transposed weight is transposed too, with the weight's memory layout.
+        The gradient of a weight has the weight's memory layout, even if the weight is transposed.
 
     >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
     >>> for gradient in linear_grad(x, weight, grad, bias=True):
@@ -194,9 +194,9 @@ def input_grad(weight: Array, grad: Array) -> Array:
 
 
 def multiply(left: Array, right: Array) -> Array:
-    """Multiply floats `left (..., in) @ right (in, out)` with NumPy, in pieces.
+    """Multiply floats `left (..., in) @ right (in, out)` block by block with NumPy.
 
-    The pieces depend only on shapes, so any number of threads gives the same bits.
+    The blocks depend only on shapes, so any number of threads gives the same bits.
     """
     if right.ndim != 2 or left.shape[-1:] != right.shape[:1]:
         return np.asarray(left @ right)  # NumPy raises the error
@@ -215,7 +215,7 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """Return the size of the pieces of a product: enough pieces for threads, none too small."""
+    """Return the block size for a product: enough blocks for all threads, but none too small."""
     work = (rows + 8) * columns * depth  # reading `right` takes as long as multiplying a few rows
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)

@@ -24,7 +24,7 @@ def normalize(
     """Compute LayerNorm (`centred`) or RMSNorm.
 
     Args:
-        x: (..., D), float32, float64, or bfloat16 where `stays_bfloat16`.
+        x: (..., D), float32, float64, or bfloat16 if `stays_bfloat16`.
         weight: (D,) of any float type.
         bias: (D,) of any float type.
         eps: added to the mean square.

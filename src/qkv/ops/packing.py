@@ -1,4 +1,4 @@
-"""Weights in the packed layout of the kernel, kept copies of frozen weights, and fast products."""
+"""Packed weights in the kernel's layout, a cache of packed weights, and fast products."""
 
 import mmap
 import weakref
@@ -13,7 +13,7 @@ from qkv.ops.activation import activation_named
 from qkv.ops.kernel import FLOAT32, bits, bits_type, kernel
 from qkv.ops.threads import lock
 
-# Packed weights by id, body and type; an entry is removed when its weight is deleted.
+# Packed weights, keyed by id, body and type; an entry is removed when its weight is deleted.
 _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
 
 
@@ -41,8 +41,8 @@ def is_frozen(array: Array) -> bool:
 def frozen(array: Array) -> Array:
     """Make `array` read-only in place, and return a view of it.
 
-    NumPy cannot make a view of a frozen array writeable. If `array` is a view, the arrays under it
-    are frozen too, so these must not belong to the user.
+    NumPy cannot make a view of a frozen array writeable. If `array` is a view, its base arrays are
+    frozen too, so they must not belong to the user.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):
@@ -127,9 +127,10 @@ def _lasting_memory(count: int) -> Array:
 
 
 def _count(shelf: Any, size: int) -> None:
-    """Count `size` more bytes of a shelf as taken, and drop the shelf if it is nearly empty.
+    """Add `size` to the used bytes of a shelf, and drop the shelf if it is nearly empty.
 
-    The few weights that are left on the shelf are packed again at their next use.
+    `size` is negative for freed bytes. The few weights that remain on a dropped shelf are packed
+    again at their next use.
     """
     if shelf is None:  # before the first shelf
         return
@@ -151,16 +152,15 @@ def _aligned(memory: Array, to: int) -> Array:
 
 
 class Prepared:
-    """Products and norms in the kernel for many small calls, which look up constants once.
+    """Products and norms in the kernel for many small calls; constants are looked up only once.
 
-    Arrays are (rows, size) with contiguous rows. bfloat16 arrays are passed as integers by
-    `handed`.
+    Arrays are (rows, size) with contiguous rows. `handed` passes bfloat16 arrays as integers.
 
     Attributes:
         body: the kernel's body that computes.
         kind: float32 or bfloat16, the type of the factors.
         bits: the type of such arrays in the kernel.
-        threads: how many threads may compute.
+        threads: the maximum number of threads.
     """
 
     def __init__(self, body: int, kind: np.dtype[Any], threads: int) -> None:
@@ -172,7 +172,7 @@ class Prepared:
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
     def joins(self, weights: Sequence[Array]) -> bool:
-        """Return whether one product can compute these frozen weights (in, out) unpadded."""
+        """Return whether one product can apply these frozen weights (in, out) without padding."""
         shapes, kind = [weight.shape for weight in weights], (self.body, self.kind)
         return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 
@@ -187,9 +187,9 @@ class Prepared:
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
-        """Return a function for one product with several weights that `joins` accepts.
+        """Return a function that applies several weights, which `joins` accepts, in one product.
 
-        `bias` is the bias of all weights, end to end.
+        `bias` holds the concatenated biases of all weights.
         """
         whole = packed_together(weights, self.body, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)

@@ -1,4 +1,4 @@
-"""Work that threads share, and NumPy's products on one thread."""
+"""Divide work among threads, and compute NumPy's products on one thread."""
 
 import functools
 import os
@@ -26,7 +26,8 @@ def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None
 
     The cases must be independent of each other, and must not depend on the number of threads.
     After an error or an interrupt, no further case begins; when all running cases have ended,
-    `run_all` raises the error. Long cases call `go_on` between two steps, to end early.
+    `run_all` raises the error. Long cases call `go_on` between two steps, so that they can end
+    early.
     """
     threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
     if threads == 1:
@@ -88,7 +89,7 @@ def go_on() -> None:
 
 
 def _ask_for_help(count: int, join: Callable[[], None]) -> None:
-    """Call `join` on up to `count` other threads, or on as many as the system can start."""
+    """Call `join` on `count` other threads, or on fewer if the system cannot start all of them."""
     try:
         while len(_helpers) < count:
             helper = threading.Thread(target=_help, args=(_jobs,), name="qkv", daemon=True)
@@ -142,8 +143,9 @@ def one_blas_thread() -> Iterator[None]:
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
     """Return NumPy's BLAS libraries, each with the function that sets its number of threads.
 
-    From version 3.7, threadpoolctl obeys only the first Python thread that sets a number, as long
-    as this thread lives. `one_blas_thread` counts its callers, so it calls the wrapped function.
+    From version 3.7, threadpoolctl wraps this function: while the first Python thread that set a
+    number lives, calls from other threads have no effect. `one_blas_thread` counts its callers
+    itself, and needs the function without the wrapper.
     """
     from threadpoolctl import ThreadpoolController
 

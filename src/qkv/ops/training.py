@@ -93,7 +93,7 @@ def adamw(
     step: int,
     factor: float = 1.0,
 ) -> None:
-    """Make one step of AdamW in place: change `parameters`, `mean` and `square`.
+    """Run one step of AdamW, which changes `parameters`, `mean` and `square` in place.
 
     Args:
         parameters: `(n,)` float32 or float64.
@@ -104,7 +104,7 @@ def adamw(
         betas: the decay rates of the two means.
         eps: added to the root of the mean square.
         decay: the weight decay, a number or `(n,)`; each step multiplies it by `rate`.
-        step: the number of the step, from 1.
+        step: the number of the step; the first step is 1.
         factor: multiplies the gradient before the step.
 
     Source:

@@ -23,7 +23,7 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """The arguments of one block except the arrays. Positions count from its start."""
+    """The arguments of one block except the arrays. Positions count from the block's start."""
 
     offset: int | Array
     query_lengths: Array | None
@@ -34,7 +34,7 @@ class Rules(NamedTuple):
     scale: float
 
     def call(self, arrays: Mapping[str, Array]) -> Call:
-        """Return the call of attention for the arrays of a block."""
+        """Return the attention `Call` for the arrays of a block."""
         query, key, value = (arrays[name] for name in ("query", "key", "value"))
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("scale.attention", *shapes, *types)
@@ -77,7 +77,7 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Tasks:
-    """A layer of a graph: tasks by their keys, and the layers below."""
+    """A layer of a task graph: tasks, keyed by their names, and the layers below."""
 
     name: str
     below: Sequence[Any]  # dask arrays, and other layers
@@ -164,7 +164,8 @@ class Blocks:
     def rows(self) -> Iterator[tuple[Place, list[Place]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        `first` is its place with key block 0. `seen` has its places with the key blocks it may see.
+        `first` is the place of the query block with key block 0. `seen` are its places with all key
+        blocks that the queries may see.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
@@ -202,7 +203,7 @@ class Blocks:
         )
 
     def inputs(self, place: Place, *names: str) -> dict[str, Any]:
-        """Return references to chunks of the named operands, by name; skip missing operands."""
+        """Return references to chunks, keyed by operand name; skip missing operands."""
         return {name: self.operands[name].ref(place) for name in names if name in self.operands}
 
     def _rows_at(self, row: tuple[int, ...]) -> tuple[slice, ...]:
@@ -234,7 +235,7 @@ class Blocks:
 def cut(
     call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Mapping[str, Any]
 ) -> Blocks:
-    """Check a call on dask arrays by shapes and types, and divide it at their chunks."""
+    """Check the shapes and types of a call on dask arrays, and divide it at chunk boundaries."""
     names = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     names |= {name: options.get(name) for name in ("bias", *PER_HEAD)}
     arrays = {name: _as_dask(x, call=call, name=name) for name, x in names.items() if x is not None}
@@ -311,7 +312,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return `(heads, kv_heads, key_heads)`: pieces of heads, of key heads, and their pairs."""
+    """Return `(heads, kv_heads, key_heads)`: pieces of heads and key heads, and their pairs."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):

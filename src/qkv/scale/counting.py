@@ -83,7 +83,7 @@ def counts_of(
     *,
     check: bool = True,
     size: int = BLOCK,
-    way: str = "mend it",
+    way: str = "correct it",
 ) -> list[list[Count]]:
     """Count the rows in each file's blocks, on the workers of a cluster or in this process.
 
@@ -92,7 +92,7 @@ def counts_of(
         client: the cluster's client; None for this process.
         call: the name at the beginning of errors.
         check: whether to check every row, and raise an error for a bad row.
-        size: the bytes of a block.
+        size: the number of bytes in a block.
         way: the advice for a bad row in the error.
 
     Raises:
@@ -117,7 +117,7 @@ def counts_of(
     return counts
 
 
-def bad_row(call: str, file: Source, row: int, reason: str, way: str = "mend it") -> str:
+def bad_row(call: str, file: Source, row: int, reason: str, way: str = "correct it") -> str:
     """Return the error message for a row that has no text."""
     return f"{call}: {file.path}, row {row} {reason}: {way}"
 
@@ -181,7 +181,7 @@ class _Seen:
         self._lines = self._first = self._size = 0
 
     def read(self, size: int) -> bytes:
-        r"""Read a block, and further bytes while the last is \r, so that no \r\n is cut."""
+        r"""Read a block, and further bytes while the last byte is \r, so that no \r\n is cut."""
         data = self._stream.read(size)
         while data.endswith(b"\r") and (more := self._stream.read(1)):
             data += more

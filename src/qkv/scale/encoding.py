@@ -25,13 +25,13 @@ from qkv.scale.workers import Named, all_of, current_client, each, loaded, named
 
 MOST_ROWS, MOST_BYTES = 8192, 2**24  # the most rows and bytes of a part
 PARTS = (
-    16  # the least number of parts for each worker, so that workers finish at about the same time
+    16  # the minimum number of parts for each worker, so that workers finish at about the same time
 )
 SAMPLE = 64  # the rows that are encoded to estimate the time of all rows
 _SAVE = 1.0  # seconds between two updates of the manifest
 _WINDOW = 2048  # the rows that are encoded at once
 CALL = "encode"
-WAY = 'mend it, or skip bad rows with on_error="skip"'
+WAY = 'correct it, or skip bad rows with on_error="skip"'
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Encoded:
 
     Attributes:
         rows: the number of vectors.
-        skipped: `(source, row, reason)` for each bad row that was left out.
+        skipped: `(source, row, reason)` for each bad row that was skipped.
         parts: the number of files.
     """
 
@@ -109,9 +109,9 @@ def encode(
     r"""Write a vector for each row of many files, on a Dask cluster or in this process.
 
     The files are read twice: first to count and check their rows, then part by part to encode them.
-    Workers open the files and the destination by the same names, and load the model by its name.
-    Texts are truncated as in `Model.encode`, and the vectors are equal to those of `Model.encode`.
-    A compressed file is read from its beginning for each part, so many small files are faster than
+    All workers open files and destination by the same names, and load the model by its name. Texts
+    are truncated as in `Model.encode`, and the vectors are equal to those of `Model.encode`. A
+    compressed file is read from its beginning for each part, so many small files are faster than
     one large file.
 
     If a run is stopped, its parts remain and the next run continues. The next run compares
@@ -125,12 +125,13 @@ def encode(
         destination: a folder, local or any that fsspec opens. Its files `part-*.parquet` have the
             columns id (int64, counted over the rows of all sources), source, row (counted from 0 in
             the source) and vector (a list of D float32). `_manifest.json` lists the complete files.
-        client: the cluster's client. By default the current client; without one, this process.
+        client: the cluster's client. The default is the current client or, without one, this
+            process.
         column: the name of the column with the texts; not used for .txt.
         resume: False to start again, even if the folder holds vectors.
-        on_error: "raise" to stop at a bad row, "skip" to leave out the row and its id. A row is bad
-            if it is not UTF-8, JSON or CSV, if the column is missing or not a string, or if the
-            text has no token.
+        on_error: "raise" to stop at a bad row, "skip" to omit the row and its id. A row is bad if
+            it is not UTF-8, JSON or CSV, if the column is missing or not a string, or if the text
+            has no token.
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.
@@ -203,7 +204,7 @@ def _tried(model: Model, part: Part) -> tuple[int, float]:
 
 
 def _check_model(model: Model) -> None:
-    """Raise an error unless a model encodes texts."""
+    """Raise an error unless the model encodes texts."""
     model.encode([], show_progress_bar=False)
 
 
@@ -304,7 +305,7 @@ class Order:
         folder: the destination.
         name: the name of the file.
         run: the identity of the run.
-        skip: whether bad rows are left out.
+        skip: whether bad rows are skipped.
     """
 
     part: Part

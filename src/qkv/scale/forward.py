@@ -31,8 +31,8 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
     Each task computes one block of queries with one block of keys. Results over different keys are
     joined pairwise, as in `qkv.merge_attention`. Pairs of blocks that are completely masked by
-    causality, window or lengths get no task. Computation starts only when the result is computed.
-    Each task uses one thread.
+    causality, window or lengths get no task. Nothing is computed until `compute` is called on a
+    result. Each task uses one thread.
 
     Args:
         query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
@@ -159,7 +159,7 @@ def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
 
 
 def _tidy(out: Array, lse: Array, rest: Array) -> Part:
-    """Return a part in which rows without visible keys have log-sum-exp -inf and rest 0."""
+    """Return a part with `lse` -inf and `rest` 0 for rows without visible keys."""
     blind = np.isneginf(rest)
     return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 

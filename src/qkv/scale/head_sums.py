@@ -25,14 +25,15 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""Compute `qkv.circuits.head_scores` over files. The division into tasks does not matter.
+    r"""Compute `qkv.circuits.head_scores` over files. Any division into tasks works.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both: .txt, .jsonl, .csv or .parquet, local or any that
             fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
-        client: the cluster's client. By default the current client; without one, this process.
+        client: the cluster's client. The default is the current client or, without one, this
+            process.
         column: the name of the column with the texts; not used for .txt.
 
     Returns:

@@ -45,12 +45,12 @@ class Folder:
         return f"{self.path.rstrip('/')}/{name}"
 
     def make(self) -> None:
-        """Make the folder if it does not exist."""
+        """Create the folder if it does not exist."""
         files, path = self._there
         files.makedirs(path, exist_ok=True)
 
     def names(self) -> dict[str, int]:
-        """Return the files by name, with their sizes."""
+        """Return the sizes of the files, keyed by name."""
         files, path = self._there
         if not files.exists(path):
             return {}
@@ -150,7 +150,7 @@ _MANIFEST = {
 
 
 def _misfit(value: Any, kind: Any, name: str) -> str | None:
-    """Describe the first entry that does not fit its kind; return None if all entries fit."""
+    """Describe the first entry that does not fit the schema `kind`; return None if all fit."""
     parts: list[tuple[Any, Any, str]] = []
     must = "an object" if isinstance(kind, dict) else "a list"
     fine = isinstance(value, dict if isinstance(kind, dict) else list)

@@ -133,7 +133,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Find the text column of a source; return the source, for a CSV with the column's number.
+    """Find the text column of a source, and return the source; a CSV gets the column's number.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.
@@ -169,7 +169,7 @@ def described(source: Source, call: str) -> Source:
 
 
 def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
-    """Yield the texts of a part in order. A row without a text gives the reason.
+    """Yield the texts of a part in order. For a row without a text, yield the reason.
 
     Args:
         part: the rows.

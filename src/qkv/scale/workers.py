@@ -128,13 +128,13 @@ def each(
     """Call `function(model, case)` for every case, on a cluster's workers or in this process.
 
     If a worker dies, its case is computed again, as often as Dask's setting
-    `distributed.scheduler.allowed-failures` allows. A process computes one case with a model at a
-    time, on its share of the cores. Closing the iterator cancels the cases that have not begun.
+    `distributed.scheduler.allowed-failures` allows. With a model, each process computes one case at
+    a time, on its share of the cores. Closing the iterator cancels the cases that have not begun.
 
     Args:
         client: the cluster's client; None for this process.
         function: a function of a module that workers can import. Without `model`, the function gets
-            None in its place.
+            None as its first argument.
         cases: small objects, because they are sent to the workers.
         call: the name at the beginning of errors.
         model: the model that each worker loads.

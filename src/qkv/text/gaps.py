@@ -1,12 +1,12 @@
-"""Find the gaps in a text: users may type them in several ways, for every model's mask token."""
+"""Replace the gaps in a text, which users may type in several ways, by a model's mask token."""
 
 import re
 from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" behind a blank, unless it
-# ends the text. `GAPS` in see/page/assets/engine/gaps.js is the same.
+# "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" after a space, except at
+# the end of the text. `GAPS` in see/page/assets/engine/gaps.js is the same.
 GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 
@@ -31,7 +31,7 @@ class Masked:
         return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
     def _original(self, position: int, side: int) -> int:
-        """Convert a position to the original text; inside a mask token, to an end of its gap."""
+        """Convert a position to the original text; inside a mask, to an end of the gap."""
         number = bisect_right(self.starts, position - side) - 1
         if number < 0:
             return position

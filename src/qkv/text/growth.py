@@ -1,4 +1,4 @@
-"""Estimate how far a tokenizer.json lengthens texts, and refuse rules that would go too far."""
+"""Estimate how much a tokenizer.json lengthens texts, and reject rules that exceed the limits."""
 
 import base64
 import re
@@ -13,10 +13,11 @@ USUAL = 40  # rules for real texts write at most this many characters for one ch
 _LONGEST = 4096  # the maximum number of characters of a token, a pattern or its replacement
 _ADDED = 100  # the most special tokens around a text
 _WORD = 1000  # the maximum number of characters of a word; the library looks up all parts of a word
-# The most characters that the rules of each kind may write for one character.
+# The maximum number of characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# The most characters that each rule writes for one character, from Unicode's tables or UTF-8.
+# The maximum number of characters that each rule writes for one character, from Unicode's tables or
+# UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},
@@ -27,7 +28,7 @@ _PROPERTY = re.compile(r"\\[pP]\{\^?\w+\}")
 
 
 def growth(values: Any) -> float:
-    """Return how many characters a tokenizer.json's normalizer writes at most for one character.
+    """Return the maximum number of characters that a normalizer writes for one character.
 
     Args:
         values: the contents of the file.
@@ -45,25 +46,25 @@ def growth(values: Any) -> float:
     for text in _texts(values):
         if len(text) > _LONGEST:
             raise ValueError(
-                f"{text[:20]!r}... has {len(text):,} characters: {_LONGEST:,} are the most"
+                f"{text[:20]!r}... has {len(text):,} characters: the limit is {_LONGEST:,}"
             )
     for name, most in _MOST.items():
         factor = _factor(values.get(name))
         if factor > most:
             raise ValueError(
-                f"its {name} may make {factor:.3g} characters from one: {most:,} are the most"
+                f"its {name} may make {factor:.3g} characters from one: the limit is {most:,}"
             )
     added = sum(map(_added, _flat(values.get("post_processor"))))
     if added > _ADDED:
-        raise ValueError(f"its post_processor makes {added:,} tokens: {_ADDED} are the most")
+        raise ValueError(f"its post_processor makes {added:,} tokens: the limit is {_ADDED}")
     word = _object(values.get("model")).get("max_input_chars_per_word")
     if isinstance(word, int) and word > _WORD:
-        raise ValueError(f"max_input_chars_per_word is {word!r:.40}: {_WORD:,} are the most")
+        raise ValueError(f"max_input_chars_per_word is {word!r:.40}: the limit is {_WORD:,}")
     return _factor(values.get("normalizer"))
 
 
 def _texts(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each string of the file, except merges, which consist of tokens, and character maps."""
+    """Yield each string of the file, except character maps and merges (which consist of tokens)."""
     waiting: list[Any] = [values]
     while waiting:
         value = waiting.pop()
@@ -95,7 +96,7 @@ def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _factor(rule: Any) -> float:
-    """Return how many characters a rule writes at most for one character."""
+    """Return the maximum number of characters that a rule writes for one character."""
     factor = 1.0
     # rules are recognized by their keys, because the library also accepts rules without a type
     for part in _flat(rule):
@@ -110,7 +111,7 @@ def _factor(rule: Any) -> float:
 
 
 def _replacing(rule: Mapping[str, Any]) -> float:
-    """Return how many characters a rule that replaces a pattern writes at most for one."""
+    """Return the maximum number of characters that a replacement rule writes for one character."""
     pattern, made = rule.get("pattern"), len(_text(rule.get("content")))
     if not isinstance(pattern, dict):
         return 1.0

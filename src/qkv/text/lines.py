@@ -18,7 +18,7 @@ class Lines:
 
     Raises:
         ValueError: the file is not text; the message has the line and the byte. Or the file has
-            fewer lines than at first. Additional lines are ignored.
+            fewer lines than when it was first read. Additional lines are ignored.
     """
 
     def __init__(self, file: str, most: int) -> None:
@@ -52,10 +52,10 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     A line ends with a line feed, a carriage return, or both.
 
     Args:
-        stream: the source of the bytes, read as they come.
+        stream: the source of the bytes, read as they arrive.
         name: the name of the source in errors.
-        most: the maximum length of a line without the blanks around it. A longer line is cut to
-            one character more, so that it can be recognised.
+        most: the maximum length of a line without surrounding spaces. A longer line is cut to one
+            character more, so that it can be recognised.
 
     Raises:
         ValueError: the bytes are not text; the message has the line and the byte.
@@ -75,7 +75,7 @@ class BadLine(ValueError):
     """Raised for a line that is not UTF-8 text.
 
     Attributes:
-        reason: why it is not text.
+        reason: the reason why the line is not text.
         byte: the number of the wrong byte, counted from 1.
         found: that byte.
     """
@@ -97,7 +97,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
     >>> list(each_line(io.BytesIO(b"the cat\nsat \xff on\r\nthe mat"), None))
     ['the cat', BadLine('is not UTF-8: byte 5 is 0xff'), 'the mat']
     """
-    size, text = 0, ""  # the bytes of the present line so far, and its text
+    size, text = 0, ""  # the bytes of the current line so far, and its text
     bad = False  # whether the line is not text, and a `BadLine` was yielded
     decoder = codecs.getincrementaldecoder("utf-8")()
     for part, ended in _parts(stream):

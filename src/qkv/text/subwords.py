@@ -20,7 +20,7 @@ class SubwordTokenizer(Tokenizer):
 
     All rules of the tokenizer apply, and special tokens are added. Only padding, truncation and
     dropout (which is for training) are switched off, so that a text always gives all its tokens.
-    `decode` leaves out special tokens.
+    `decode` omits special tokens.
 
     Args:
         tokenizer: a tokenizer of the `tokenizers` library; it is copied.
@@ -45,7 +45,7 @@ class SubwordTokenizer(Tokenizer):
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
     def _take(self, inner: tokenizers.Tokenizer, factor: float) -> None:
-        """Take over a tokenizer of the library; the caller must not use it elsewhere."""
+        """Wrap a tokenizer of the library without a copy; the caller must not use it elsewhere."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -57,8 +57,8 @@ class SubwordTokenizer(Tokenizer):
         """Read a tokenizer.json.
 
         Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file is no tokenizer.json, or its rules make texts far too long.
+            FileNotFoundError: the file does not exist.
+            ValueError: the file is not a tokenizer.json, or its rules make texts far too long.
         """
         import tokenizers as library
 

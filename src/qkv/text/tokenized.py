@@ -48,7 +48,7 @@ class Tokenized:
         return [position for position, names in enumerate(both) if token in names]
 
     def unknown(self) -> list[str]:
-        """List the parts of the text that the tokenizer does not know, without repetition."""
+        """List the distinct parts of the text that the tokenizer does not know."""
         return unknown_in(self.tokens, self.offsets, self.text)
 
 
@@ -56,7 +56,7 @@ UNKNOWN = ("[unk]", "<unk>")  # tokens, in lower case, that stand for an unknown
 
 
 def unknown_in(tokens: Sequence[str], offsets: Sequence[tuple[int, int]], text: str) -> list[str]:
-    """List the parts of a text that a model reads as its unknown token, without repetition.
+    """List the distinct parts of a text that a model reads as its unknown token.
 
     >>> unknown_in(["the", "[UNK]", "."], [(0, 3), (4, 6), (6, 7)], "the Ж!.")
     ['Ж!']
@@ -91,9 +91,9 @@ def is_piece(token: str) -> bool:
 def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     """Return tokens in readable form: "##" marks a subword that continues a word.
 
-    Tokenizers of bytes and SentencePiece mark the blank before a word instead ("Ġcat", "▁cat"),
-    CLIP's tokenizer marks the end of a word ("cat</w>"), and tokenizers of bytes write other bytes
-    than ASCII as letters. Tokens without such marks do not change.
+    Byte-level tokenizers and SentencePiece mark the space before a word instead ("Ġcat", "▁cat"),
+    CLIP's tokenizer marks the end of a word ("cat</w>"), and byte-level tokenizers write non-ASCII
+    bytes as letters. Tokens without such marks do not change.
 
     Args:
         tokens: the tokens of one text, in order.
@@ -141,7 +141,7 @@ def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def without_blanks(text: str) -> bool:
-    """Return whether a part of a text is in a script without blanks between words.
+    """Return whether a part of a text is in a script without spaces between words.
 
     >>> [without_blanks(text) for text in ("river", "река", "天气", "ねこ", "แมว", "고양이")]
     [False, False, True, True, True, False]
@@ -150,12 +150,12 @@ def without_blanks(text: str) -> bool:
 
 
 def marks_blanks(tokens: Sequence[str]) -> bool:
-    """Return whether some tokens contain the blank or new line before a word."""
+    """Return whether any token contains the space or newline before a word."""
     return any(token.startswith((*_BLANKS, _NEWLINE)) for token in tokens)
 
 
 def from_bytes(token: str, errors: str = "strict") -> str:
-    """Return the text of a byte-level token; return other tokens and half letters unchanged."""
+    """Return a byte-level token as text; keep other tokens and incomplete characters unchanged."""
     try:
         return bytes(_BYTES[letter] for letter in token).decode("utf-8", errors).replace("\n", "⏎")
     except (KeyError, UnicodeDecodeError):
@@ -163,7 +163,7 @@ def from_bytes(token: str, errors: str = "strict") -> str:
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """Return, for each byte, the letter that byte-level tokenizers write for the byte."""
+    """Return the letters that byte-level tokenizers write for bytes, keyed by byte."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {
@@ -179,7 +179,7 @@ _BYTES = _letters_of_bytes()
 
 
 def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Join plain tokens into words, and leave out tokens that the tokenizer added.
+    """Join plain tokens into words, and omit tokens that the tokenizer added.
 
     >>> joined_words(["[CLS]", "bank", "##er", "."], [True, False, False, False])
     ['banker', '.']
@@ -194,7 +194,7 @@ def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
-    """Return, for each time that a word occurs among tokens, the positions of its subwords.
+    """For each occurrence of a word among tokens, return the positions of its subwords.
 
     A longer word that begins with these subwords does not count.
 

@@ -26,7 +26,7 @@ Text = TypeVar("Text", bound=Sized)
 
 MASKS = ("[MASK]", "<mask>")  # the token in place of a word that the model guesses
 
-_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a blank (in any token spelling) after another character
+_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a space (in any token spelling) after another character
 
 
 class Tokenizer:
@@ -80,9 +80,9 @@ class Tokenizer:
 
     @cached_property
     def keeps_words_apart(self) -> bool:
-        """Whether no token contains the blank between two words.
+        """Whether no token contains the space between two words.
 
-        A token would contain such a blank if a blank follows another character.
+        A token contains such a space if the space follows another character.
         """
         spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))
@@ -124,7 +124,7 @@ class Tokenizer:
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def pair(self, first: str, second: str) -> tuple[Array, Array, list[int | None]]:
-        """Cut two texts into one row of tokens, in the form in which models read a pair.
+        """Cut two texts into one row of tokens, as models read a pair of texts.
 
         Returns:
             ids (T,); segments (T,), each token's row in the segment table; and for each token the
@@ -150,7 +150,7 @@ class Tokenizer:
             yield from encodings
 
     def _check_growth(self, text: str, call: str) -> None:
-        """Raise an error if the rules make a text far too long; test long texts in parts."""
+        """Raise an error if the rules make a text far too long; long texts are tested in parts."""
         normalizer: Any = self._inner.normalizer
         if len(text) <= self._at_once or normalizer is None:
             return
@@ -169,12 +169,12 @@ class Tokenizer:
         """Return the text of token ids `(T,)`.
 
         The tokenizer's rules place spaces, so the spacing may differ from the original text.
-        Unknown words become `unknown`, unless the tokenizer adds this token around texts, so that
-        it is special.
+        Unknown words become `unknown`; if the tokenizer adds this token around texts, it is special
+        and is omitted.
 
         Raises:
             TypeError: `ids` are not integers.
-            ValueError: `ids` are not one row, or there is no token of that id.
+            ValueError: `ids` are not one row, or an id has no token.
         """
         row = as_array(ids, call="decode", name="ids")
         if row.ndim != 1:
@@ -196,7 +196,7 @@ class Tokenizer:
         return text.replace(end, " ").rstrip(" ") if end else text
 
     def token(self, index: int) -> str | None:
-        """Return the token of an id as the vocabulary spells it; None if there is none."""
+        """Return the token of an id as the vocabulary spells it; None if the id has no token."""
         return self._inner.id_to_token(index) if 0 <= index < len(self) else None
 
     def is_special(self, index: int) -> bool:
@@ -220,7 +220,7 @@ class Tokenizer:
 
 @contextmanager
 def _said(call: str) -> Iterator[None]:
-    """Turn errors of the library, panics included, into an error about the tokenizer's rules."""
+    """Turn errors and panics of the library into an error about the tokenizer's rules."""
     try:
         yield
     except BaseException as error:

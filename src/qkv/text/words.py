@@ -17,7 +17,7 @@ UNKNOWN = "[UNK]"
 
 # Letters and digits, with the marks and joiners that belong to them.
 _LETTERS = r"[\p{L}\p{N}_][\p{L}\p{M}\p{N}_\x{200c}\x{200d}]*"
-# A word may contain apostrophes of both kinds. Any other character that is not blank is a token,
+# A word may contain apostrophes of both kinds. Any other character except white space is a token,
 # with its combining characters (\X; format characters would join a blank).
 _TOKEN = rf"{_LETTERS}(?:['\x{{2019}}]{_LETTERS})*|(?![\s\p{{Cf}}])\X|\S"
 _MARKER = re.compile(r"\[[A-Z]+\]")
@@ -26,15 +26,15 @@ _MARKER = re.compile(r"\[[A-Z]+\]")
 class WordTokenizer(Tokenizer):
     """Cut a text into words and punctuation marks.
 
-    A word is a run of letters and digits, with apostrophes inside (`don't`); each other character
-    that is not blank is a token of its own. A script without blanks makes long words. Special
-    tokens of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the
-    vocabulary becomes `[UNK]`: it keeps its position, and `offsets` say which word it was.
+    A word is a run of letters and digits, with apostrophes inside (`don't`); every other character
+    except white space is a separate token. Words are long in scripts without spaces. Special tokens
+    of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the vocabulary
+    becomes `[UNK]`: it keeps its position, and `offsets` say which word it was.
 
     Args:
         source: the vocabulary, a mapping from word to id with the ids 0 ... n-1, each once;
             or a text, or several texts, whose distinct words get the ids 0, 1, ... in the order
-            in which they appear. `[UNK]` is added as the last word unless it is there.
+            in which they appear. `[UNK]` is added as the last word if it is missing.
         lowercase: whether texts and vocabulary are converted to lower case.
 
     Raises:
@@ -135,7 +135,7 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
 
 
 def _findable(word: str, cutter: tokenizers.Tokenizer) -> str:
-    """Return a word as the tokenizer cuts it from a text; raise an error if it never does."""
+    """Return a word as the tokenizer cuts it from texts; raise an error if it never does so."""
     normalizer: Any = cutter.normalizer
     spelled: str = normalizer.normalize_str(word)
     if _cut(word, cutter) != [spelled]:

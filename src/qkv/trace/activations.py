@@ -23,8 +23,8 @@ class Activation(NamedTuple):
         editable: whether an edit may replace it; an editable activation also has a gradient. False
             for the summaries of weights that attention computes for `top_k`.
         unasked: whether it is kept by default, without being named.
-        of_keys: whether its tokens are the keys. In cross-attention, the keys belong to the other
-            text.
+        of_keys: whether its token axis holds the keys. In cross-attention, the keys belong to the
+            other text.
     """
 
     axes: tuple[str, ...] = ("text", "token", "D")
@@ -277,7 +277,7 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
             f"{counted(layers)} {'were' if len(layers) > 1 else 'was'}"
         )
     own = layer % num_layers if is_whole_number(layer) else -1
-    # names of that layer come last, so they win in `short`
+    # names of that layer come last, so they take precedence in `short`
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

@@ -31,11 +31,11 @@ def write_trace(
 def read_trace(
     path: str | os.PathLike[str], kinds: Mapping[str, Unpack], *, call: str, what: str
 ) -> Any:
-    """Read a file that `write_trace` wrote, with the function in `kinds` for its kind.
+    """Read a file that `write_trace` wrote; `kinds` holds a function for each kind of trace.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file has another kind or is broken; `what` describes the expected kinds.
+        ValueError: the file is of another kind or is damaged; `what` describes the expected kinds.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -70,7 +70,7 @@ def dataset(
     sizes: dict[str, int] = {}
     variables = {}
     for name, array in arrays.items():
-        # if the size of an axis differs from its first size, the name of the axis gets the size
+        # the size is added to an axis's name if an earlier array has another size
         named = [
             axis if sizes.setdefault(axis, size) == size else f"{axis}_{size}"
             for axis, size in zip(axes(name, array.shape), array.shape, strict=True)

@@ -15,7 +15,7 @@ Change = Callable[[Array], Array]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """Return `array` unchanged: a recorder that keeps nothing."""
+    """Return `array` unchanged: the recorder that keeps nothing."""
     return array
 
 
@@ -36,7 +36,8 @@ class Recorder:
             `kept_unasked`.
         changes: for each edited activation, by full name, a function from the array to its
             replacement. The replacement is kept, and the run continues with it.
-        use: gets the name and the array of each wanted activation. Arrays are then not kept.
+        use: a function that gets the name and the array of each wanted activation. With `use`,
+            arrays are not kept.
 
     >>> record = Recorder(lambda name: activation(name) is activation("z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
@@ -73,7 +74,7 @@ class Recorder:
         return any(self._prefix + name in self._changes for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep an array, or its replacement, and return the one with which the run continues."""
+        """Keep an array or its replacement; return the array with which the run continues."""
         array = self.change(name, array)
         self.keep(name, array)
         return array
@@ -98,7 +99,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` as `name`; return False if `name` is still to be recorded."""
+        """Keep the array of `other` as `name`; return False if `name` must still be recorded."""
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False

@@ -24,7 +24,7 @@ class Seq2SeqTrace:
     """All activations of a run through an encoder-decoder.
 
     `trace.encoder` and `trace.decoder` are ordinary traces. This trace has the activations of both,
-    by the names of TransformerLens for an encoder-decoder: `trace["encoder.0.attn.hook_pattern"]`,
+    with TransformerLens's names for encoder-decoders: `trace["encoder.0.attn.hook_pattern"]`,
     `trace["decoder.0.attn.hook_pattern"]`, `trace["decoder.0.cross_attn.hook_pattern"]`,
     `trace["decoder.0.hook_resid_mid_cross"]`, `trace["decoder.hook_embed"]`. Short names work too:
     `trace["cross_attn.pattern", 0]`. `trace[i]` is pair i without its padding.
@@ -32,7 +32,7 @@ class Seq2SeqTrace:
     Args:
         encoder: the trace of the text that the model read.
         decoder: the trace of the text that the model wrote.
-        cross: the activations of cross-attention, by the decoder's names.
+        cross: the activations of cross-attention, keyed by the decoder's names.
         settings: the options of each layer's cross-attention.
 
     `qkv.head_view(trace)` shows all three attentions. `qkv.show(trace.decoder)` shows one of the

@@ -25,7 +25,7 @@ KINDS: dict[str, Unpack] = {}
 
 
 class Trace:
-    """All activations of one run, by the names of TransformerLens.
+    """All activations of one run, named as in TransformerLens.
 
     In the trace of a model, texts are the first axis of every array. `trace[i]` is the trace of
     text i without its padding. Short names work too: `trace["pattern", 3]` and
@@ -47,7 +47,7 @@ class Trace:
             head) and "hide" (masked words, positions and edges).
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
             as in `transformers`. For models of images, `transformers` leaves that norm out.
-        others: descriptions of the layers with other queries or keys than the trace's tokens.
+        others: descriptions of the layers whose queries or keys are not the trace's tokens.
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
 
@@ -132,7 +132,7 @@ class Trace:
         """Return a copy with new names for the tokens: a list of strings for each text.
 
         Raises:
-            ValueError: a text has another number of tokens.
+            ValueError: a text does not have one name per token.
         """
         counts = [len(text) for text in tokens]
         if counts != self.lengths.tolist():
@@ -255,7 +255,7 @@ class Trace:
 
     @property
     def other_layers(self) -> dict[int, str]:
-        """Descriptions of the layers with other queries or keys than the trace's tokens.
+        """Descriptions of the layers whose queries or keys are not the trace's tokens.
 
         For an encoder-decoder under `qkv.record`, they are "cross-attention" and "the decoder's".
         """
@@ -447,7 +447,7 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """Return an array for every layer: the last of `names` that the layer has."""
+    """For every layer, return the array of the last name in `names` that the layer has."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
@@ -472,7 +472,7 @@ def inputs_of(
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
-    """Return one text's options of an attention; a mask (B, Hq, T, T) is cut to the text."""
+    """Return attention options for one text; a mask (B, Hq, T, T) is cut to the text."""
     own = dict(options)
     for name in ("attn_mask", "bias"):
         added = options.get(name)

@@ -82,7 +82,7 @@ def attention_backward(
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
-    """Compute the gradient of `z` from that of the layer, through the output of each head."""
+    """Compute the gradient of `z` from that of the layer's output, through each head's output."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
     each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)
@@ -90,7 +90,7 @@ def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
 
 
 def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:
-    """Compute the gradients through scores and weights; options get no gradients."""
+    """Compute the gradients of q, k and v through weights and scores; options get no gradients."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]
     if cu is not None:

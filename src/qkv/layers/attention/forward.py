@@ -92,7 +92,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class AttentionSaved:
-    """Values of the forward pass of attention for its backward pass."""
+    """Values that the forward pass of attention saves for the backward pass."""
 
     inputs: Inputs
     shapes: dict[str, tuple[int, ...]]  # of q, k and v after their projections
@@ -107,7 +107,7 @@ class AttentionSaved:
 
 
 class Weighed(NamedTuple):
-    """The weighted values and their weights, (B, Hq, L, S)."""
+    """The weighted values, and the weights (B, Hq, L, S) before and after edits."""
 
     z: Array  # (B, Hq, L, dv)
     softmax: Array  # of the scores
@@ -156,7 +156,7 @@ def attention_forward(
 
 
 class Projected(NamedTuple):
-    """Queries, keys and values of heads, normalised and rotated."""
+    """The queries, keys and values of each head; queries and keys are normalised and rotated."""
 
     parts: dict[str, Array]  # "q", "k", "v", each (..., H, L, d)
     shapes: dict[str, tuple[int, ...]]  # after their projections
@@ -165,7 +165,7 @@ class Projected(NamedTuple):
 
 
 def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) -> Projected:
-    """Compute queries, keys and values of word vectors, normalised and rotated."""
+    """Compute queries, keys and values of word vectors; normalise and rotate queries and keys."""
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
     keep, parts = of_heads(record, inputs.cu) or unkept, {}
     for name, count in heads.items():
@@ -273,7 +273,7 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
 def _with_cache(
     inputs: Inputs, cache: KVCache, parts: Mapping[str, Array]
 ) -> tuple[Call, dict[str, Array]]:
-    """Add keys and values to the cache, and return the call of attention to all of them."""
+    """Add keys and values to the cache, and return the attention `Call` over all cached keys."""
     seen = cache.lengths if cache.lengths.size else 0
     cached = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}
     kept = {n: v for n, v in inputs.options.items() if n not in RETURNS and n != "window"}
@@ -342,7 +342,7 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # This call is twice as fast. A trace gets weights from the formula instead, so that the
+        # `answer` is twice as fast. A trace gets weights from the formula instead, so that the
         # weights do not depend on which names are recorded.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)

@@ -129,11 +129,11 @@ class MultiHeadAttention(Parts):
         num_heads: int = 1,
         layout: Layout = "in_out",
     ) -> Self:
-        """Return a layer with these weights, without copying them; the sizes follow from shapes.
+        """Return a layer with these weights, without copying them; shapes determine all sizes.
 
         Args:
             w_q: (D, Hq * d).
-            w_k: (D, Hkv * d); D may be another size, the size of the context.
+            w_k: (D, Hkv * d), where D is the size of the context vectors.
             w_v: (D, Hkv * dv), with the same D as `w_k`.
             w_o: (Hq * dv, D); without `w_o` the heads are joined side by side.
             num_heads: Hq.
@@ -157,7 +157,7 @@ class MultiHeadAttention(Parts):
         q_norm: Norm | None = None,
         k_norm: Norm | None = None,
     ) -> Self:
-        """Return a layer with these parameters, without copying them; the sizes follow from shapes.
+        """Return a layer with these parameters, without copying them; shapes determine all sizes.
 
         Args:
             parameters: "q_proj.weight" (D, Hq * d), "k_proj.weight" (D, Hkv * d), "v_proj.weight"
@@ -165,7 +165,7 @@ class MultiHeadAttention(Parts):
                 "q_proj.bias" and so on.
             num_heads: Hq.
             rotary: as for the class.
-            q_norm: a norm of the queries before their rotation: of each head (..., d), or of all
+            q_norm: a norm of the queries before their rotation: per head (..., d), or over all
                 heads side by side (..., Hq * d).
             k_norm: the same for keys.
         """
@@ -195,7 +195,7 @@ class MultiHeadAttention(Parts):
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
-        if self.rotary is not None:  # Rotate a row once, so that errors are raised here.
+        if self.rotary is not None:  # Rotate one row now, so that errors are raised here.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @quiet
@@ -217,25 +217,25 @@ class MultiHeadAttention(Parts):
         Args:
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
             context: (..., S, D), from which keys and values are computed; `x` unless given.
-            cu_lengths: (B + 1,), the first row of each packed text, and the end of the last.
+            cu_lengths: (B + 1,), the first row of each packed text, and the number of all rows.
                 Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
                 `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`; the last two broadcast to
                 (B, Hq, T, T), where T is the length of the longest text.
-            cache: keys and values of the words before `x` (B, L, D). Queries attend to them too,
-                and the keys and values of `x` are added. The cache gives the positions of `x`, so
-                leave out `q_offset`.
+            cache: keys and values of the words before `x` (B, L, D). Queries also attend to these
+                words, and the keys and values of `x` are added to the cache. The cache gives the
+                positions of `x`, so leave out `q_offset`.
             lengths: (B,), the number of real words in each row of `x`; only with `cache`.
             residual: (..., L, D), added to the result before rounding to half precision. A float32
                 residual gives a float32 result.
             record: collects the activations.
             top_k: with `record`, keep only the largest weights of each query.
-            options: the options of `qkv.attention`, with the same meaning. `out` takes the result
-                of the layer.
+            options: the options of `qkv.attention`, with the same meaning. The result of the layer
+                is written to `out`.
 
         Returns:
-            An array (..., L, D), or (..., L, Hq * dv) without an output projection; or the tuples
-            that `return_weights` and `return_lse` of `qkv.attention` give, weights (..., Hq, L, S).
-            With one head and 2-D inputs the weights are (L, S).
+            An array (..., L, D), or (..., L, Hq * dv) without an output projection; or a tuple as
+            `qkv.attention` returns it with `return_weights` or `return_lse`, with weights (..., Hq,
+            L, S). With one head and 2-D inputs the weights are (L, S).
         """
         texts: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
         inputs, plan, target = self.check(x, context, top_k=top_k, **texts, **options)
@@ -291,14 +291,12 @@ class MultiHeadAttention(Parts):
                 f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
             )
         if cache is not None and (context is not None or cu_lengths is not None):
-            raise ValueError(
-                f"{call}: cache goes with x (B, L, D) alone: leave context and cu_lengths out"
-            )
+            raise ValueError(f"{call}: a cache needs x (B, L, D): omit context and cu_lengths")
         cu = None
         if cu_lengths is not None:
             if others is not None:
                 raise ValueError(
-                    f"{call}: cu_lengths goes without a context: each text attends to itself"
+                    f"{call}: cu_lengths cannot be used with a context: each text attends to itself"
                 )
             if words.ndim != 2:
                 raise ValueError(
@@ -360,8 +358,8 @@ class MultiHeadAttention(Parts):
         """Return the gradients of `sum(grad * layer(x, ...))`.
 
         Args:
-            grad: the gradient of the layer's result, of the same shape. The gradient of a residual
-                is the same.
+            grad: the gradient of the layer's result, of the same shape. A residual has the same
+                gradient.
             saved: the second value of `layer.training_forward(x, ...)`.
             record: collects the gradients of activations by the names of a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
@@ -458,7 +456,7 @@ def self_attention(
     layout: Layout = "in_out",
     **options: Any,
 ) -> Any:
-    """Return the context of word vectors by self-attention with these weights.
+    """Compute self-attention of word vectors with these weights, and return the context.
 
     Args:
         x: word vectors, (..., L, D); integers are converted to the weights' type.
@@ -475,8 +473,8 @@ def self_attention(
         with the context and the weights (..., Hq, L, L), or (L, L) for one head and 2-D `x`.
 
     Raises:
-        ValueError: shapes that do not fit; the error names both.
-        TypeError: weights that are not floats.
+        ValueError: two shapes do not fit each other; the error names both.
+        TypeError: a weight does not hold floats.
 
     Source:
         Vaswani et al. 2017, section 3.2.

@@ -27,7 +27,7 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # The last arguments and results, because the next layers need the same results.
+    # A cache of the last arguments and results, because the next layers need the same results.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )

@@ -57,14 +57,14 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return the advice to pass the other layout, if the other layout would fit."""
+        """Return advice to pass the other layout if that would fit, otherwise an empty string."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
         return f'; if the weights are transposed, give layout="{other}"'
 
     def vectors(self, x: Any, name: str) -> Array:
-        """Return `x` or the context as an array; check the size of the vectors by the weight."""
+        """Return `x` or the context as an array; check its vector size against the weight."""
         array = word_vectors(x, call=self.call, name=name)
         weight = "q_proj.weight" if name == "x" else "k_proj.weight"
         rows, columns = self.parameters[weight].shape
@@ -118,7 +118,7 @@ class Weights:
         return Sizes(query[0], key[0], output, num_heads, kv_heads, size, value[1] // kv_heads)
 
     def _check_names(self) -> None:
-        """Raise an error for an unknown or missing parameter, or one that has other axes."""
+        """Raise an error for an unknown or missing parameter, or a wrong number of axes."""
         call = self.call
         known = [f"{name}.{part}" for name in PROJECTIONS for part in ("weight", "bias")]
         for name in self.parameters:
