@@ -1,4 +1,4 @@
-"""All tasks by name, in the order of the course."""
+"""All tasks, keyed by name, in the order of the course."""
 
 from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 from qkv.marking.tasks.block import BLOCK

@@ -1,6 +1,6 @@
 """The task `block`: attention and an MLP, each with a norm before it and a residual connection.
 
-Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (the norm before), Ba et al. 2016
+Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (pre-norm), Ba et al. 2016
 (LayerNorm), Zhang and Sennrich 2019 (RMSNorm), Hendrycks and Gimpel 2016 (GELU).
 """
 
@@ -38,7 +38,7 @@ EPS = 1e-5
 
 @dataclass(frozen=True)
 class BlockCall:
-    """Word vectors (T, D), the block's parameters by name, and the number of heads."""
+    """Word vectors (T, D), the block's parameters keyed by name, and the number of heads."""
 
     x: Array
     parameters: Mapping[str, Array]
@@ -54,7 +54,7 @@ class BlockCall:
 
 
 def compute(case: BlockCall, steps: Steps) -> Array:
-    """Return the word vectors after the block, (T, D)."""
+    """Return the block's output (T, D)."""
     x, p, heads = case.x, case.parameters, case.heads
 
     def attend(x: Array) -> Array:
@@ -89,7 +89,7 @@ def rms_norm(x: Array, axis: Any = -1, eps: float = EPS) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """Multiply each number by the share of the standard normal distribution below this number."""
+    """Multiply each number by the standard normal CDF at this number."""
     out: Array = x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
     return out
 
@@ -203,7 +203,7 @@ MLPS = _TEXTS.mistakes(
 
 
 def _whole_mean(x: Array) -> Any:
-    """Return a mean that is computed with // instead of /."""
+    """Compute the mean with // instead of /."""
     return x.sum(axis=-1, keepdims=True) // x.shape[-1]
 
 
@@ -284,7 +284,7 @@ KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 def _drawn(
     seed: int | np.random.Generator, tokens: int, width: int, wide: int, heads: int = 1
 ) -> BlockCall:
-    """Draw parameters that are multiples of 1/2, and words for which eps has no effect."""
+    """Draw parameters in multiples of 1/2, and word vectors for which eps has no effect."""
     rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
     shapes = {
         "norm1_scale": (width,),
@@ -308,15 +308,15 @@ def words() -> list[BlockCall]:
     """Return the inputs of the first test, smallest first."""
     return [
         *(_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)),
-        _drawn(57, 2, 5, 3),  # its attention weights are not close to 0 or 1
+        _drawn(57, 2, 5, 3),  # attention weights that are not close to 0 or 1
     ]
 
 
 @per_seed
 def _others() -> tuple[Group, ...]:
-    """Return the tests after the first test; the last test needs a function that takes heads."""
+    """Return all tests except the first; the last test is for functions that take heads."""
     zeros, large = (_drawn(np.random.default_rng(seed), 2, 2, 2) for seed in (5, 6))
-    zeros.x[0] = 0  # only in a short text: in longer texts, eps would have an effect
+    zeros.x[0] = 0  # in a longer text, eps would have an effect
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     large = replace(large, parameters={**large.parameters, **scores_of_1000})
     return (
@@ -326,7 +326,7 @@ def _others() -> tuple[Group, ...]:
     )
 
 
-# styles that count as right; each is computed exactly
+# styles that count as right, each with its exact steps
 _RMS: Steps = {"normalize": rms_norm}
 _NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
 _TANH: Steps = {"activation": gelu_tanh}
@@ -346,13 +346,13 @@ def style_of(
 ) -> tuple[Steps, tuple[str, ...]]:
     """Return the first style in which the function is right or has one known mistake.
 
-    If no style fits, return the first of all styles.
+    If no style fits, return the default style.
 
     Args:
         runs: the function's calls.
-        right: the right steps in the first style.
+        right: the right steps in the default style.
         known: the mistakes.
-        compute: computes the output of a case by given steps.
+        compute: a function that computes the output of a case with given steps.
     """
     none: Steps = {}
     for variants in ((none,), *(one.variants for one in known)):
@@ -364,16 +364,16 @@ def style_of(
 
 
 class BlockMarking(Marking):
-    """A block on its way through the tests, marked in its own style.
+    """The test results of one block so far, marked in the block's own style.
 
     Args:
         task: the task's name.
         function: a learner's block.
-        call: calls the block for a case, and returns the block's output.
-        compute: computes the output of a case by given steps.
-        steps: the right steps in the first style.
+        call: a function that runs the learner's block on a case and returns the output.
+        compute: a function that computes the output of a case with given steps.
+        steps: the right steps in the default style.
         first: the first test.
-        parts: for each part by name, the parameters that switch the part off if they are zero.
+        parts: the parameters that disable a part if they are zero, keyed by part.
         returns: the right return statement.
     """
 
@@ -404,7 +404,7 @@ class BlockMarking(Marking):
         self.limits += said
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Find the part with the mistake: switch off one part after the other."""
+        """Find the part with the mistake: disable one part at a time."""
         case = first_wrong(runs).case
         hints = []
         for part, names in self.parts.items():

@@ -52,7 +52,7 @@ def attend(
     causal: bool = False,
     output: Array | None = None,
 ) -> Array:
-    """Return attention (..., L, dv) with queries, keys and values from three texts.
+    """Compute attention (..., L, dv) with queries, keys and values from three texts.
 
     Args:
         texts: the word vectors for the queries, for the keys and for the values.
@@ -72,13 +72,13 @@ def attend(
 
 
 def compute(case: TwoTexts, steps: Steps) -> Array:
-    """Return the output (..., L, dv): what each word of x takes from the context."""
+    """Return the output (..., L, dv) of attention from x to the context."""
     texts = steps["texts"](case.x, case.context)
     return attend(texts, case.parameters, steps, steps["keys"](case.mask))
 
 
 def of_keys(mask: Array) -> Array:
-    """Return a mask of keys (..., S) as a mask (..., 1, S) that all queries share."""
+    """Reshape a key mask (..., S) to (..., 1, S), so that all queries share it."""
     return mask[..., None, :]
 
 
@@ -139,7 +139,7 @@ KNOWN = (
     *CORE,
 )
 
-# self-attention and cross-attention exchange their projections, or both read the same
+# self-attention and cross-attention exchange their projections, or both use the same ones
 EXCHANGED: tuple[Callable[..., Any], ...] = (
     lambda own, cross: (cross, own),
     lambda own, cross: (own, own),
@@ -150,13 +150,13 @@ EXCHANGED: tuple[Callable[..., Any], ...] = (
 
 
 def masks_of(*words: str) -> Array:
-    """Return a mask (S,), or a mask (B, S) for several texts, from digits: 1 is visible."""
+    """Read a mask (S,), or (B, S) for several texts, from digits: 1 means visible."""
     masks = np.array([[digit == "1" for digit in text] for text in words])
     return masks if len(words) > 1 else masks[0]
 
 
 def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
-    """Draw multiples of 1/2 between -2 and 2 of sizes L, D, d, dv; `masks_of` reads the masks."""
+    """Draw arrays of sizes L, D, d, dv in multiples of 1/2; `masks_of` reads the masks."""
     rng, mask = generator(seed), masks_of(*masks)
     words, width, d, dv = sizes
     shapes = {"x": (*mask.shape[:-1], words, width), "context": (*mask.shape, width)}
@@ -193,7 +193,7 @@ def _others() -> tuple[Group, ...]:
 
 
 def one_text_only(wrong: Outcome) -> Finding | None:
-    """Report a function that raises an error for a batch, if no mistake explains the error."""
+    """Report a function that fails for a batch, unless a known mistake explains the error."""
     return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
 
 

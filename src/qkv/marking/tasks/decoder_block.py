@@ -1,6 +1,6 @@
 """The task `decoder-block`: self-attention, cross-attention and an MLP, each after a norm.
 
-Sources: Vaswani et al. 2017 (three parts a block), Xiong et al. 2020 (the norm before each).
+Sources: Vaswani et al. 2017 (three parts per block), Xiong et al. 2020 (pre-norm).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +42,7 @@ _TEXTS = Texts(__name__)
 
 
 class BlockOfTwoTexts(TwoTexts):
-    """One call: x (..., T, D), context (..., S, D), parameters by name, and a context mask."""
+    """One call: x (..., T, D), context (..., S, D), named parameters, and a context mask."""
 
     def shown(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat this call."""
@@ -51,7 +51,7 @@ class BlockOfTwoTexts(TwoTexts):
 
 
 def compute(case: TwoTexts, steps: Steps) -> Array:
-    """Return the word vectors (..., T, D) after the block."""
+    """Return the block's output (..., T, D)."""
     p, visible = case.parameters, of_keys(case.mask)
 
     def norm(number: int) -> Part:
@@ -103,12 +103,12 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Connect one, two or three of the parts in another way, for each choice of parts."""
+    """Return steps that connect some parts differently, for each subset of the three parts."""
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
 def _ordered(order: Sequence[int], norms_too: bool) -> Steps:
-    """Put the parts into another order; each part keeps its norm, or the norms keep their order."""
+    """Change the order of the parts, with or without their norms."""
     return wire(
         lambda x, parts, norms: pre_norm(
             x, [parts[n] for n in order], [norms[n] for n in order] if norms_too else norms
@@ -124,7 +124,7 @@ def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
 
 
 def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Add the output of the last part to the x from before cross-attention."""
+    """Add the MLP's output to the input of cross-attention."""
     own, other, mlp = parts
     x = x + own(norms[0](x))
     return x + mlp(norms[2](x + other(norms[1](x))))
@@ -216,7 +216,7 @@ ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: 
 
 
 def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Select the mistakes with texts that do not describe a block of two parts."""
+    """Select the mistakes whose texts also fit a block of three parts."""
     for mistake in known:
         wires = any("wire" in variant for variant in mistake.variants)
         if not wires and not mistake.key.startswith("block-"):
@@ -241,14 +241,14 @@ _WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: layer_norm(x, eps=0.0)}
 def _drawn(
     seed: int | np.random.Generator, words: int, width: int, wide: int, *masks: str
 ) -> BlockOfTwoTexts:
-    """Draw parameters that are multiples of 1/2, and words for which eps has no effect.
+    """Draw parameters in multiples of 1/2, and word vectors for which eps has no effect.
 
     Args:
-        seed: the seed of the numbers.
+        seed: the random seed, or a generator.
         words: the number of words of x in each text.
         width: the size of a word vector.
-        wide: the size inside the MLP.
-        masks: the digits that `masks_of` reads.
+        wide: the size of the MLP's hidden layer.
+        masks: digits for `masks_of`, per text.
     """
     rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
     mask = masks_of(*masks)

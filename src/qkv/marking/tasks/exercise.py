@@ -20,7 +20,7 @@ DO = "do"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call, by name."""
+    """The arguments of a call, keyed by name."""
 
     by_name: Mapping[str, Any]
 
@@ -40,18 +40,18 @@ def exercise(
     otherwise: Callable[[Outcome], Finding | None] = nothing_known,
     within: float = 0.0,
 ) -> Task:
-    """Return a task whose function is compared with the right function on several inputs.
+    """Return a task that compares a learner's function with the right function.
 
     Args:
         name: the task's name.
         right: the right function; the learner's function has the same name.
-        draw: draws the arguments of each call, smallest first.
-        mistakes: the known mistakes, each of which replaces the step `DO` by another function.
-        tried: describes the tested inputs, for example "angles" in "Tried: angles".
+        draw: a function that draws the arguments of each call, smallest first.
+        mistakes: the known mistakes, each of which replaces the step `DO`.
+        tried: a description of the tested inputs, for example "angles" in "Tried: angles".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.
-        otherwise: describes the first wrong call if no mistake explains it.
-        within: the allowed error, for numbers that are measured on a trained model.
+        otherwise: a function that describes a wrong call if no known mistake explains the call.
+        within: the tolerance for numbers measured on a trained model.
     """
     names = tuple(parameters_of(right).parameters)
     cases = per_seed(lambda: [Arguments(dict(zip(names, a, strict=True))) for a in draw()])
@@ -96,7 +96,7 @@ def exercise(
 
 
 class _NotParts(TypeError):
-    """A function returned something other than the arrays that the task asks for."""
+    """The error for a result that does not consist of the requested arrays."""
 
     def __init__(self, returned: Any, error: str) -> None:
         super().__init__(error)
@@ -104,7 +104,7 @@ class _NotParts(TypeError):
 
 
 def _not_parts(wrong: Outcome, returns: str) -> Finding | None:
-    """Describe a call that did not return the arrays that the task asks for."""
+    """Describe a call that did not return the requested arrays."""
     if not isinstance(wrong.error, _NotParts):
         return None
     return Finding(
@@ -119,12 +119,12 @@ def _not_parts(wrong: Outcome, returns: str) -> Finding | None:
 
 
 def _joined(returned: Sequence[Array]) -> Array:
-    """Join several arrays to one row of numbers, so that they can be compared at once."""
+    """Flatten several arrays into one array for a single comparison."""
     return np.concatenate([np.ravel(a) for a in returned])
 
 
 def _checked(returned: Any, wanted: Sequence[Array], parts: Sequence[str]) -> Array | None:
-    """Check the arrays that a learner's function returned, and join these arrays."""
+    """Check the arrays that a learner's function returned, and flatten them into one array."""
     if returned is None:
         return None
     arrays = [numbers(part) for part in returned] if isinstance(returned, tuple | list) else []
@@ -143,7 +143,7 @@ def _checked(returned: Any, wanted: Sequence[Array], parts: Sequence[str]) -> Ar
 def _apart(
     example: Mapping[str, Any], wanted: Sequence[Array], parts: Sequence[str]
 ) -> dict[str, Any]:
-    """Split the joined outputs of an example into the arrays, with their names."""
+    """Split the flattened outputs of an example into named arrays."""
     split: dict[str, Any] = {}
     ends = np.cumsum([a.size for a in wanted])
     for name, value in example.items():

@@ -1,4 +1,4 @@
-"""The tasks of lessons 1, 2, 4, 7 and 9 that each ask for one short function.
+"""The tasks of lessons 1, 2, 4, 7 and 9 in which the learner writes one short function.
 
 Sources: Vaswani et al. 2017, section 3.5 (the rotation of sinusoidal positions).
 """
@@ -18,7 +18,7 @@ from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
 
-# lesson 1: a recurrence as a table of weights, and the score that a weight needs
+# lesson 1: a recurrence as a table of weights, and the score for a given weight
 
 
 def _steps(length: int) -> Array:
@@ -27,7 +27,7 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return the weights (length, length) of a loop whose state keeps a part of its old value."""
+    """Return the weights (length, length) of a recurrence that keeps a part of its state."""
     steps = _steps(length)
     return np.where(steps >= 0, (1 - keep) * keep ** abs(steps), 0)
 
@@ -38,7 +38,7 @@ def _rows_of_one(length: int, keep: float) -> Any:
 
 
 def _from_first(length: int, keep: float) -> Array:
-    """Let the state begin as the word that is read first instead of zero."""
+    """Initialize the state with the first word read, not with zero."""
     table = recurrence_table(length, keep)
     table[:, -1] /= 1 - keep
     return table
@@ -65,7 +65,7 @@ RECURRENCE_TABLE = exercise(
 
 
 def score_needed(weight: float, others: float) -> Any:
-    """Return the score with which a word gets this weight if the other words have the score 0."""
+    """Return the score that gives a word this weight if all other scores are 0."""
     return np.log(others * weight / (1 - weight))
 
 
@@ -113,7 +113,7 @@ def to_ids(sentence: str, vocabulary: Mapping[str, int]) -> list[int]:
 def _sentences() -> list[tuple[Any, ...]]:
     words = ["the", "bank", "of", "river", "gave", "a", "loan"]
     generator(0).shuffle(words)
-    words.insert(4, _UNKNOWN)  # not the first or the last id
+    words.insert(4, _UNKNOWN)  # neither the first nor the last id
     vocabulary = {word: number for number, word in enumerate(words)}
     texts = ("bank", "the bank of the river", "the creek gave a bank to the the river")
     return [(text, vocabulary) for text in texts]
@@ -152,14 +152,14 @@ TO_IDS = exercise(
     otherwise=_no_such_word,
 )
 
-# lesson 4: the matrix that moves a sinusoidal position by some steps
+# lesson 4: the matrix that shifts a sinusoidal position by some steps
 
 _BASE = 10000.0
 _SIGNS = ([[1, -1], [1, 1]], [[1, 1], [-1, 1]], [[1, 1], [1, -1]], [[-1, 1], [1, 1]])
 
 
 def _turned(dim: int, angles: Array) -> Array:
-    """Return a matrix that turns each pair of columns by its angle."""
+    """Return a matrix that rotates each pair of columns by its own angle."""
     even = np.arange(0, dim, 2)
     matrix = np.zeros((dim, dim))
     matrix[even, even] = matrix[even + 1, even + 1] = np.cos(angles)
@@ -173,12 +173,12 @@ def _angles(dim: int, steps: float, sign: float = -1.0) -> Array:
 
 
 def rotation(dim: int, steps: int) -> Array:
-    """Return the matrix (dim, dim) that turns a row of positions into the row `steps` later."""
+    """Return the matrix (dim, dim) that maps a position vector to the vector `steps` later."""
     return _turned(dim, _angles(dim, steps))
 
 
 def _halves(dim: int, steps: int) -> Array:
-    """Turn columns i and i + dim / 2 together."""
+    """Rotate pairs of columns i and i + dim / 2."""
     order = np.arange(dim).reshape(-1, 2).T.ravel()
     return rotation(dim, steps)[np.ix_(order, order)]
 
@@ -216,7 +216,7 @@ ROTATION = exercise(
 
 
 def neighbour_score(weights: Array, step: int) -> Any:
-    """Return the mean weight that tokens give to the token `step` positions later, from (T, T)."""
+    """Return the mean of the weights (T, T) from tokens to the token `step` positions later."""
     return np.diagonal(weights, step).mean()
 
 
@@ -225,7 +225,7 @@ def _wrapped(weights: Array, step: int) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Return rows of weights that sum to 1; all rows are different."""
+    """Return different rows of weights, each with the sum 1."""
     cases: list[tuple[Any, ...]] = []
     for number, (tokens, step) in enumerate([(3, 1), (3, -1), (5, -2), (6, 2)]):
         weights = generator(number).integers(1, 10, (tokens, tokens)).astype(float)
@@ -262,9 +262,9 @@ NEIGHBOUR_SCORE = exercise(
     returns="return score",
 )
 
-# Measured in qkv's own encoder without these heads, for the two vectors of bank: the cosine; the
-# cosine if the heads are removed only for the first text, or only for the second text; the cosine
-# if layer and head are exchanged; the dot product. A test measures these numbers again.
+# Five numbers about the two vectors of bank in qkv's own encoder without these heads: the cosine;
+# the cosine with the heads removed only for the first text; the same for the second text; the
+# cosine with layer and head numbers exchanged; the dot product. A test repeats the measurement.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
@@ -278,7 +278,7 @@ def _measured(column: int) -> Callable[..., Any]:
 
 
 def closeness(heads: Any) -> Any:
-    """Return the cosine between the two vectors of bank, without these heads."""
+    """Return the cosine of the two vectors of bank in the encoder without these heads."""
     return _measured(0)(heads)
 
 
@@ -356,7 +356,7 @@ def _head(
     values: bool = True,
     changed: bool = False,
 ) -> tuple[Array, Array, Array]:
-    """Return the gradients of a backward pass in which one step is changed."""
+    """Run the backward pass, optionally with one step changed."""
     x, w_q, w_k, w_v, d_context = arrays
     q, k, v = x @ w_q, x @ w_k, x @ w_v
     weights = softmax(q @ k.T / np.sqrt(q.shape[-1]))

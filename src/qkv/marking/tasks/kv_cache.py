@@ -1,4 +1,4 @@
-"""The task `kv-cache`: a step that keeps keys and values, so that no word is projected twice.
+"""The task `kv-cache`: a step function that caches keys and values of earlier words.
 
 Source: Shazeer 2019, Fast Transformer Decoding (incremental attention).
 """
@@ -29,19 +29,19 @@ _WEIGHTS = ("w_q", "w_k", "w_v")
 
 
 class Kept(NamedTuple):
-    """The keys and values that a step keeps for the next step."""
+    """The cached keys and values of earlier words."""
 
     key: Array
     value: Array
 
 
 def compute(case: Run, steps: Steps) -> Array:
-    """Return the outputs (T, dv) of all calls, one below the other."""
+    """Return the outputs (T, dv) of all calls, concatenated."""
     w_q, w_k, w_v = (case.arrays[name] for name in _WEIGHTS)
     kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0
-    words = case.arrays["x"][:0]  # the words of earlier calls, `before` in number
+    words = case.arrays["x"][:0]  # the `before` words of earlier calls
     for x in case.pieces():
         if case.later is not None and outs:
             w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)
@@ -58,17 +58,17 @@ def compute(case: Run, steps: Steps) -> Array:
 def advance(
     x: Array, weights: tuple[Array, Array, Array], kept: Kept, steps: Steps
 ) -> tuple[Array, Kept]:
-    """Return `(out, kept)`: causal attention from the new words to all words, and the new cache."""
+    """Return the output of causal attention from new words to all words, and the new cache."""
     q, k, v = steps["choose"](*steps["project"](x, *weights))
     keys, values = steps["reads"](kept, k, v)
-    first = steps["first"](len(kept.key), len(keys), len(x))  # the position of new word 0
+    first = steps["first"](len(kept.key), len(keys), len(x))  # the position of the first new word
     i, j = np.arange(len(q))[:, None], np.arange(len(keys))
     out = attend(q, keys, values, steps["sees"](i, j, first), x.shape[1], steps)
     return out, Kept(*steps["keeps"](kept, k, v))
 
 
 def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) -> Array:
-    """Return the output (n, dv) of attention from new queries to the keys that they see."""
+    """Return the output (n, dv) of attention from new queries to visible keys."""
     if not len(k):
         return np.zeros((len(q), v.shape[1]))
     sizes = Sizes(q.shape[-1], v.shape[-1], len(k), width, q.shape[-1])
@@ -80,7 +80,7 @@ def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) 
 
 
 def after(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
-    """Put the new rows after the kept rows."""
+    """Append the new rows to the cached rows."""
     return np.concatenate([kept.key, k]), np.concatenate([kept.value, v])
 
 
@@ -100,12 +100,12 @@ RIGHT: Steps = MappingProxyType(
 
 
 def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
-    """Combine old and new keys and values in this way, for attention and for the next call."""
+    """Combine cached and new rows in this way, both for attention and for the new cache."""
     return {"reads": way, "keeps": way}
 
 
 def _twice(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
-    """Put the new rows after the kept rows twice."""
+    """Append the new rows to the cached rows twice."""
     return after(Kept(*after(kept, k, v)), k, v)
 
 
@@ -128,7 +128,7 @@ CACHING = _TEXTS.mistakes(
         "cache-summed": [
             _both(lambda kept, k, v: (kept.key + k, kept.value + v) if len(kept.key) else (k, v))
         ],
-        # the keys are only the kept keys, but the positions of the new words are right
+        # attention reads only cached keys, but the positions of the new words are right
         "cache-late": [
             {"reads": lambda kept, k, v: kept, "first": lambda kept, keys, new: kept},
             {
@@ -138,9 +138,9 @@ CACHING = _TEXTS.mistakes(
         ],
     }
 )
-# for a step that returns None as its cache: the output is the same as without a cache
+# for a step that returns None as its cache, and thus works without a cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# shown by calls with changed projections: kept keys and values come from the earlier projections
+# shows when projections change between calls: cached rows come from the earlier projections
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
@@ -182,7 +182,7 @@ KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 
 
 def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Run:
-    """Draw word vectors and projections of sizes D, d, dv: multiples of 1/2 between -2 and 2."""
+    """Draw word vectors and projections of sizes D, d, dv in multiples of 1/2."""
     width, d, dv = sizes
     rng = generator(seed)
     shapes = {"x": (sum(parts), width), "w_q": (width, d), "w_k": (width, d), "w_v": (width, dv)}
@@ -190,7 +190,7 @@ def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Ru
 
 
 def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
-    """Draw texts that are split into calls in these ways; each split has texts of two sizes."""
+    """Draw two texts of different sizes for each way to split a text into calls."""
     return [
         _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
         for n, one in enumerate(parts)
@@ -215,7 +215,7 @@ def word_by_word() -> list[Run]:
 
 @per_seed
 def several() -> list[Run]:
-    """Return texts with several words in a call."""
+    """Return texts with several words in at least one call."""
     return [
         *_cases(110, (2,)),
         *_cases(20, (2, 1), (3, 1, 1)),
@@ -224,7 +224,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """Add a table of positions that has more rows than the text has words; the last row is 0."""
+    """Add a table of positions with three more rows than words; the last row is 0."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0
@@ -238,7 +238,7 @@ def _positions() -> Group:
 
 
 def _call(step: Callable[..., Any], case: Run, x: Array, cache: Any) -> Any:
-    """Call a step with these words and this cache."""
+    """Call a step function with these words and this cache."""
     positions = {} if case.positions is None else {"positions": case.positions}
     return step(x, cache, *(case.arrays[name] for name in _WEIGHTS), **positions)
 
@@ -265,7 +265,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _with_other_projections(case: Run) -> Run:
-    """Return the case with other key and value projections from the second call on."""
+    """Change the key and value projections of a case after the first call."""
     w = {name: case.arrays[name] for name in _WEIGHTS}
     return replace(case, later=w | {"w_k": w["w_k"] + 1, "w_v": w["w_v"] - 2})
 

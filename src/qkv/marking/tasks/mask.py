@@ -1,4 +1,4 @@
-"""The tasks `mask` and `batched-mask`: masked attention, or the causal mask on its own."""
+"""The tasks `mask` and `batched-mask`: masked attention, or a function for causal masks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,7 +41,7 @@ class Length:
 
 
 def compute(case: Length, steps: Steps) -> Array:
-    """Return a matrix (L, S) of 1 and 0: 1 where query i sees key j."""
+    """Return a matrix (L, L) with 1 where query i sees key j, and 0 elsewhere."""
     i, j = np.arange(case.length)[:, None], np.arange(case.length)
     visible: Array = np.broadcast_to(steps["sees"](i, j, 0), (case.length, case.length))
     return visible.astype(np.float64)
@@ -73,7 +73,7 @@ _FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
-    """Return `(visible, mistake)`: a mask as 1 and 0, and a mistake in the mask's numbers."""
+    """Convert a mask to 1 and 0; also return a mistake if the mask has a wrong form."""
     values = {*np.unique(out).tolist()}
     if out.dtype == bool:
         return out.astype(np.float64), None
@@ -87,7 +87,7 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
 
 
 def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
-    """Describe a mask in which all numbers are equal, as in an unfinished function."""
+    """Describe masks that consist only of ones or only of zeros."""
     outs = [run.out for run in runs]
     for number, name in ((1, "causal-everything"), (0, "causal-nothing")):
         if all(out is not None and out.size and (out == number).all() for out in outs):
@@ -133,14 +133,14 @@ def _mark_causal(function: Callable[..., Any]) -> CheckResult:
 
 
 def _masked(query: Any, key: Any, mask: Any) -> Case:
-    """Return a call with the values 1 and 2."""
+    """Return a case with the values 1 and 2."""
     arrays = (np.array(rows, dtype=np.float64) for rows in (query, key, [[1], [2]]))
     return Case(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
 
 
 # First case: scores [[1000, 0], [-1000, 0]]; the larger score of each row is masked. Second case:
-# scores [[636, 0], [-636, -636], [25, 0]]; 636, one -636 and 25 are masked. Together they tell a
-# finite number for masked scores from a maximum that includes masked scores.
+# scores [[636, 0], [-636, -636], [25, 0]]; 636, one -636 and 25 are masked. The two cases
+# distinguish a finite number for masked scores from a maximum that includes masked scores.
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(
@@ -152,7 +152,7 @@ _LARGE = (
 
 
 def _nothing_but_nan(wrong: Outcome) -> Finding | None:
-    """Describe a function that gives only nan without a mask."""
+    """Describe a function that returns only nan if it is called without a mask."""
     if wrong.out is None or wrong.out.shape != wrong.right.shape:
         return None
     if wrong.case.mask is not None or not np.isnan(wrong.out).all():
@@ -162,7 +162,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
 
 
 def _no_row_left(m: AttentionMarking) -> Finding | None:
-    """Describe a function that masks visible scores before softmax, and other weights after it."""
+    """Describe a function that masks visible keys before softmax and masked keys after softmax."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
     pairs = zip(m.runs, means, strict=True)
@@ -213,7 +213,7 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark masked attention, or a causal mask if the function cannot be called with a mask."""
+    """Mark masked attention; if the function cannot take a mask, mark it as a causal mask."""
     try:
         return _mark_masked(function, "mask", batches=False)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""The task `heads`: attention in several heads, which are split, joined and projected."""
+"""The task `heads`: multi-head attention, with an optional output projection."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -76,7 +76,7 @@ PROJECTED = mended(
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Run all the tests in their order."""
+    """Run all tests in order."""
     call = learner(function, _NAMES)
     if "heads" not in call.options:
         raise TypeError(
@@ -84,7 +84,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         )
     m = AttentionMarking("heads", call, _NAMES)
     (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
-    # heads of 2 columns for 2 words, of 2 columns for 4 words, and of 5 columns for 3 words
+    # 2 words and heads of 2 columns, 4 words and heads of 2, 3 words and heads of 5
     even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
     some = [
         *m.cases["two heads"],
@@ -120,12 +120,12 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _unprojected(case: Case) -> Case:
-    """Return the case with the identity matrix as w_o."""
+    """Set w_o of a case to the identity matrix."""
     return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
 
 def _try_output(m: AttentionMarking) -> None:
-    """Try output projections that are square and that are not square."""
+    """Try square and non-square output projections."""
     two, four = m.cases["two heads"]
     rng = generator(400)
 

@@ -1,4 +1,4 @@
-"""The task `positions`: a vector for each position, of sines and cosines.
+"""The task `positions`: a vector of sines and cosines for each position.
 
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.5.
 """
@@ -35,7 +35,7 @@ class Table:
 
 
 def compute(case: Table, steps: Steps) -> Array:
-    """Compute the table (T, D) by these steps."""
+    """Compute the table (T, D) with these steps."""
     length, dim = steps["sizes"](case.length, case.dim)
     column = np.arange(dim)
     position = steps["positions"](length)[:, None]
@@ -66,7 +66,7 @@ def _halves(table: Array) -> Array:
 
 
 def _to_the_end(column: Array, dim: int) -> Array:
-    """Return exponents that grow to 1 in the last pair, as in tensor2tensor."""
+    """Return exponents that reach 1 in the last pair, as in tensor2tensor."""
     return column // 2 / max(1, (dim + 1) // 2 - 1)
 
 
@@ -76,7 +76,7 @@ def _even(column: Array) -> Array:
 
 
 def _slowed(base: float, exponent: Array, column: Array, dim: int) -> Array:
-    """Return the powers of the base, computed from a logarithm that is divided with //."""
+    """Compute powers of the base with `np.log(base) // dim`, which uses // instead of /."""
     return np.asarray(1 / np.exp(_even(column) * -(np.log(base) // dim)))
 
 
@@ -148,10 +148,10 @@ MISTAKES = (
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
-    """Return mistakes with the base or the dim that a table (3, 4) reveals."""
+    """Return mistakes with the base or the dim that explain a wrong table (3, 4)."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
-    base = angle**-2.0  # with dim 4, pair 1 turns by base ** (-2 / 4) in each step
+    base = angle**-2.0  # with dim 4, pair 1 rotates by base ** (-2 / 4) per position
     other_base = _TEXTS.mistake("positions-base", {"base": lambda: base}, base=f"{base:.6g}")
     dim = round(-2 * np.log(BASE) / np.log(angle)) if angle < 1 else 0
     if dim < 1:
@@ -161,13 +161,13 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
 
 
 def _second_angle(table: Array) -> float:
-    """Return by which angle pair 1 turns from position 1 to position 2; 0 if it turns backwards."""
+    """Return the angle of pair 1 between positions 1 and 2, or 0 if the angle is negative."""
     before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 
 
 def _odd_fails(wrong: Outcome) -> Finding | None:
-    """Describe a function that is wrong for an odd dim only."""
+    """Describe a function that is wrong only for an odd dim."""
     return _TEXTS.finding("positions-odd", wrong, error=told(wrong))
 
 
@@ -177,7 +177,7 @@ ODD = (Table(2, 3), Table(3, 5))
 
 
 def _another() -> tuple[Table, ...]:
-    """Draw a table of another size, if there is a seed."""
+    """Return a table of a random size if there is a seed."""
     length, half = generator(0).integers(4, 10, 2)
     return (Table(int(length), 2 * int(half)),) if by_seed() else ()
 

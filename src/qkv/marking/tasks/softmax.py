@@ -28,7 +28,7 @@ RETURN = "return e / e.sum(axis=-1, keepdims=True)"
 
 @dataclass(frozen=True)
 class Scores:
-    """One call: the scores, and the axis if another axis than the last is used."""
+    """One call: the scores, and the axis if it is not the last axis."""
 
     x: Array
     axis: int | None = None
@@ -153,7 +153,7 @@ _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
 
 
 def _drawn(number: int, rows: Any) -> Any:
-    """Return these scores, or with a seed, random multiples of 1/2 in the same shape."""
+    """Return these scores, or random scores of the same shape if there is a seed."""
     shape = np.shape(rows)
     if not by_seed():
         return rows
@@ -171,14 +171,14 @@ def _minus_inf(wrong: Outcome) -> Finding:
 
 
 def _one_row(wrong: Outcome) -> Finding | None:
-    """Describe a function that fails for several rows."""
+    """Describe a function that raises an error for more than one row."""
     if wrong.error is None:
         return None
     return _TEXTS.finding("one-row-only", wrong, error=in_words(wrong.error))
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Run all the tests in their order."""
+    """Run all tests in order."""
     options, needed = options_of(function, ("x",), {"axis": ("axis", "dim")})
 
     def call(case: Scores) -> Any:

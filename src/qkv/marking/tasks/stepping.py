@@ -1,4 +1,4 @@
-"""Call and mark functions that continue from call to call with a cache."""
+"""Call and mark step functions, which pass a cache from one call to the next."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ class Run:
     arrays: dict[str, Array]
     parts: tuple[int, ...]
     positions: Array | None = None
-    later: dict[str, Array] | None = None  # other projections for the later calls
+    later: dict[str, Array] | None = None  # projections after the first call, if different
 
     def pieces(self) -> list[Array]:
         """Return the word vectors of each call."""
@@ -39,11 +39,11 @@ class Run:
 
 
 class Stepping:
-    """A learner's step function, called part by part.
+    """A learner's step function, called for one part of a text at a time.
 
     Args:
         step: the function.
-        call: calls the function for a case, with the words of this call and a cache.
+        call: a function that takes `step`, a case, the words of this call and a cache.
     """
 
     def __init__(self, step: Callable[..., Any], call: Callable[..., Any]) -> None:
@@ -53,7 +53,7 @@ class Stepping:
         self.given_back: list[tuple[Array, Array]] = []  # (copy, array) of each output
 
     def __call__(self, case: Run) -> Any:
-        """Return the outputs of all calls as one array, or the first output that is no array."""
+        """Return the outputs of all calls as one array, or the first output of another type."""
         outs, cache = [], self.first()
         for x in case.pieces():
             out, cache = self.make_call(case, x, cache)
@@ -66,7 +66,7 @@ class Stepping:
         return np.concatenate(outs)
 
     def alone(self, case: Run) -> Any:
-        """Return the result of one call with all words, as for a function without a cache."""
+        """Return the output of one call with all words, as if the function had no cache."""
         returned = self.call(self.step, case, case.arrays["x"], self.first())
         return returned[0] if isinstance(returned, tuple) and returned else returned
 
@@ -94,13 +94,13 @@ class NoCacheError(TypeError):
 
 
 class StepMarking(Marking):
-    """A step function on its way through the tests.
+    """The test results of one step function so far.
 
     Args:
         task: the task's name.
         function: a learner's step function.
-        call: calls the function for a case, with the words of this call and a cache.
-        compute: computes the output of a case by given steps.
+        call: a function that takes `function`, a case, the words of this call and a cache.
+        compute: a function that computes the output of a case with given steps.
         steps: the right steps.
         returns: the right return statement.
         smallest: a case with two calls of one word each.
@@ -129,7 +129,7 @@ class StepMarking(Marking):
         self.stepping, self.smallest = stepping, smallest
 
     def first_calls(self) -> None:
-        """Check that a call returns an output and a cache, and that no text affects the next."""
+        """Check that a call returns an output and a cache, and that texts do not share a cache."""
         first = self.call(self.smallest)
         if first.error is not None and not isinstance(first.error, NoCacheError):
             first = self._with_another_first_cache() or first
@@ -148,7 +148,7 @@ class StepMarking(Marking):
             self.first_call(self.smallest)
 
     def _with_another_first_cache(self) -> Outcome | None:
-        """Start with {} or [] instead of None as the cache, and return the first run that works."""
+        """Try {} and [] as the first cache instead of None, and return the first run that works."""
         for make in (dict, list):
             self.stepping.first = make
             if (other := self.call(self.smallest)).error is None:
@@ -160,12 +160,12 @@ class StepMarking(Marking):
     def test_in_parts(
         self, single: Sequence[Run], more: Sequence[Run], known: Sequence[Mistake]
     ) -> None:
-        """Test calls of single words, then calls of several words, or both if this explains more.
+        """Test calls with one word and calls with several words, separately or in one group.
 
         Args:
             single: cases with one word in each call.
-            more: cases with several words in a call.
-            known: mistakes that may show.
+            more: cases with several words in at least one call.
+            known: possible mistakes.
         """
         alone, several = "one word in each call", "several words in one call"
         if self._told_together(self.run(single), self.run(more), known):
@@ -177,22 +177,22 @@ class StepMarking(Marking):
     def _told_together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Tell whether all calls together explain the errors better than calls of single words."""
+        """Tell whether one group of all calls explains the errors better than two groups."""
         if all(run.error is not None for run in single):
             return True  # many mistakes raise the same error
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # if two mistakes explain all calls, first name the mistake that single words show
+        # if two mistakes explain all calls, report first the mistake that single words show
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
     def last_calls(self, others: Sequence[Run], recomputed: Sequence[Mistake]) -> None:
-        """Check that a step without mistakes so far uses its cache, and does not write to it.
+        """Check that a step that is right so far uses its cache, and does not write to it.
 
         Args:
-            others: texts with other projections from the second call on.
-            recomputed: mistakes that compute cached rows again; these texts show such mistakes.
+            others: texts whose projections change after the first call.
+            recomputed: mistakes that compute cached rows again, as `others` reveals.
         """
         if self.wrong:
             return
@@ -218,14 +218,14 @@ class StepMarking(Marking):
         return outcome(self.smallest, first_cache, np.array(True)).is_right
 
     def _right_in_other_order(self) -> bool:
-        """Tell whether the step is right if its first result is the cache."""
+        """Tell whether the step is right if it returns (cache, out) instead of (out, cache)."""
         self.stepping.cache_first = True
         run = self.call(self.smallest)
         self.stepping.cache_first = False
         return run.is_right
 
     def _writes_to_cache(self) -> bool:
-        """Tell whether a text differs or fails if it continues from the same cache again."""
+        """Tell whether a second call with the same cache gives a different output or an error."""
         call = self.stepping
 
         def second_time(run: Run) -> Any:

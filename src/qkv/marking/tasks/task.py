@@ -1,4 +1,4 @@
-"""A task: its name, its marker, and the texts and variants of its known mistakes."""
+"""Tasks, and the texts of their known mistakes."""
 
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -14,30 +14,30 @@ from qkv.marking.mistake import Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
 
-SECONDS = 10.0  # the limit of most tasks; a right solution takes a hundredth of this time
+SECONDS = 10.0  # time limit of most tasks; a right solution takes about 0.1 seconds
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
 
 @dataclass(frozen=True)
 class Task:
-    """A task: what a learner writes (a function, a class or values), and how it is marked.
+    """A task: the function, class or values that a learner writes, and the marker.
 
     Attributes:
-        name: the name that `--task` takes.
-        mark: marks a function that is called in one of `ways`, or a tuple of values; raises a
-            TypeError if the function cannot be called in this way.
-        looks_for: names of the function or class. The first of these names that a file has is
-            marked, and `--task` takes these names too.
+        name: the name for the option `--task`.
+        mark: the marker. It takes a function and one of `ways`, or a tuple of values, and raises a
+            TypeError if the function does not accept the arguments.
+        looks_for: names of the function or class. The first name found in a file is marked;
+            `--task` also accepts these names.
         signature: the call, and the shape or form of its result.
-        asks: what the result should hold, in a sentence.
-        ways: the signatures with which the function may be called, the usual signature first.
-        also: further names of the function, if the task was chosen with `--task`.
-        everyday: the names in `looks_for` that a helper function may have too; such a helper does
-            not count as an answer.
+        asks: a description of the right result.
+        ways: the possible signatures of the function, the usual signature first.
+        also: more names for the function, accepted if the task was chosen with `--task`.
+        everyday: names in `looks_for` that are also common names of helper functions; such a
+            helper does not count as an answer.
         values: the names of the marked values, if the answer is not a function.
         may_use: whether an answer may call qkv.
-        by_name: whether the task is marked only if it was chosen by its name, since another task
-            looks for the same functions.
+        by_name: whether the task must be chosen by name, since another task looks for the same
+            functions.
         seconds: the time limit; a cell of the task's notebook may take six times as long.
     """
 
@@ -56,7 +56,7 @@ class Task:
 
 
 def task(name: str, mark: Callable[[Any, str], CheckResult]) -> Task:
-    """Return the task with this name in `tasks.toml`; the given function marks it."""
+    """Read the task with this name from `tasks.toml`, and add its marker."""
     fields: dict[str, Any] = {
         field: tuple(value) if isinstance(value, list) else value
         for field, value in _TABLES[name].items()
@@ -67,9 +67,9 @@ def task(name: str, mark: Callable[[Any, str], CheckResult]) -> Task:
 class Texts:
     """The texts of one module's mistakes.
 
-    A table of the TOML file is a mistake with fields of `Mistake`, for example `says`. The table's
-    name is the mistake's key, unless the table has a field `key`. A table that contains tables is
-    a group: its fields are defaults for the mistakes in the group.
+    Each table of the module's TOML file describes a mistake with fields of `Mistake`, for example
+    `says`. The table's name is the mistake's key, unless the table has a field `key`. A table that
+    contains tables is a group: its fields are defaults for the mistakes in the group.
 
     Args:
         module: the module's `__name__`.
@@ -82,12 +82,12 @@ class Texts:
         self._mistakes = read_texts(module)
 
     def mistake(self, name: str, *variants: Steps, **values: object) -> Mistake:
-        """Return the mistake of a table.
+        """Return the mistake that a table describes.
 
         Args:
             name: the table's name.
-            variants: the steps that replace the right steps, for each way to make the mistake.
-            values: replace placeholders in the texts; `row` replaces "{row}", for example.
+            variants: the wrong steps, one mapping for each way to make the mistake.
+            values: values for placeholders in the texts, for example `row` for "{row}".
         """
         fields = {"key": name, **self._mistakes[name]}
         if values:
@@ -98,11 +98,11 @@ class Texts:
     def mistakes(
         self, variants: Mapping[str, Iterable[Steps | Callable[..., Any]]], step: str = ""
     ) -> tuple[Mistake, ...]:
-        """Return the mistakes of several tables.
+        """Return the mistakes that several tables describe.
 
         Args:
-            variants: for each table by name, the steps that replace the right steps, for each way
-                to make the mistake. If a way is only a function, the function replaces `step`.
+            variants: the wrong steps for each way to make a mistake, keyed by the table's name. A
+                function can stand for a mapping that replaces only `step`.
             step: the name of the step that such functions replace.
         """
         return tuple(
@@ -117,19 +117,19 @@ class Texts:
         more: Mapping[str, Any] | None = None,
         **values: object,
     ) -> Finding:
-        """Return the mistake of a table with the run that shows it; add `more` to the example."""
+        """Return a finding: the mistake that a table describes, and the run that shows it."""
         return Finding(**vars(self.mistake(name, **values)), run=run, more=more or {})
 
 
 def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
-    """Replace the first (`at` is 0) or the last (-1) item along an axis by a number."""
+    """Replace one item along an axis, the first (at = 0) or the last (at = -1), with a number."""
     a = np.array(a)
     np.moveaxis(a, axis, 0)[at] = number
     return a
 
 
 def cut(a: Array, at: int, axis: int) -> Array:
-    """Remove the first (`at` is 0) or the last (-1) item along an axis."""
+    """Remove one item along an axis: the first (at = 0) or the last (at = -1)."""
     return np.delete(a, at, axis)
 
 
@@ -139,12 +139,12 @@ def pick(known: Iterable[Mistake], *keys: str) -> list[Mistake]:
 
 
 def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[Mistake, ...]:
-    """Return two mistakes: a loop that leaves out the last item, and one without the first item.
+    """Return two mistakes: a loop that skips the last item, and a loop that skips the first item.
 
     Args:
-        texts: the texts of the module; {end} stands for "last" or "first".
-        name: the name of the table of both mistakes.
-        steps: the variants, as functions of the index that is left out (-1 or 0).
+        texts: the texts of the module, in which {end} stands for "last" or "first".
+        name: the name of the table that describes both mistakes.
+        steps: functions that take the skipped index (-1 or 0) and return the wrong steps.
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)
@@ -153,7 +153,7 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
 
 
 def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
-    """Return the two wrong versions of a step that returns inside its loop over rows.
+    """Return two variants of a step whose `return` is inside the loop over rows.
 
     Args:
         step: the name of the step that computes the rows.

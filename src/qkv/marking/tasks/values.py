@@ -14,7 +14,7 @@ from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercises import gradients
 from qkv.marking.tasks.task import Task, Texts, task
 
-# the features water, money, noun and adjective of words in lessons 2 and 9; other words are zeros
+# features of words in lessons 2 and 9 (water, money, noun, adjective); other words have zeros
 _TABLE: Mapping[str, Sequence[float]] = MappingProxyType(
     {
         "bank": [0.5, 0.5, 1, 0],
@@ -33,7 +33,7 @@ _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
 
-_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # from the end of lesson 2 on
+_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # as at the end of lesson 2, and in lesson 9
 
 
 def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
@@ -43,7 +43,7 @@ def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
 def _taken(
     sentence: str, word: str, w_q: Array, w_k: Array, table: Mapping[str, Sequence[float]]
 ) -> dict[str, float]:
-    """Return the weight that a word takes from each word; a repeated word has its last weight."""
+    """Return a word's weights, keyed by attended word; a repeated word keeps its last weight."""
     x = _rows(sentence, table)
     query = (x @ w_q)[sentence.split().index(word)]
     weights = softmax((x @ w_k) @ query / np.sqrt(len(query)))
@@ -51,7 +51,7 @@ def _taken(
 
 
 def _matrices(*matrices: Any) -> list[Array] | None:
-    """Return the projections as arrays, or None if any of them has a wrong shape or type."""
+    """Return the projections as arrays, or None if one has a wrong shape or type."""
     arrays = [numbers(matrix) for matrix in matrices]
     if any(a is None or a.shape != _SHAPE for a in arrays):
         return None
@@ -161,7 +161,7 @@ def _learned(sentences: Mapping[str, int], steps: int = 300) -> list[Array]:
 
 
 def _task(name: str, tried: str, find: Callable[..., Iterator[str]]) -> Task:
-    """Return a task that marks values; `find` yields the names of the mistakes in the values."""
+    """Return a task that marks values; `find` takes the values and yields names of mistakes."""
 
     def mark(answer: Any, way: str) -> CheckResult:
         mistakes = map(_TEXTS.mistake, find(*answer))

@@ -14,19 +14,19 @@ Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
 
 
 def pre_norm(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Return the right output: each part reads the norm of x, and its output is added to x."""
+    """Return the right output: x plus, for each part, the part's output for the normalized x."""
     for part, norm in zip(parts, norms, strict=True):
         x = x + part(norm(x))
     return x
 
 
 def wire(rule: Rule) -> Steps:
-    """Return the steps of a block whose parts are connected by this rule."""
+    """Return steps that connect the parts of a block with this rule."""
     return {"wire": rule}
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Connect the parts with these numbers in another way, and the other parts in the right way."""
+    """Return steps that connect these parts with `other`, and all other parts in the right way."""
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):
@@ -37,17 +37,17 @@ def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Ar
 
 
 def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Connect both parts in another way, then only the first part, then only the second part."""
+    """Return three variants: `other` connects both parts, only the first, or only the second."""
     return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
 
 
 def _normed_by(first: int, second: int) -> Steps:
-    """Give the norms with these numbers to the two parts."""
+    """Return steps in which the two parts use the norms with these numbers."""
     return wire(lambda x, parts, norms: pre_norm(x, parts, (norms[first], norms[second])))
 
 
 def _norm_kept(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Let both parts read the norm that the first part should read."""
+    """Let both parts read the normalized input of the first part."""
     attend, mlp = parts
     normed = norms[0](x)
     return x + attend(normed) + mlp(normed)

@@ -31,7 +31,7 @@ NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
 
 
 class Writing(Run):
-    """A text in parts, together with a whole context (S, D)."""
+    """A text in parts, and a complete context (S, D)."""
 
     def shown(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat these calls."""
@@ -43,7 +43,7 @@ class Writing(Run):
 
 
 def compute(case: Run, steps: Steps) -> Array:
-    """Return the outputs (T, D) of all calls, one below the other."""
+    """Return the outputs (T, D) of all calls, concatenated."""
     context, width = case.arrays["context"], case.arrays["x"].shape[1]
     own = cross = Kept(*np.zeros((2, 0, width)))
     words = case.arrays["x"][:0]  # all words that self-attention has read so far
@@ -78,7 +78,7 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Return the context's keys and values from an earlier call, or new ones in the first call."""
+    """Return the cached keys and values of the context; in the first call, return new ones."""
     return kept if len(kept.key) else context
 
 
@@ -86,7 +86,7 @@ RIGHT: Steps = MappingProxyType(
     {
         **kv_cache.RIGHT,
         "projections": lambda own, cross: (own, cross),
-        "words": same,  # the words after self-attention; mistakes project them to keys
+        "words": same,  # the output of self-attention; some mistakes project this to keys
         "source": _once,
         "stored": same,
         "read": lambda source, own: source,
@@ -117,12 +117,12 @@ def _joined(a: Kept, b: Kept) -> Kept:
 
 
 def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Append the keys and values of the new words to those of the context."""
+    """Append the keys and values of new words to the cached rows of the context."""
     return _joined(_once(kept, context, words), words)
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Project the written words to keys or values, either after or before self-attention."""
+    """Return variants that project written words, either after or before self-attention."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 
@@ -146,7 +146,7 @@ SOURCE = _TEXTS.mistakes(
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
-# shown by calls with changed projections: cached keys come from the earlier projections
+# shows when projections change between calls: cached keys come from the earlier projections
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [
@@ -179,7 +179,7 @@ KNOWN = (
 
 
 def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writing:
-    """Draw multiples of 1/2 between -2 and 2, for a context with this number of words."""
+    """Draw word vectors, `source` context vectors and projections in multiples of 1/2."""
     rng = generator(seed)
     shapes = {"x": (sum(parts), width), "context": (source, width)}
     shapes |= dict.fromkeys(NAMES, (width, width))
@@ -207,13 +207,13 @@ def several() -> list[Run]:
 
 
 def _call(step: Callable[..., Any], case: Run, x: Array, cache: Any) -> Any:
-    """Call a step with these words and this cache."""
+    """Call a step function with these words and this cache."""
     parameters = {name: case.arrays[name] for name in NAMES}
     return step(x, case.arrays["context"], cache, parameters)
 
 
 def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a step of writing."""
+    """Mark a step function that writes words after a context."""
     options_of(function, ("x", "context", "cache", "parameters"), {})
     smallest = word_by_word()[0]
     m = StepMarking(
@@ -236,7 +236,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _with_other_projections(case: Run) -> Run:
-    """Return the case with other key and value projections from the second call on."""
+    """Change the key and value projections of a case after the first call."""
     w = case.arrays
     changed = {"self_k": w["self_k"] + 1, "self_v": w["self_v"] - 2}
     changed |= {"cross_k": 1 - w["cross_k"], "cross_v": 2 - w["cross_v"]}

@@ -21,7 +21,7 @@ _TEXTS = Texts(__name__)
 
 
 def odd_shape(runs: list[Outcome]) -> Finding | None:
-    """Describe a function that is wrong only if lengths or sizes differ."""
+    """Describe a function that is wrong only for unequal lengths, or for unequal sizes."""
     wrong = first_wrong(runs)
     lengths = _sides(runs, lambda case: (list(case.arrays.values())[1].shape[-2], _queries(case)))
     if "query" in wrong.case.arrays and _whole_sides(lengths):
@@ -41,7 +41,7 @@ def _queries(case: Case) -> int:
 def _sides(
     runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """Return the runs whose first size is below the second, and the runs with the first above."""
+    """Return two lists: runs whose first size is smaller, and runs whose first size is larger."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -52,7 +52,7 @@ def _sides(
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether all runs of a side are wrong, and no side mixes right runs and wrong runs."""
+    """Tell whether one side has only wrong runs, and no side mixes right and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -63,32 +63,32 @@ def _lengths(run: Outcome) -> str:
 
 
 def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
-    """Describe a function if the lengths of an input tell whether its output is right."""
+    """Describe a function that is right for some lengths and wrong for all other lengths."""
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
     if any(run.case.mask is not None for run in runs):
-        return None  # the mask may be the difference
+        return None  # the mask may be the cause
     if not right or wrong[0].error is not None:
         return None
-    others = [call(_negated(run.case)) for run in right]  # right results may be chance
+    others = [call(_negated(run.case)) for run in right]  # the results may be right by accident
     return some_lengths(wrong[0], right) if all(run.is_right for run in others) else None
 
 
 def _negated(case: Case) -> Case:
-    """Return a case with the same lengths, in which every score has the opposite sign."""
+    """Negate the query of a case, so that every score changes its sign."""
     return replace(case, arrays={**case.arrays, "query": -case.arrays["query"]})
 
 
 def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
-    """Describe a function that is right for some lengths only; it probably works in blocks."""
+    """Describe a function that is right only for some lengths, probably because of its blocks."""
     good = ", ".join(dict.fromkeys(map(_lengths, right)))
     failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
     return _TEXTS.finding("some-lengths", wrong, right=good, wrong=_lengths(wrong), failed=failed)
 
 
 def large_scores(wrong: Outcome) -> Finding:
-    """Describe a function that is right for small numbers only.
+    """Describe a function that is right only for small numbers.
 
     With large numbers, functions of `math` raise an error, and functions of NumPy give nan.
     """
@@ -100,7 +100,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for `inputs.large_ones`: falling scores, and scores far below 0."""
+    """Describe a wrong result for the large scores of `steps.large_ones`."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)
@@ -110,7 +110,7 @@ def large_ones(wrong: Outcome) -> Finding:
 
 
 def empty_row(wrong: Outcome) -> Finding | None:
-    """Describe a function that is wrong only in rows that see no key."""
+    """Describe a function that is wrong only in rows in which all keys are masked."""
     row_nan, row_uniform = EMPTY
     if wrong.error is not None:
         return _TEXTS.finding("masked-row-raises", wrong, error=in_words(wrong.error))
@@ -159,7 +159,7 @@ def _same_numbers(a: Array, b: Array) -> bool:
 
 
 def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
-    """Describe a wrong result by its input, its error, and hints from its properties."""
+    """Describe a wrong result: its input, its error, and hints about the cause."""
     wrong = first_wrong(runs)
     numbers = wrong.out is not None and wrong.out.shape == wrong.right.shape
     named = (_wrong_scale(runs) or _by_length(call, runs)) if numbers else None
@@ -167,7 +167,7 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
-    """List properties of the weights that an output reveals."""
+    """Return hints that a wrong output gives about the weights and the order of the keys."""
     hints = []
     weights = _weights_behind(wrong)
     if weights is not None:
@@ -190,7 +190,7 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
 
 
 def _weights_behind(run: Outcome) -> Array | None:
-    """Return the weights that give an output, if the values determine these weights."""
+    """Compute the weights from an output; return None if several weights give this output."""
     case = run.case
     if run.out is None or run.out.shape != run.right.shape:
         return None
@@ -204,7 +204,7 @@ def _weights_behind(run: Outcome) -> Array | None:
 
 
 def _wrong_scale(runs: list[Outcome]) -> Finding | None:
-    """Describe an output for which the scores were multiplied by a wrong number."""
+    """Describe outputs whose scores have a wrong scale."""
     factors: dict[int, float] = {}
     sign, off = 1.0, False
     for run in runs:

@@ -10,7 +10,7 @@ import numpy as np
 from qkv.marking.outcome import Outcome, is_number, name_of, outcome
 from qkv.marking.tasks.attention.steps import NAMES, Case, answer
 
-# the options, with the names that learners give to each option
+# the parameter names that learners use for each option
 OPTIONS = {
     "mask": ("mask", "attn_mask", "attention_mask"),
     "causal": ("is_causal", "causal"),
@@ -30,14 +30,14 @@ class Learner:
     needed: frozenset[str] = frozenset()
     positional: tuple[inspect.Parameter, ...] = ()  # positional-only parameters
     unmasked: bool | float = True  # fills a required mask in tests without a mask
-    per_key: bool = False  # whether a required mask is (S,), not (L, S)
+    per_key: bool = False  # whether a required mask has the shape (S,), not (L, S)
     weights_first: bool = False
-    rank: int = 2  # of the arrays of one text; 3 or 4 if only batches are taken
+    rank: int = 2  # dimensions of an array; 3 or 4 if only batches work
     adds_mask: bool = False
-    number_as_mask: bool = False  # whether the default of the mask is a number to add
+    number_as_mask: bool = False  # whether the default of the mask is a number
 
     def __call__(self, case: Case) -> Outcome:
-        """Run the function on a copy of the case; the outcome holds its result or its error."""
+        """Run the function on a copy of the case, and return its result or its error."""
         case = case.at_rank(self.rank)
         if self.adds_mask:
             case = case.with_added_mask()
@@ -51,13 +51,13 @@ class Learner:
         return outcome(case.at_rank(self.rank), self._returned, np.zeros(0), beside=True)
 
     def _returned(self, case: Case) -> Any:
-        """Call the function for a case."""
+        """Call the function with the arrays and options of a case."""
         keywords = self._keywords(case)
         positional = [keywords.pop(p.name, p.default) for p in self.positional]
         return self.function(*case.arrays.values(), *positional, **keywords)
 
     def _keywords(self, case: Case) -> dict[str, Any]:
-        """Return the options of a case by the names of the function's parameters."""
+        """Return the options of a case, keyed by the function's parameter names."""
         options = {option: getattr(case, option) for option in self.options}
         if case.mask is not None:
             options["mask"] = case.mask

@@ -1,4 +1,4 @@
-"""The tasks of attention, with the tests of a learner's function in their order."""
+"""The attention tasks, and the order of their tests."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -28,13 +28,13 @@ from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Texts, pick, task
 
-MOST = 131  # keys or queries: more than one block of a function that works in blocks
+MOST = 131  # number of keys or queries, which is more than one block
 _TEXTS = Texts(__name__)
 PER_KEY = _TEXTS.mistake("mask-per-key")
 
 
 class AttentionMarking(Marking):
-    """An attention function on its way through the tests."""
+    """The test results of one attention function so far."""
 
     call: Learner
 
@@ -45,11 +45,11 @@ class AttentionMarking(Marking):
         self.of_weight_one = self.cases["one key"]
 
     def on(self, test: str, call: Learner | None = None) -> list[Outcome]:
-        """Call the function, or another way to call it, on the inputs of a test."""
+        """Run the inputs of a test through the function, or through `call` if it is given."""
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[Learner]) -> None:
-        """Switch to the first of these ways to call the function that is right, if any is."""
+        """Switch to the first way to call the function that gives right results, if any does."""
         right = (way for way in ways if all(run.is_right for run in self.on(CORE, way)))
         self.call = next(right, self.call)
 
@@ -61,7 +61,7 @@ class AttentionMarking(Marking):
         *,
         may_refuse: bool = False,
     ) -> None:
-        """Run the test of this name."""
+        """Run the test with this name."""
         self.test(Group(test, self.cases[test], known, otherwise, may_refuse))
 
     def at_last(self) -> Finding | None:
@@ -69,7 +69,7 @@ class AttentionMarking(Marking):
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Describe a wrong result by the sizes that give it, or by its properties."""
+        """Describe a wrong result by the sizes for which it occurs, or by its properties."""
         odd = findings.odd_shape(runs) if what == SIZES[self.signature] else None
         finding = odd or findings.unexplained(self.call, runs, what)
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
@@ -77,18 +77,18 @@ class AttentionMarking(Marking):
 
 
 def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any], str], CheckResult]:
-    """Return the marker for functions that take the arrays of a signature."""
+    """Return a marker, which takes an attention function and its signature."""
     return lambda function, signature: _mark(
         AttentionMarking(task, learner(function, signature), signature, batches=batches)
     )
 
 
 ATTENTION = task("attention", _marks("attention"))
-_PLANTED = {"heads-reshape", "causal-upper"}  # in the function that lesson 10 hands out
+_PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in its function
 
 
 def _mended(result: CheckResult) -> CheckResult:
-    """Set the points to 0 if the function still has the mistakes with which it is handed out."""
+    """Set the points to 0 if the function still has exactly the planted mistakes."""
     return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
 
 
@@ -100,7 +100,7 @@ MENDED = task(
 
 
 def _mark(m: AttentionMarking) -> CheckResult:
-    """Run the tests in their order; skip some of them after the first wrong result."""
+    """Run the tests in order, and skip some tests after the first wrong result."""
     options = m.call.options
     first_calls(m)
     if m.wrong:
@@ -138,7 +138,7 @@ def first_calls(m: AttentionMarking) -> None:
             m.limits.append(
                 f"It takes only arrays of {m.call.rank} dimensions, not a single text (L, d)."
             )
-    if "mask" in m.call.needed:  # True and 0 mask no key, and False masks none if inverted
+    if "mask" in m.call.needed:  # True and 0 mask no key, and neither does an inverted False
         shapes = product((False, True), (True, 0.0, False))
         m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
     runs, known = m.on(CORE), core(m.signature)
@@ -150,7 +150,7 @@ def first_calls(m: AttentionMarking) -> None:
 
 
 def _try_long_ones(m: AttentionMarking) -> None:
-    """Try more keys and queries than one block has; report the smallest lengths that fail."""
+    """Try more keys and queries than fit in a block, and report the smallest length that fails."""
     m.tried.append(f"{MOST} keys and {MOST} queries")
     if all(run.is_right for run in m.run(long_ones(MOST))):
         _try_large_ones(m)
@@ -161,7 +161,7 @@ def _try_long_ones(m: AttentionMarking) -> None:
 
 
 def _try_large_ones(m: AttentionMarking) -> None:
-    """Try scores that are right only if the maximum over all earlier blocks is kept."""
+    """Try scores for which a function must keep the maximum over all earlier blocks."""
     if any(finding.kind == "fragile" for finding in m.found):
         return
     m.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
@@ -176,7 +176,7 @@ def try_masks(
     more: Sequence[Mistake] = (),
     per_key: Mistake = PER_KEY,
 ) -> bool:
-    """Try masks of bools, or of 0 and -inf if these explain more.
+    """Try boolean masks, or masks of 0 and -inf if the function seems to expect numbers.
 
     Return whether the function takes a mask (L, S).
     """
@@ -220,17 +220,17 @@ def adds_its_mask(
     known: Sequence[Mistake],
     for_numbers: bool,
 ) -> bool:
-    """Tell whether the function takes a mask of 0 and -inf, which it adds to the scores.
+    """Tell whether the function expects a mask of 0 and -inf, and adds this mask to the scores.
 
-    It does if fewer mistakes explain its results with this mask than its results with bools. A
-    function that adds the mask to its scores adds True as 1 and False as 0. This is a mistake,
-    unless its results with numbers show that the function expects a mask of numbers.
+    The function expects such a mask if fewer mistakes explain its results for this mask than its
+    results for a boolean mask. A function that adds a boolean mask adds 1 for True and 0 for
+    False. This counts as a mistake, unless the function clearly expects a mask of numbers.
     """
-    # where(mask, -inf, scores) is an inverted bool mask, but a mask of 0 and -inf works with it
+    # where(mask, -inf, scores) inverts a boolean mask, but is right for a mask of 0 and -inf
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) masks the zeros of a mask to add, so that it takes bools only
+    # where(mask, scores, -inf) takes only boolean masks: it masks the zeros of any other mask
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False
@@ -262,7 +262,7 @@ def takes_batches(m: AttentionMarking) -> bool:
 
 
 def refused_batch(m: AttentionMarking) -> Outcome | None:
-    """Return a call with two texts that fails or has a wrong shape, if no mistake explains it."""
+    """Return a batched call that fails or has a wrong shape, unless a known mistake explains it."""
     runs = m.on("batches")
     refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
     return refused[0] if refused and m.explain(runs, BATCHES) is None else None

@@ -1,7 +1,7 @@
-"""The inputs of attention's tests, attention in steps, and the right answer.
+"""Test inputs for attention functions, the steps of attention, and the right answer.
 
-`RIGHT` holds the steps by name; a mistake replaces some of the steps. The constants hold the lines
-of code that a learner writes for the steps.
+`RIGHT` holds the steps, keyed by name; a mistake replaces some of the steps. The string constants
+show steps as lines of code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qkv.marking.mistake import Steps
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
-CORE = "scores, scaling, softmax, values"  # L == S and d == dv: most mistakes show
+CORE = "scores, scaling, softmax, values"  # L == S and d == dv, which shows most mistakes
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class Case:
 
     @property
     def visible(self) -> Array | None:
-        """Where a query may see a key: where a bool mask is True, or an added mask is finite."""
+        """The mask as booleans: a number to add counts as True if it is finite."""
         if self.mask is None or self.mask.dtype == bool:
             return self.mask
         return np.isfinite(self.mask)
 
     def with_added_mask(self) -> Case:
-        """Return this case with a mask to add: 0 for visible keys, -inf for masked keys."""
+        """Turn a boolean mask into a mask to add: 0 for visible keys, -inf for masked keys."""
         if self.mask is None or self.mask.dtype != bool:
             return self
         return replace(self, mask=np.where(self.mask, 0.0, -np.inf))
@@ -65,7 +65,7 @@ class Case:
         }
         mask = self.mask
         if mask is not None:
-            mask = _lift(mask, rank - (mask.ndim == 1))  # a mask (S,) has one dimension less
+            mask = _lift(mask, rank - (mask.ndim == 1))  # a mask (S,) has one dimension fewer
         return replace(self, arrays=arrays, mask=mask)
 
     def permuted(self) -> Case:
@@ -82,7 +82,7 @@ def _lift(a: Array, rank: int) -> Array:
 
 
 def cases(signature: str) -> dict[str, list[Case]]:
-    """Return the cases of each test by the name of the test, smallest first."""
+    """Return the cases of each test, smallest first, keyed by the name of the test."""
     own_cases = _of_query_key_value() if signature == "qkv" else _of_word_vectors()
     two, _, three, *_ = own_cases[CORE]
     batch = own_cases["batches"][-1]
@@ -110,7 +110,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
 
 
 def _of_query_key_value() -> dict[str, list[Case]]:
-    """Return the cases that need query, key and value, or from which other cases are made."""
+    """Return cases for functions that take query, key and value."""
     smallest = _case("qkv", [[1, 1], [2, 1]], [[1, 2], [0, 1]], [[1, 0], [3, 2]])
     if by_seed():
         (smallest,) = drawn("qkv", 0, (2, 2, 2, 2))
@@ -123,13 +123,13 @@ def _of_query_key_value() -> dict[str, list[Case]]:
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # with all sizes 2, a transpose of too many axes changes no shape
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
-        # queries after cached keys; in the last case, the query is not the last position
+        # queries after cached keys; in the last case, one more key follows the query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
 
 
 def _of_word_vectors() -> dict[str, list[Case]]:
-    """Return the cases that need x and the weights of its projections."""
+    """Return cases for functions that take x and three projections."""
     names = "x,w_q,w_k,w_v"
     smallest = [[[1, 0], [1, 2]], [[1, 1], [0, 1]], [[1, -1], [0, 1]], [[1, 2], [1, 0]]]
     two, sizes = _case(names, *smallest), [(2, 2, 2, 1), (2, 2, 2, 3), (2, 2, 1, 1)]
@@ -156,7 +156,7 @@ def long_ones(length: int) -> list[Case]:
 
 
 def large_ones(length: int) -> Case:
-    """Return two queries and many keys: scores of 2000, then 1000; and -2000, then -1000."""
+    """Return a case in which one row of scores falls from 2000, and one row rises from -2000."""
     key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
     return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
 
@@ -218,7 +218,7 @@ class Sizes:
 
 
 def compute(case: Case, steps: Steps) -> Array:
-    """Return the output of attention by these steps."""
+    """Compute the output of attention with these steps."""
     arrays, parts = case.arrays, list(case.arrays.values())
     width = parts[0].shape[-1]
     if "x" in arrays:
@@ -245,7 +245,7 @@ def compute(case: Case, steps: Steps) -> Array:
 
 
 def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
-    """Return where a query sees a key, (L, S), by the mask and the causal mask of a case."""
+    """Return a mask (L, S) that is True where the masks of a case let a query see a key."""
     i, j = np.arange(queries)[:, None], np.arange(keys)
     allowed = steps["sees"](i, j, case.q_offset or 0) if case.causal else steps["not_causal"](i, j)
     if case.visible is None:
@@ -269,7 +269,7 @@ def answer(case: Case) -> Formula:
 
 
 def same(a: Array, *_: Any) -> Array:
-    """Return the first argument: the step is left out."""
+    """Return the first argument unchanged, to skip a step."""
     return a
 
 

@@ -1,4 +1,4 @@
-"""Mark a decoder by the logits of a small model, and by the words that it writes."""
+"""Mark a decoder: compare its logits and its generated words for a small model."""
 
 import difflib
 import re
@@ -41,7 +41,7 @@ from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
 from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
-# without mistakes that are computed differently if query heads share key heads
+# except mistakes that need other steps if query heads share key heads
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -57,9 +57,9 @@ KNOWN = (
     *OF_ATTENTION,
     *OF_CAUSAL,
 )
-# a single word attends only to itself; two words have a distance
+# one word attends only to itself; two words also show relative positions
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
-ANOTHER_WORD = Text(np.array([8]))  # as many logits as for the first text
+ANOTHER_WORD = Text(np.array([8]))  # gives as many logits as the first text
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes with lm_head.weight",
@@ -71,7 +71,7 @@ WRITTEN = Group("words that are written one after the other", [Text(np.array([2,
 
 @per_seed
 def texts() -> list[Text]:
-    """Return the texts of the first test; each seed gives the words other ids."""
+    """Return the texts of the first test; the ids of their words depend on the seed."""
     others = generator(1).permutation(11) if by_seed() else np.arange(11)
     return [Text(others[ids]) for ids in _TEXT_IDS]
 
@@ -85,11 +85,11 @@ class _Decoding:
 
     def __init__(self, decoder: Callable[..., Any]) -> None:
         self.decoder = decoder
-        self.batched = False  # whether it takes only ids (1, T)
-        self.changed: dict[str, Any] = {}  # weights that it changed or removed
+        self.batched = False  # whether the decoder takes only ids (1, T)
+        self.changed: dict[str, Any] = {}  # weights that the decoder changed or removed
 
     def __call__(self, case: Text) -> Any:
-        """Return the logits for the ids of a case, or the ids that the decoder writes."""
+        """Return the logits for the ids of a case, or the ids that the decoder generates."""
         if case.write:
             return greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
@@ -116,7 +116,7 @@ class _Decoding:
 
 
 def _without_batch(logits: Array) -> Array:
-    """Return logits (1, T, V) as (T, V)."""
+    """Reshape logits (1, T, V) to (T, V)."""
     return logits[0] if logits.ndim == 3 and len(logits) == 1 else logits
 
 
@@ -140,10 +140,10 @@ def _unknown_name(wrong: Outcome) -> Finding | None:
 
 
 class _DecoderMarking(Marking):
-    """A decoder on its way through the tests."""
+    """The test results of one decoder so far."""
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Give the hint that a text of one word is right, in which attention has no choice."""
+        """Add a hint if only texts of more than one word are wrong."""
         hints = []
         if runs[0].is_right and len(runs[0].case.ids) == 1:
             hints.append("right for one word, so the mistake is in attention between words")

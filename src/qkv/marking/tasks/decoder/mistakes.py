@@ -41,7 +41,7 @@ ENDS = _TEXTS.mistakes(
 
 
 def _speeds(base: float, d: int) -> Array:
-    """Return the angle by which each pair rotates from one position to the next."""
+    """Return the angle by which each pair rotates per position."""
     return base ** (-np.arange(0, d, 2) / d)
 
 
@@ -74,7 +74,7 @@ LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
 
 
 def _counts(heads: int, groups: int) -> Steps:
-    """Return the steps of code in which the numbers of heads are fixed."""
+    """Return the steps of a decoder with hard-coded numbers of heads."""
     return {"counts": lambda *config: (heads, groups)}
 
 
@@ -216,7 +216,7 @@ _SOME = (
 
 
 def _untransposed(names: Sequence[str]) -> Steps:
-    """Multiply by these weights without a transpose, and by the other weights transposed."""
+    """Forget to transpose the weights with these names."""
     return {"linear": lambda x, weight, name: x @ (weight if name in names else weight.T)}
 
 
@@ -230,7 +230,7 @@ def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
 
 
 def _pair_forgotten(at: int) -> list[Callable[..., Any]]:
-    """Set a pair to 0, or leave the pair as it was."""
+    """Set a pair to 0, or leave the pair unrotated."""
     return [
         lambda *pairs: tuple(without(a, at, -1) for a in _turned(*pairs)),
         lambda a, b, cos, sin: _turned(a, b, without(cos, at, -1, 1), without(sin, at, -1)),
@@ -247,7 +247,7 @@ def _chosen(names: str) -> Steps:
 
 
 def _in_one_row(a: Array) -> Array:
-    """Join the heads of one word by a transpose and a reshape to (T, -1) with T = 1."""
+    """Join the heads of one word with a transpose and a reshape to (1, -1)."""
     return np.swapaxes(a, -3, -2).reshape(1, -1)
 
 
@@ -309,7 +309,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # the same mistakes with a wrong join too; with more than one word, an earlier step fails
+    # the same mistakes together with a wrong join, which only texts of one word can reach
     *(
         replace(one, variants=tuple({**steps, "join": _in_one_row} for steps in one.variants))
         for one in SPLITTING

@@ -38,7 +38,7 @@ CONFIG: Mapping[str, Any] = MappingProxyType(
     }
 )
 
-# a model with other sizes, and with a matrix of its own for the logits
+# a model with other sizes and a separate LM head
 UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
     {
         **CONFIG,
@@ -55,10 +55,10 @@ UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
 
 
 def small_model(tied: bool = True) -> _Model:
-    """Return `(weights, config)` of a small Llama: weights (out, in) by their names in a file.
+    """Return `(weights, config)` of a small Llama: weights (out, in), named as in a file.
 
     Args:
-        tied: whether the table of embeddings makes the logits; if not, `lm_head.weight` does.
+        tied: whether the logits use the embeddings instead of `lm_head.weight`.
 
     >>> weights, config = small_model()
     >>> weights["model.layers.0.self_attn.k_proj.weight"].shape
@@ -71,7 +71,7 @@ def small_model(tied: bool = True) -> _Model:
 
 @per_seed
 def _small_models() -> tuple[_Model, _Model]:
-    """Return both small models; the second model is tied."""
+    """Return both small models; the second model ties logits to embeddings."""
     return _drawn(False), _drawn(True)
 
 
@@ -105,12 +105,12 @@ def _drawn(tied: bool) -> _Model:
 
 @dataclass(frozen=True)
 class Text:
-    """The ids (T,) of a text for a small model, for one call or for calls that write words.
+    """A text for a small model, and the number of words to generate after the text.
 
     Attributes:
-        ids: the ids of the text.
-        write: the number of words to write after the text; with 0, the result is the logits.
-        tied: whether the small model is tied.
+        ids: the ids (T,) of the text.
+        write: the number of words to generate; if 0, the result is the logits.
+        tied: as in `small_model`.
     """
 
     ids: Array
@@ -128,14 +128,14 @@ class Text:
 
 
 def greedy(ids: Array, count: int, logits: Callable[[Array], Array]) -> Array:
-    """Write words with greedy decoding, and return their ids."""
+    """Generate words with greedy decoding, and return their ids."""
     for _ in range(count):
         ids = np.append(ids, np.argmax(logits(ids)[-1]))
     return ids[-count:]
 
 
 def compute(case: Text, steps: Steps) -> Array:
-    """Return the logits (T, V) after each position, or the ids of the written words."""
+    """Return the logits (T, V) at each position, or the ids of the generated words."""
     if case.write:
         return greedy(case.ids, case.write, lambda ids: _logits(ids, case.tied, steps))
     out: Array = steps["rows"](_logits(case.ids, case.tied, steps))

@@ -1,4 +1,4 @@
-"""Mistakes in softmax(Q K^T / sqrt(d)) V itself: roles, scores, scale, softmax and output."""
+"""Mistakes in the formula softmax(Q K^T / sqrt(d)) V."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,12 +21,12 @@ from qkv.marking.tasks.mistakes.slips import OF_WORDS, SLIPS
 from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
-# the names of mistakes, by the numbers of the arrays that are used as query, key and value
+# names of mistakes, keyed by the indices of the arrays used as query, key and value
 _EXCHANGED: dict[tuple[int, ...], str] = {(1, 0, 2): "query-key-swapped", (0, 1, 1): "key-as-value"}
 
 
 def mixed(signature: str) -> Iterator[Mistake]:
-    """Yield each way to exchange query, key and value, or their projections."""
+    """Yield a mistake for each wrong choice of query, key and value, or of their projections."""
     arguments = ("query", "key", "value")
     names, remedy = arguments, f"{SCALE}; {CONTEXT}"
     order, shared = "arguments-order", "arguments-shared"
@@ -47,7 +47,7 @@ def mixed(signature: str) -> Iterator[Mistake]:
 
 
 def _unprojected(*bare: int) -> Steps:
-    """Use x itself in place of some of its three projections."""
+    """Use x itself instead of some of its projections."""
     return {
         "project": lambda x, *weights: [x if n in bare else x @ w for n, w in enumerate(weights)]
     }
@@ -80,17 +80,17 @@ SHAPES = (_TEXTS.mistake("scale-value-size", {"scale": lambda s, n: s / np.sqrt(
 
 
 def _max(**over: Any) -> dict[str, Any]:
-    """Subtract another maximum in softmax."""
+    """Return softmax steps that subtract a different maximum."""
     return {"shift": lambda s: s - s.max(**over)}
 
 
 def _sum(**over: Any) -> dict[str, Any]:
-    """Divide by another sum in softmax."""
+    """Return softmax steps that divide by a different sum."""
     return {"normalise": lambda e: e / e.sum(**over)}
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Take softmax over other axes; the maximum may be right."""
+    """Return two variants of softmax over these axes: with a wrong or a right maximum."""
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 
@@ -156,7 +156,7 @@ RESULT = _TEXTS.mistakes(
 
 
 def core(signature: str) -> tuple[Mistake, ...]:
-    """Return the mistakes that show without masks, heads or odd inputs."""
+    """Return the mistakes that show in tests without masks, heads or special inputs."""
     of_projections = () if signature == "qkv" else (*PROJECTIONS, *OF_WORDS)
     return (*SOFTMAX, *SCORES, *SCALING, *RESULT, *of_projections, *mixed(signature), *SLIPS)
 

@@ -1,4 +1,4 @@
-"""Mistakes in several heads: how they are split, arranged, scaled, joined and projected."""
+"""Mistakes in how a function splits, arranges, scales, joins and projects heads."""
 
 from collections.abc import Callable
 
@@ -29,7 +29,7 @@ def _flat(a: Array) -> Array:
 
 
 def _unswapped(a: Array, heads: int) -> Array:
-    """Split (..., T, H * d) into (..., T, H, d), without the transpose that should follow."""
+    """Split (..., T, H * d) into (..., T, H, d), and forget the transpose."""
     return a.reshape(*a.shape[:-1], heads, -1)
 
 
@@ -39,7 +39,7 @@ def _rejoin_by_row(a: Array) -> Array:
 
 
 def _swapped_back(*roles: int) -> Steps:
-    """Undo the transpose after the split for some of queries, keys and values."""
+    """Forget the transpose after the split for some of queries, keys and values."""
     return {
         "arranged": lambda *qkv: [
             np.swapaxes(a, -3, -2) if n in roles else a for n, a in enumerate(qkv)
@@ -74,7 +74,7 @@ HEADS = (
                 _sized(lambda columns, heads, width: width // heads),
                 _sized(lambda columns, heads, width: width),
             ],
-            # this mistake comes first, since some variants of the next have the same join
+            # must precede heads-reshape, which has variants with the same joins
             "heads-join": [{"join": _rejoin}, {"join": _flat}],
             "heads-reshape": [
                 {"split": _reshape},
@@ -101,7 +101,7 @@ HEADS = (
 IN_TURN = _TEXTS.mistake(
     "heads-interleaved", {"split": _in_turn, "join": _rejoin_in_turn}, {"split": _in_turn}
 )
-# in a function that takes a number of heads: these mistakes show even with one head
+# for functions that take a number of heads: mistakes that show even with one head
 ONE_HEAD = _TEXTS.mistakes(
     {
         "heads-beside-words": [

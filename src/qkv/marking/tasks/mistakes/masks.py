@@ -1,4 +1,4 @@
-"""Mistakes in causal masks, in the use of given masks, and in the number for masked scores."""
+"""Mistakes in causal masks, in the use of masks, and in the number for masked scores."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +12,7 @@ from qkv.marking.tasks.attention.steps import HIDE, flip, same
 from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
-# by the name of a mistake: which keys j a query at position i sees
+# rules for the keys j that a query at position i sees, keyed by the mistake's name
 _COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
     {
         "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],
@@ -24,7 +24,7 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes in causal masks, under the keys that a task gives to these mistakes."""
+    """Return mistakes in causal masks, with each `key` renamed for a task."""
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")
     return mended(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))
 
@@ -79,7 +79,7 @@ OFFSET = _TEXTS.mistakes(
 
 
 def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[Steps]:
-    """Replace masked scores by a number, or add the number to masked scores."""
+    """Yield steps that set masked scores to a number, or add the number to masked scores."""
     for number in numbers:
         yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": blank}
         yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}
@@ -103,7 +103,7 @@ def _over_no_zero(e: Array) -> Array:
 
 
 def _over_a_little_more(*numbers: float) -> Iterator[Steps]:
-    """Divide each row by its sum plus a small number, so that the divisor is never 0."""
+    """Yield steps that add a small number to each row's sum to avoid a division by 0."""
     for number in numbers:
         yield {
             "hide": _less_the_largest,
@@ -112,7 +112,7 @@ def _over_a_little_more(*numbers: float) -> Iterator[Steps]:
         }
 
 
-# mistakes that are sought only in tasks that ask for a mask
+# only for tasks that require a mask
 WEAK = _TEXTS.mistakes(
     {
         "mask-too-weak": _instead(-1, -2, -3, -5, -10),

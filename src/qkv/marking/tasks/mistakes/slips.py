@@ -1,4 +1,4 @@
-"""Small slips in attention: fractions that are cut off, loops that end early, wrong products."""
+"""Small slips in attention: truncated fractions, loops that end early, wrong products."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ _TEXTS = Texts(__name__)
 
 
 def _added_up(terms: Iterable[Array]) -> Array:
-    """Accumulate floats in an array of integers, which loses their fractions."""
+    """Add up floats in an integer array, which truncates each sum."""
     total: Array = np.array(0.0)
     for term in terms:
         total = np.trunc(total + term)
@@ -125,7 +125,7 @@ _LOOPS = (
 
 
 def _each_number(*by: int) -> Steps:
-    """Compute some of the projections with elementwise products."""
+    """Compute some projections with elementwise products."""
     return {
         "project": lambda x, *weights: [x * w if n in by else x @ w for n, w in enumerate(weights)]
     }
@@ -182,13 +182,13 @@ SLIPS = mended("", *_CUT_OFF, *_LOOPS, *_FORGOTTEN, alone=True)
 
 
 def _seen_without(w: Array, at: int) -> Array:
-    """Set the weight of the first key to 0 (`at` is 0), or that of the last visible key (-1)."""
+    """Set one weight per row to 0: of the first key (at = 0) or the last visible key (at = -1)."""
     positions = np.arange(w.shape[-1])
     last = np.where(w > 0, positions, -1).max(axis=-1, keepdims=True)
     return np.where(positions == (last if at else 0), 0.0, w)
 
 
-# in causal tasks: loops that run only over the keys that a word sees
+# for causal tasks, in which a loop runs only over visible keys
 OF_CAUSAL = both_ends(
     _TEXTS,
     "seen-key-forgotten",

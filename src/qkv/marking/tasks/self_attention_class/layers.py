@@ -1,6 +1,6 @@
-"""Build layers of a student's class, call them, read their weights, and compute the answer.
+"""Build layers of a student's class, call them, read their weights, and compute right outputs.
 
-The weights are read from the attributes of a layer, which may have many names.
+The weights of a layer are in attributes, whose names differ between students.
 """
 
 import inspect
@@ -29,13 +29,13 @@ _TEXTS = Texts(__name__)
 
 @dataclass(frozen=True)
 class Call:
-    """Word vectors (..., T, D) for a layer with a number of heads.
+    """One call of a layer.
 
     Attributes:
-        x: the word vectors.
+        x: the word vectors (..., T, D).
         heads: the number of heads of the layer.
         matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role; None if unknown.
-        biases: the biases that the layer has, by role.
+        biases: the layer's biases, keyed by role.
         mask: a mask (T, T) that is True where a word may attend to another word.
         causal: whether a causal mask is requested.
     """
@@ -49,7 +49,7 @@ class Call:
 
     @property
     def built_with(self) -> tuple[int, int]:
-        """The arguments of the layer: embed_dim and num_heads."""
+        """The layer's constructor arguments: embed_dim and num_heads."""
         return self.x.shape[-1], self.heads
 
     def shown(self) -> dict[str, Any]:
@@ -67,10 +67,9 @@ class Call:
 
 
 def as_attention(case: Call) -> Case:
-    """Return the words and projections of a case as a call of attention, which has no biases.
+    """Convert a call of a layer to a case of the task `attention`, which has no biases.
 
-    To replace the biases, each word vector gets a 1 at its end, and each projection gets the bias
-    as its last row.
+    A 1 is appended to each word vector, and each bias becomes the last row of its projection.
     """
     matrices, biases, x = case.matrices or {}, case.biases or {}, case.x
     arrays = {f"w_{role}": matrices[role] for role in "qkv"}
@@ -83,7 +82,7 @@ def as_attention(case: Call) -> Case:
 
 
 def compute(case: Call, steps: Steps) -> Array:
-    """Return the output that the layer's weights give, or the input if the weights are unknown."""
+    """Compute the output from the layer's weights; return the input if these are unknown."""
     if case.matrices is None:
         return case.x
     out = attention(as_attention(case), steps)
@@ -112,7 +111,7 @@ KNOWN = (
 
 
 ROLES = ("q", "k", "v", "o")
-# the names of attributes, in lower case, that hold a projection or its bias
+# lower-case names of attributes for projections and biases, keyed by role
 _NAMES = {
     "q": {"q", "wq", "bq", "query", "queries"},
     "k": {"k", "wk", "bk", "key", "keys"},
@@ -128,8 +127,8 @@ class Projections:
     """W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D), each as one matrix, and their biases.
 
     Attributes:
-        matrices: the matrices by role; `"o"` is missing if the layer has no W_O.
-        biases: the biases that the layer has, by role.
+        matrices: the matrices, keyed by role; `"o"` is missing if the layer has no W_O.
+        biases: the layer's biases, keyed by role.
         shared: whether all heads use the same matrix.
         slices: whether each head reads only its own slice of the word vector.
     """
@@ -176,14 +175,14 @@ def arrays_of(
         return
     if a is not None and 1 <= a.ndim <= 3:
         yield path, a
-    if inside and id(thing) not in been:  # objects may hold each other
+    if inside and id(thing) not in been:  # objects may refer to each other
         been.add(id(thing))
         for name, one in inside.items():
             yield from arrays_of(one, f"{path}.{name}", been)
 
 
 def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
-    """Return `(array, {})` for an array, and `(None, objects by name)` for any other object."""
+    """Return `(array, {})` for an array, and `(None, named objects)` for any other object."""
     if isinstance(thing, Mapping):
         return None, dict(thing)
     if isinstance(thing, list | tuple):
@@ -201,7 +200,7 @@ def _in_order(path: str) -> list[Any]:
 
 
 def _role(path: str) -> str | None:
-    """Return the role of the projection in an attribute with this name."""
+    """Return the role of a projection from the name of its attribute."""
     words = [word for word in re.split(r"[^a-z]+", path.lower()) if word]
     for role in ("q", "k", "v"):
         if _NAMES[role] & {*words}:
@@ -214,7 +213,7 @@ def _role(path: str) -> str | None:
 def _read(
     found: Mapping[str, list[Array]], dim: int, heads: int, flipped: bool
 ) -> Projections | None:
-    """Join these arrays to one matrix for each role; return None if the sizes do not fit."""
+    """Join the arrays of each role into one matrix; return None if their sizes do not fit."""
     parts = dict(found)
     if "qkv" in parts and not {"q", "k", "v"} & {*parts}:
         split = [_in_three(a, flipped) for a in parts.pop("qkv")]
@@ -255,7 +254,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 def _joined(
     arrays: list[Array], role: str, dim: int, heads: int, flipped: bool
 ) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also tell whether heads share one matrix or read slices."""
+    """Join the matrices of all heads; also return "shared", "slices", both or an empty note."""
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
     arrays = [a.T if flipped else a for a in arrays]
@@ -288,11 +287,11 @@ _MASKS = {option: OPTIONS[option] for option in ("mask", "causal")}
 
 
 class Layers:
-    """Layers of a class: one layer for each pair of sizes, which is built on first use.
+    """Layers of a student's class, one per pair of sizes, each built on first use.
 
     Args:
         built: the class.
-        seed: the seed of the weights; None for the default of the class.
+        seed: the seed of the weights, or None for the class's default.
 
     Raises:
         TypeError: the class cannot be called with an embed_dim and a number of heads.
@@ -322,22 +321,22 @@ class Layers:
         return self.layers[sizes]
 
     def drawn(self, case: Call, seed: int) -> Any:
-        """Draw a layer with this seed, and return its output for the words of a case."""
+        """Build a layer with this seed, and return its output for the words of a case."""
         others = Layers(self.built, seed)
         others.batched = self.batched
         return others(case)
 
     def number_as_mask(self, case: Call) -> bool:
-        """Tell whether the default of the mask is a number, as in a layer that adds its mask."""
+        """Tell whether the mask parameter's default is a number, as in layers that add the mask."""
         parameters = inspect.signature(_called(self.of(case))).parameters
         name = self.takes(case)[0].get("mask")
         return name is not None and is_number(parameters[name].default)
 
     def takes(self, case: Call) -> tuple[dict[str, str], frozenset[str]]:
-        """Return `(options, required)`: the mask parameters of a call, and the required ones.
+        """Return `(options, required)`: the names of the mask parameters, and the required options.
 
         Raises:
-            TypeError: the call requires an argument that is not known here.
+            TypeError: the layer requires an unknown argument.
         """
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 
@@ -357,7 +356,7 @@ class Layers:
         return replace(case, matrices={"o": np.eye(width), **read.matrices}, biases=read.biases)
 
     def __call__(self, case: Call) -> Any:
-        """Return the output of a case's layer for the case's words."""
+        """Run the layer of a case on the words of this case."""
         layer = self.of(case)
         alone = self.batched and case.x.ndim == 2
         given = {name: a[None] if alone else a for name, a in self._arrays(case).items()}
@@ -375,7 +374,7 @@ class Layers:
         return returned[0]
 
     def _arrays(self, case: Call) -> dict[str, Any]:
-        """Return the words, and the mask under the name of the layer's parameter."""
+        """Return the words and the mask, keyed by the names of the layer's parameters."""
         options, needed = self.takes(case)
         mask = case.mask
         if mask is None and "mask" in needed:
@@ -387,7 +386,7 @@ class Layers:
 
 
 def _called(layer: Any) -> Callable[..., Any]:
-    """Return the function that a call of a layer runs: forward for a module of torch."""
+    """Return the function to call: `layer.forward` for a torch module, else the layer itself."""
     if hasattr(layer, "state_dict") or (not callable(layer) and hasattr(layer, "forward")):
         forward: Callable[..., Any] = layer.forward
         return forward

@@ -1,4 +1,4 @@
-"""Mark a class: build layers, read their weights, and compare their outputs with the formula."""
+"""Mark a class: build layers, read their weights, and compare outputs with the formula."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from qkv.marking.tasks.self_attention_class.layers import (
 from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
-_SMALL, _LARGE = 0.5, 2.0  # size of queries / size of words; 1 is right, torch has 0.6
+_SMALL, _LARGE = 0.5, 2.0  # limits of size(queries) / size(words); torch has 0.6
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))  # tokens, embed_dim, num_heads
 
 # every word sees a word, even if a layer inverts the mask
@@ -51,8 +51,8 @@ class _Inputs:
 
     Attributes:
         cases: the usual cases, smallest first.
-        one_word: a text of one word, in which attention has no choice.
-        uneven: a case with a width that the number of heads does not divide.
+        one_word: a text of one word, which attends only to itself.
+        uneven: a case in which the number of heads does not divide the width.
         batch: the word vectors of two texts.
         wide: a case with wide word vectors, which shows whether the weights are scaled.
     """
@@ -77,7 +77,7 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding about a layer instead of a result, so that it has no right answer."""
+    """A finding about a layer, whose example shows no right output."""
 
     def example(self) -> dict[str, Any]:
         """Return the layer, its words and its output."""
@@ -85,12 +85,12 @@ class _LayerFinding(Finding):
 
 
 def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
-    """Return the mistake of this name as it shows in a run."""
+    """Return a finding about a layer: the mistake with this name, and the run that shows it."""
     return _LayerFinding(**vars(_TEXTS.mistake(name)), run=run, more=more or {})
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Return all cases with weights, for each way to read weights that works for every case."""
+    """Add weights to all cases, for each value of `flipped` with which all layers can be read."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -148,7 +148,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
 
 
 def _as_asked(m: Marking, layers: Layers) -> None:
-    """Check the other demands of the task: calls, seeds, and refused sizes."""
+    """Check the other requirements of the task: calls, seeds, and refused sizes."""
     if not _is_called(layers):
         m.find(_of_layer("class-not-called", m.call(_inputs().cases[0])))
     if not m.wrong:
@@ -158,7 +158,7 @@ def _as_asked(m: Marking, layers: Layers) -> None:
 
 
 def _is_called(layers: Layers) -> bool:
-    """Tell whether a layer itself can be called; having a method forward is not enough."""
+    """Tell whether a layer itself is callable; a method `forward` is not enough."""
     try:
         return callable(layers.of(_inputs().cases[0]))
     except RAISED:
@@ -166,7 +166,7 @@ def _is_called(layers: Layers) -> bool:
 
 
 def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
-    """Check that equal seeds give equal layers, and that different seeds give different layers."""
+    """Check that equal seeds give equal layers, and different seeds give different layers."""
     if "seed" not in layers.when_built:
         m.untried.append("seed")
         return None
@@ -190,7 +190,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose a way to read the weights: the layer should be right, or have one known mistake."""
+    """Choose the way to read weights in which the layer is right or has one known mistake."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -236,12 +236,12 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
 
 
 def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
-    """Test a mask and a causal mask if the layer takes them; note which mask it does not take.
+    """Test a mask and a causal mask; if the layer does not take one of these masks, note that.
 
     Args:
-        m: the layer's marking, with steps that explain the outputs without masks.
+        m: the marking, whose steps explain the outputs without masks.
         layers: the layers.
-        cases: two cases with several heads, with the weights of their layers.
+        cases: two cases with several heads and known weights.
         flipped: whether the weights are (out, in).
     """
     options, _ = layers.takes(cases[0])
@@ -259,7 +259,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> 
 
 
 def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> None:
-    """Test masks of bools, or masks of 0 and -inf if these explain more."""
+    """Test boolean masks, or masks of 0 and -inf if the layer seems to expect numbers."""
     known = (*MASK, *HIDING)
     as_bool = m.run(cases)
     layers.adds_mask = True
@@ -272,7 +272,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
 
 
 def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
-    """Report a W_O that does not fit the joined heads, after a test with one head."""
+    """Test layers with one head, then report a W_O that does not fit the joined heads."""
     fitting = [case for case in cases if not _clashes(case)]
     if fitting:
         m.test(Group("one head", fitting, KNOWN))
@@ -282,7 +282,7 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
 
 
 def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
-    """Yield the mistakes in the weights of a layer with two heads, without looking at outputs."""
+    """Yield mistakes that show in the weights of a layer with two heads."""
     found = next(read for read in map(layers.read(case), (False, True)) if read is not None)
     w = found.matrices
     halves = [np.split(w[role], 2, axis=1) for role in "qkv"]
@@ -301,7 +301,7 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
 
 
 def _unscaled(layers: Layers) -> Finding | None:
-    """Check that queries, keys and values have the size of the words."""
+    """Check that queries, keys and values are about as large as the words."""
     try:
         found = next(
             filter(None, (layers.read(_inputs().wide)(flipped) for flipped in (False, True))), None

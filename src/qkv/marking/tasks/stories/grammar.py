@@ -1,4 +1,4 @@
-"""The small grammar of lesson 12, and stories that follow it."""
+"""The small grammar of lesson 12, and functions for its stories."""
 
 import re
 from collections import Counter
@@ -34,14 +34,14 @@ def story(seed: int) -> str:
 
 
 def sentences_of(text: str) -> list[tuple[str, str, str]] | None:
-    """Return first name, last name and deed of each sentence, or None if the grammar is broken."""
+    """Parse each sentence into first name, last name and deed; None if the grammar is broken."""
     matches = [*_SENTENCE.finditer(text)]
     spelled = "".join(match.group() for match in matches)
     return [match.groups() for match in matches] if spelled == text else None  # type: ignore[misc]
 
 
 def begins(words: Sequence[str]) -> list[int]:
-    """Return the positions where sentences begin; at each of them is a first name."""
+    """Return the positions of first names, which begin the sentences."""
     return [i for i in range(len(words)) if i == 0 or words[i - 1] == "."]
 
 
@@ -56,7 +56,7 @@ def others(words: Sequence[str]) -> list[int]:
 
 
 def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[float, float]:
-    """Return two mean losses: that of word frequencies, and that of counts of word pairs.
+    """Return the mean losses of two models, which count single words and pairs of words.
 
     Args:
         texts: the texts in which words and pairs are counted.
@@ -68,7 +68,7 @@ def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[flo
         begins[before] += count
         ends[after] += count
     total = sum(ends.values())
-    known = len(ends) + 1  # 1 is added to each count, so that no pair is impossible
+    known = len(ends) + 1  # add 1 to each count, so that no probability is 0
     asked = [pair for text in measured for pair in _pairs(text)]
     alone = [-np.log((ends[after] + 1) / (total + known)) for _, after in asked]
     follows = [-np.log((pairs[pair] + 1) / (begins[pair[0]] + known)) for pair in asked]
@@ -80,5 +80,5 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def next_words(probabilities: Array, ids: Array) -> Array:
-    """Return the probabilities (T - 1,) that the rows (T, V) give to the next words."""
+    """Return the probability (T - 1,) of each next word, given probabilities (T, V)."""
     return probabilities[np.arange(len(ids) - 1), ids[1:]]

@@ -19,13 +19,13 @@ from qkv.marking.tasks.task import Texts, task
 _TEXTS = Texts(__name__)
 _NAME, _TRIED = "head-removed", "no head, one head and two heads"
 _MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
-_WITHIN = 2e-4  # float32 rounds; the effect of any mistake is far larger
+_WITHIN = 2e-4  # for rounding in float32; any mistake has a far larger effect
 
 NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
 
 class _Removed:
-    """The logits of a decoder without some heads; each array of logits is computed once.
+    """A cache of a decoder's logits without some of its heads.
 
     Args:
         decoder: a student's decoder with its stories.
@@ -40,7 +40,7 @@ class _Removed:
         self.heads = [(layer, head) for layer in range(shape[0]) for head in range(shape[1])]
 
     def logits(self, ids: Array, heads: Any) -> Array:
-        """Return the logits without these heads; ignore heads that the model does not have."""
+        """Return the logits without these heads; ignore heads that do not exist."""
         asked = tuple(one for one in map(tuple, heads) if one in self.heads)
         key = ids.tobytes(), asked
         if key not in self.known:
@@ -51,8 +51,8 @@ class _Removed:
         """Return a function that takes ids and heads, and returns two means over positions.
 
         Args:
-            said: takes the logits and the ids, and returns a number for each position.
-            positions: takes the words, and returns the positions for both means.
+            said: a function that takes logits and ids, and returns a number per position.
+            positions: a function that takes words, and returns the positions for each mean.
         """
 
         def of(ids: Array, heads: Any) -> list[float]:
@@ -62,7 +62,7 @@ class _Removed:
         return of
 
     def cases(self) -> list[tuple[Array, list[tuple[int, int]]]]:
-        """Return stories, each of them with a different list of heads to remove."""
+        """Return stories, each with a different list of heads to remove."""
         scores, _ = self.decoder.scores()
         best = np.unravel_index(scores.argmax(), scores.shape)
         found = (int(best[0]), int(best[1]))

@@ -28,7 +28,7 @@ _TEXTS = Texts(__name__)
 
 
 def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
-    """Yield each position of a name that occurred before, with the name's earlier positions."""
+    """Yield the position of each repeated name, and the earlier positions of this name."""
     for i, one in enumerate(ids):
         earlier = [j for j in range(i) if ids[j] == one]
         if earlier and one in names:
@@ -36,7 +36,7 @@ def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def induction_score(weights: Array, ids: Any, names: Any) -> Any:
-    """Return the mean weight that returning names give to words after their earlier mentions."""
+    """Return the mean weight from repeated names to the words after earlier occurrences."""
     return np.mean(
         [sum(weights[i, j + 1] for j in earlier) for i, earlier in _returning(ids, names)]
     )
@@ -49,14 +49,14 @@ def _shifted(by: int) -> Callable[..., Any]:
 
 
 def _of_one(number: int) -> Callable[..., Any]:
-    """Score only the first or only the last earlier position of each name."""
+    """Score only the first or only the last earlier occurrence of each name."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
 def _later(*, itself: bool) -> Callable[..., Any]:
-    """Score all positions of a name, later ones too, with or without the current position."""
+    """Score later occurrences of a name too; with `itself`, also score the current one."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         found = []
@@ -74,10 +74,10 @@ def _sum(weights: Array, ids: Any, names: Any) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Draw weights whose rows sum to 1, for texts in which names and other words return.
+    """Draw weights whose rows sum to 1, for texts with repeated names and other repeated words.
 
-    The weights of all cases except the last are causal. The last case shows functions that read
-    above the diagonal.
+    The weights of all cases except the last are causal. The last case reveals functions that read
+    weights above the diagonal.
     """
     texts = [
         ([1, 4, 6, 1, 5], [1, 2]),
@@ -137,11 +137,11 @@ INDUCTION_SCORE = exercise(
 
 
 _STORIES = 16
-_COUNTED = 500  # the number of stories in which the marker counts words
-_SURE = 0.6  # the least probability of last names if a decoder copies; one layer has 0.3
-_BELOW = 0.05  # the least difference between two losses that counts
-_NEARLY = 0.8  # the part of the best head's score that a right head reaches
-_CLEAR = 0.4  # the least score of a head that copies names
+_COUNTED = 500  # number of stories in which the marker counts words
+_SURE = 0.6  # minimum probability of repeated last names; a single layer reaches 0.3
+_BELOW = 0.05  # minimum difference between two losses
+_NEARLY = 0.8  # minimum score of a right head, relative to the best head
+_CLEAR = 0.4  # minimum score of a head that copies names
 EMPTY, _NO_MODEL, _NO_WORDS = map(
     _TEXTS.mistake, ("not-filled-in", "story-model-other", "story-model-vocabulary")
 )
@@ -151,7 +151,7 @@ class Unmeasured(Exception):
     """The error for a decoder that cannot be measured.
 
     Args:
-        why: the mistake that is the reason.
+        why: the mistake that prevents the measurement.
     """
 
     def __init__(self, why: Mistake) -> None:
@@ -174,7 +174,7 @@ class Decoder:
     ids: Sequence[Array]
 
     def logits(self, ids: Array, ablate: Any = ()) -> Array:
-        """Return the logits (T, V) for the next word at each position, without some heads."""
+        """Return the logits (T, V) of the decoder without the heads in `ablate`."""
         options = {"ablate": [*ablate]} if len(ablate) else {}
         try:
             return np.asarray(self.model(ids, **options).logits, float).reshape(len(ids), -1)
@@ -186,7 +186,7 @@ class Decoder:
         return softmax(self.logits(self.ids[number]))
 
     def patterns(self, number: int) -> Array:
-        """Return the attention weights (layers, heads, T, T) of all heads in a story."""
+        """Return the attention weights (layers, heads, T, T) in a story."""
         try:
             trace = self.model.trace(self.ids[number], names=["pattern"])
             return np.concatenate([np.asarray(one, float) for one in trace.attentions])
@@ -212,7 +212,7 @@ class Decoder:
 
 
 def decoder_of(thing: Any) -> Decoder:
-    """Return a student's decoder, with stories that the marker draws.
+    """Draw stories, and combine them with a student's decoder.
 
     Raises:
         Unmeasured: the object is not a decoder for these stories.
@@ -286,13 +286,13 @@ def _head(thing: Any, found: Any) -> Iterator[Mistake]:
 
 
 def _among(right: Array, layer: int, head: int) -> bool:
-    """Tell whether the model has this head, and the head is one of the right heads."""
+    """Tell whether this head exists and is one of the right heads."""
     there = 0 <= layer < right.shape[0] and 0 <= head < right.shape[1]
     return there and bool(right[layer, head])
 
 
 def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: Any) -> CheckResult:
-    """Return the verdict on values, with the mistakes that a function finds in them."""
+    """Mark values with the function `find`, which yields their mistakes."""
     try:
         found = [*find(*things)]
     except Unmeasured as error:

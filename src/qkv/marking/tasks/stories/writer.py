@@ -1,4 +1,4 @@
-"""The first task of lesson 12: a function that writes stories, marked by its stories."""
+"""The first task of lesson 12: a function that writes stories."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,8 +18,8 @@ from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 _STORIES = 60
-_LAST_NAMES = 3  # the least number of last names for a first name in sixty stories; ten is usual
-_RETURNS = 4  # the least number of sentences, out of ten, about people who were named before
+_LAST_NAMES = 3  # minimum number of last names per first name in sixty stories; ten is usual
+_RETURNS = 4  # minimum number of sentences, out of ten, about people named before
 _JOIN = 'return " ".join(sentences)  # each sentence is f"{first[one]} {last[one]} {deed} ."'
 
 Sentences = Sequence[tuple[str, str, str]]
@@ -27,7 +27,7 @@ Sentences = Sequence[tuple[str, str, str]]
 
 @dataclass(frozen=True)
 class _Written:
-    """Stories of one function: their texts, their sentences, and the first text written again."""
+    """Stories of one function: texts, sentences, and a second text from the first seed."""
 
     texts: Sequence[str]
     stories: Sequence[Sentences]
@@ -48,7 +48,7 @@ def _last_names(written: _Written, first: str) -> set[str]:
 
 
 def _names_change(written: _Written) -> bool:
-    """Tell whether people who return have another last name in most stories."""
+    """Tell whether most stories change the last name of a person."""
     changed = [
         len(_first_names(story)) < len(_people(story))
         for story in written.stories
@@ -58,7 +58,7 @@ def _names_change(written: _Written) -> bool:
 
 
 def _new_people(written: _Written) -> bool:
-    """Tell whether most stories have many people, who hardly ever return."""
+    """Tell whether most stories have too many people, and too few repeated names."""
     few = [
         len(_first_names(story)) > PEOPLE and len(story) - len(_people(story)) < _RETURNS
         for story in written.stories
@@ -102,7 +102,7 @@ def _one_deed(written: _Written) -> bool:
     return any(len({deed for *_, deed in story}) < 2 for story in written.stories)
 
 
-# one test per mistake: whether the stories contain it; the first mistake found is reported
+# one test per mistake; only the first mistake found is reported
 _SHOWS: Mapping[str, Callable[[_Written], bool]] = MappingProxyType(
     {
         "story-unseeded": lambda written: written.again != written.texts[0],
@@ -127,7 +127,7 @@ def _seeds() -> list[int]:
 
 
 def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Finding, Outcome]]:
-    """Yield at most one mistake in these stories, and the run that shows it."""
+    """Yield the first mistake in these stories, if any, and the run that shows this mistake."""
     for run in (*runs, again):
         if run.error is not None:
             yield raises(run, "stories"), run
