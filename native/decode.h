@@ -284,7 +284,7 @@ void attend_parts(const Attention& a, int threads) {
   }
   first_task[size_t(heads)] = tasks;
   if (!tasks) return;
-  if (work < double(SMALL_WORK)) threads = 1;
+  threads = threads_for_attention(work, threads);
 
   int64_t wide = rounded_up(a.value_size, WIDTH);
   Buffer<Part> parts{size_t(tasks)};

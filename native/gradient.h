@@ -172,7 +172,7 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
     work += double(keys.end - keys.begin) * double(a.length[row]) *
             double((a.size + a.value_size) * a.group * a.kv_heads);
   }
-  if (work < double(SMALL_WORK)) threads = 1;
+  threads = threads_for_attention(work, threads);
 
   auto prepare = [&](int64_t head) {
     for (int64_t group = 0; group < a.group; ++group)

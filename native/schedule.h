@@ -181,8 +181,7 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
           chunks;
   }
   if (!tasks) return;
-  if (work < double(SMALL_WORK)) threads = 1;
-  threads = int(at_most(threads, tasks));
+  threads = int(at_most(threads_for_attention(work, threads), tasks));
 
   HeadBuffers buffers(int(at_most(threads, heads)));
   for (int k = 0; k < buffers.size(); ++k) {

@@ -23,8 +23,10 @@ struct Stopped : std::exception {};
 // checks whether to continue.
 void worked(int64_t operations);
 
-// Attention with fewer multiplications than this wakes no thread.
-constexpr int64_t SMALL_WORK = 1 << 20;
+// The number of threads for attention with `work` multiplications: a small call wakes no thread.
+inline int threads_for_attention(double work, int threads) {
+  return work < double(1 << 20) ? 1 : threads;
+}
 
 // The number of threads for a product of `work` multiply-adds: each has at least ten microseconds.
 inline int threads_for_product(double work, int threads) {
