@@ -84,7 +84,7 @@ _ROOMS = (
     "text",
 )
 
-# Names that load on first use, keyed to their packages. qkv.see lists more of these names.
+# The package of each name that loads on first use. The package qkv.see lists its own such names.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",
@@ -107,5 +107,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return all public names, including names that load on first use, for completion with Tab."""
+    """Return all public names for Tab completion, including names that load on first use."""
     return [*__all__, *_ROOMS, "__version__"]

@@ -64,7 +64,7 @@ def whole_number(value: Any, *, call: str, name: str, least: int, most: float = 
 
 
 def is_whole_number(value: Any) -> bool:
-    """Return whether `value` is an int of Python or NumPy, but not a bool."""
+    """Return whether `value` is a Python int or a NumPy integer, but not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
@@ -83,7 +83,7 @@ def real_number(value: Any, *, call: str, name: str) -> float:
 
 
 def shown(value: Any) -> str:
-    """Describe `value` in one short line, for an error.
+    """Describe `value` in one short line for an error message.
 
     >>> shown(0.5), shown("three"), shown(10**400)
     ('0.5', "'three'", '1000000000000000000000000000...')
@@ -131,7 +131,7 @@ def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
 
 @functools.cache
 def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type for computing with `dtype`: float32 for half precision, otherwise `dtype`.
+    """Return the dtype in which to compute: float32 for half precision, otherwise `dtype`.
 
     >>> compute_type(np.dtype(np.float16))
     dtype('float32')

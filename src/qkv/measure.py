@@ -19,9 +19,9 @@ from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
 
-ROUNDS = 9  # the minimum number of rounds; fewer make medians unreliable
-LEAST = 2e-3  # seconds; shorter calls are repeated within a round
-SHORT = 0.02  # seconds; shorter calls are warmed up again in each round
+ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
+LEAST = 2e-3  # In seconds; a round repeats calls that are shorter.
+SHORT = 0.02  # In seconds; each round warms up shorter calls again.
 
 
 def in_turn(
@@ -45,8 +45,8 @@ def in_turn(
             counted.
 
     Returns:
-        The seconds of each call in each round, keyed by name. If a round repeats a short call, the
-        mean of the repeats is returned.
+        The seconds of the calls, keyed by name: one time per round. If a round repeats a short
+            call, the time is the mean of the repeats.
     """
     collecting = gc.isenabled()
     gc.disable()
@@ -156,7 +156,7 @@ def plain_attention(query: Array, key: Array, value: Array, *, is_causal: bool =
 
 
 def operations(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> float:
-    """Count the floating-point operations: `2 (d + dv)` for each visible pair of query and key."""
+    """Count `2 (d + dv)` floating-point operations for each visible pair of query and key."""
     length, keys = query.shape[-2], key.shape[-2]
     pairs = length * (length + 1) / 2 if is_causal else length * keys
     sizes = query.shape[-1] + value.shape[-1]
@@ -276,10 +276,10 @@ def survey(
 ) -> list[dict[str, Any]]:
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
-    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. Each task has
-    a dict with the fields of the `Task` and these entries: `qkv` and `numpy`, both with the median
-    `seconds` and the largest `error`; `times_faster`; `limit`, the machine's peak rate for this
-    work; and `share`, the fraction of the limit that qkv reaches.
+    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. The dict of a
+    task has the fields of the `Task`. Its entries `qkv` and `numpy` have the median `seconds` and
+    the largest `error`, and `times_faster` compares the two. `limit` is the machine's peak rate for
+    this work, and `share` is the fraction of the limit that qkv reaches.
 
     Raises:
         ArithmeticError: an error of qkv is larger than promised.

@@ -9,7 +9,7 @@ PATIENCE = 2.0  # seconds of work before a bar appears
 
 
 def wanted(show: bool | None) -> bool:
-    """Return whether to show a bar: the value of `show`; for None, whether a terminal shows it.
+    """Return whether to show a bar; if `show` is None, show it only on a terminal.
 
     No bar is shown if standard error is missing (`pythonw`) or closed by the shell.
     """
@@ -28,8 +28,8 @@ def progress(
     Args:
         what: the name of the bar.
         total: the total amount of work; None if unknown.
-        show: True shows a bar at once, False shows no bar. None shows a bar on a terminal, if the
-            work takes longer than a moment.
+        show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after 2
+            seconds of work.
         unit: the name of the counted unit; if given, the bar shows units per second too.
     """
     if not wanted(show):

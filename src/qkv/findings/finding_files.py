@@ -67,7 +67,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
-    """Write a finding with a line for each field; the file appears when it is complete."""
+    """Write a finding with one line per field; the file appears only when it is complete."""
     lines = [
         f"  {json.dumps(name)}: {json.dumps(field, ensure_ascii=False, allow_nan=False)}"
         for name, field in value.items()
@@ -94,7 +94,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
             fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
             return f"{where} {fault}: a finding has {', '.join(rule['required'])} there"
         parts = [(value[name], known[name], within + name) for name in known]
-    elif isinstance(value, list) and where != "edits":  # `edits_of` has better errors for edits
+    elif isinstance(value, list) and where != "edits":  # `edits_of` explains errors better
         rules = rule.get("prefixItems") or [rule["items"]] * len(value)
         pairs = enumerate(zip(value, rules, strict=True))
         parts = [(one, own, f"{where}[{n}]") for n, (one, own) in pairs]
@@ -102,7 +102,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
 
 
 def _fits(value: Any, rule: dict[str, Any]) -> bool:
-    """Return whether a value fits a rule, without a check of nested values."""
+    """Return whether a value fits a rule; nested values are not checked."""
     if isinstance(value, bool) or not isinstance(value, _TYPES[rule["type"]]):
         return False
     if "const" in rule:
@@ -171,7 +171,7 @@ def _target(image: Token) -> str:
 
 
 def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
-    """Yield tokens; replace each paragraph of findings alone by one token "finding"."""
+    """Yield tokens; a paragraph with only findings becomes one "finding" token."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None

@@ -1,4 +1,4 @@
-"""A finding: the measured effect of edits at one position of a text; verify and publish it."""
+"""Findings: measure the effect of edits at one position of a text; verify and publish it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from qkv.text.tokenizer import check_text
 if TYPE_CHECKING:
     from qkv.text import Tokenized
 
-TOP = 5  # words that a finding keeps
-TOLERANCE = 1e-4  # the largest difference of probabilities, as in assets/screens/findings.js
+TOP = 5  # The number of words that a finding keeps.
+TOLERANCE = 1e-4  # The largest allowed difference of probabilities; see screens/findings.js.
 
 Prediction = tuple[str, float]
 AnyModel = Model | str | os.PathLike[str]
@@ -35,7 +35,7 @@ class Verification(NamedTuple):
     """The result of measuring a finding again.
 
     Attributes:
-        holds: whether words keep their order and probabilities agree within 0.0001.
+        holds: whether the words have the same order and the probabilities agree within 0.0001.
         differences: a sentence for each difference between the two measurements.
     """
 
@@ -115,9 +115,9 @@ class Finding:
                 name, if it comes with qkv. Nothing is downloaded.
 
         Returns:
-            A `Verification`. `.holds` is true if the words have the same order and the
-            probabilities agree within 0.0001. `.differences` has a sentence per difference. A
-            model with other parameters cannot verify the finding, so this model is not run.
+            A `Verification`: its `.holds` is true if the words have the same order and the
+                probabilities agree within 0.0001. Its `.differences` has a sentence per difference.
+                A model with other parameters cannot verify the finding, so qkv does not run it.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
@@ -188,9 +188,9 @@ def finding(
     """Measure how edits change the predictions at one position of a text.
 
     Args:
-        model: an encoder with a head over words, or a decoder.
+        model: an encoder with a language-model head, or a decoder.
         text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
-        position: the number of a token; negative numbers count from the end. An encoder predicts
+        position: a token's position; negative numbers count from the end. An encoder predicts
             the word at this position, a decoder predicts the next token. The default is the first
             mask token; for a decoder, the last token.
         ablate: heads to ablate, as in `Model.trace`.
@@ -278,8 +278,9 @@ def publish(
 
     Raises:
         FileNotFoundError: a file or the model is not on this machine.
-        ValueError: no finding is given; the findings belong to several models; the model has other
-            parameters; a file is damaged; or a page cannot compute the model.
+        ValueError: no finding is given; the findings belong to several models; the model's
+            parameters differ from the findings'; a file is damaged; or a page cannot compute the
+            model.
 
     >>> import qkv, tempfile
     >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")

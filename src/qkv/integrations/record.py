@@ -84,7 +84,7 @@ class _Layer:
         steps, first = list(zip(self.ran, self.parts, strict=True)), self.parts[0]
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
-            keys = min(keys, self.rows)  # a cache may have positions for future tokens
+            keys = min(keys, self.rows)  # a cache may reserve positions for future tokens
         *lead, _, kept = first.top_indices.shape
         shapes = dict.fromkeys(("top_indices", "top_weights"), (*lead, self.rows, kept))
         shapes |= {"received": (*lead, keys), "lse": (*lead, self.rows)}
@@ -121,8 +121,8 @@ class Recording(Trace):
         self._layers: dict[tuple[int, int], _Layer] = {}
         # per owner: the mask of its last run, and the number of earlier runs in the same pass
         self._latest: dict[int, tuple[Any, int]] = {}
-        self._call: Any = None  # identifies the last call
-        self._spans: list[slice] = []  # per text, the span of its tokens in the batch
+        self._call: Any = None  # Identifies the last call.
+        self._spans: list[slice] = []  # Where the tokens of each text are in its row.
         self._longest = 0
         self._asked: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:
@@ -280,7 +280,7 @@ def record(
         NotImplementedError: raised while the model runs, if a part cuts inputs into windows or
             packs several inputs into one, or if a layer attends several times to different tokens.
         ValueError: raised when the block ends, if attention ran in several parts or models and
-            `module` is None, or if the number of tokens does not fit.
+            `module` is None, or if the number of tokens does not match.
     """
     kept = whole_number(top_k, call="record", name="top_k", least=1)
     if not REGISTERED:

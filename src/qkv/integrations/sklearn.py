@@ -15,7 +15,7 @@ from qkv.text.tokenizer import check_texts
 
 
 class Encoding:
-    """A transformer of scikit-learn that encodes texts as vectors, like `Model.encode`.
+    """A scikit-learn transformer that encodes texts as vectors, like `Model.encode`.
 
     `TextEncoder` is this class with scikit-learn's base classes. `fit` only checks its input and
     learns nothing. Copies and pickles hold only the arguments. The model is loaded on first use;
@@ -28,7 +28,7 @@ class Encoding:
         prompt: a string before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
-        batch_size: the number of texts of 128 tokens in a batch; longer texts make it smaller.
+        batch_size: the number of texts in a batch if each text has 128 tokens.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape
@@ -51,7 +51,7 @@ class Encoding:
         self.batch_size = batch_size
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Check that `X` are texts, and learn nothing.
+        """Check that `X` contains texts, and learn nothing.
 
         Args:
             X: texts, (n,): a list, an array or one column of a table.

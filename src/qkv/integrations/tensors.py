@@ -30,7 +30,7 @@ def as_tensor(array: Array) -> Any:
 
 
 def unreadable(*tensors: Any) -> str:
-    """Return the reason why the numbers of these tensors cannot be read; "" if they can be."""
+    """Explain why the numbers of these tensors cannot be read; return "" if they can be read."""
     torch = torch_module()
     functorch, modes = torch._C._functorch, torch._C._TorchDispatchModeKey
     if functorch.peek_interpreter_stack() or any(map(functorch.is_legacy_batchedtensor, tensors)):
@@ -62,8 +62,8 @@ def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any
 
     Returns:
         A tensor `(B, 1, L, S)`: 0 where a query sees a key, and the lowest number elsewhere, as
-        other implementations expect. The numbers are computed only when code reads them; `attend`
-        reads the rules instead.
+            other implementations expect. The numbers are computed only when code reads them;
+            `attend` reads the rules instead.
     """
     torch, masking = torch_module(), _masking()
     request = {"q_offset": 0, "kv_offset": 0} | others
@@ -148,7 +148,7 @@ class Rules:
 
 
 def windows(function: Any) -> list[Window | None]:
-    """Return the windows of all mask functions that `function` joins by AND.
+    """Return the windows of all mask functions that `function` combines with AND.
 
     A window is the argument `window` of `qkv.attention`; None stands for an unknown function. Known
     functions are recognised by their code (see `_known`).

@@ -83,7 +83,7 @@ def attend(
 
     Returns:
         `(out, weights)`: the output `(B, L, Hq, dv)`; the weights `(B, Hq, L, S)` with
-        `output_attentions`, otherwise None.
+            `output_attentions`, otherwise None.
     """
     torch = torch_module()
     name = type(module).__name__
@@ -215,7 +215,10 @@ def _options(
 
 
 def _collects_weights() -> bool:
-    """Return whether `transformers` collects attention weights; not every layer is told so."""
+    """Return whether `transformers` collects attention weights.
+
+    If it does, it does not pass `output_attentions` to every layer.
+    """
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)
     collected = (active and active.get()) or ()

@@ -265,7 +265,7 @@ def test_what_a_walk_cannot_show_is_refused(lesson: Model) -> None:
     ):
         walk(kept)
     assert qkv.show(kept).links
-    with pytest.raises(ValueError, match=r"name a word, word=\.\.\., to compare what"):
+    with pytest.raises(ValueError, match=r"name a word, word=\.\.\., to compare the word"):
         qkv.compare(kept, kept)
     assert qkv.compare(kept, kept, word="cat").sentence
     half = Trace(arrays | {"blocks.0.attn.hook_rot_q": trace["q", 0]}, **about)

@@ -140,7 +140,7 @@ def test_an_encoder_decoder_has_three_attentions() -> None:
         (
             {"attention": weights(2, 2), "cross_attention": weights(2, 2)},
             TypeError,
-            "attention is for one text and cross_attention for two",
+            "attention is for one text, but cross_attention is for two",
         ),
         (
             {"cross_attention": weights(2, 3), "decoder_tokens": ["a", "b"]},

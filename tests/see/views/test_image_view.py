@@ -212,7 +212,7 @@ def test_grey_images_and_pillow_images(image):
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"layer": 2}, IndexError, "no layer 2: there are 2, 0 to 1"),
+        ({"layer": 2}, IndexError, "no layer 2: the layers are 0 to 1"),
         ({"head": -3}, IndexError, "no head -3"),
         ({"query": 13}, IndexError, "no token 13"),
         ({"query": "3,0"}, ValueError, "'3,0': write '[CLS]', or a patch"),
@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_named(image, change, error, message):
 
 def test_traces_that_are_of_no_image(image):
     text = qkv.load("random").trace("I love you")
-    with pytest.raises(ValueError, match="not of an image"):
+    with pytest.raises(ValueError, match="not a trace of an image"):
         image_view(text, image)
     trace = Trace({"hook_embed": np.zeros((1, 13, 2))}, tokens=[patch_names(ROWS, COLUMNS)])
     with pytest.raises(ValueError, match="holds no weights"):

@@ -325,8 +325,8 @@ def test_it_opens_on_the_state_of_an_address(small: qkv.Model, address: str) -> 
         ({"state": "#nonsense"}, ValueError, "copy the complete address of a page"),
         ({"state": "#text=a&edits=["}, ValueError, r"state has edits '\[', which is not JSON"),
         ({"state": 3}, TypeError, "play: state is 3: give the address of a page"),
-        ({"state": "#text=a", "hide": "a"}, TypeError, "leave out your own"),
-        ({"state": "#text=a", "text": "a"}, TypeError, "leave out your own"),
+        ({"state": "#text=a", "hide": "a"}, TypeError, "leave out text, edit"),
+        ({"state": "#text=a", "text": "a"}, TypeError, "leave out text, edit"),
     ],
 )
 def test_a_state_that_is_none_is_refused(

@@ -113,9 +113,9 @@ def test_vectors_alone_have_one_stage() -> None:
 
 def test_what_cannot_be_shown_together_is_refused(minilm: Model) -> None:
     lesson = random_model(CAT)
-    with pytest.raises(ValueError, match="of different models"):
+    with pytest.raises(ValueError, match="from different models"):
         shift_of_traces([lesson.trace(CAT), minilm.trace(CAT)])
-    with pytest.raises(ValueError, match="of different models"):
+    with pytest.raises(ValueError, match="from different models"):
         shift_of_traces([lesson.trace(CAT), random_model(CAT, dim=4).trace(CAT)])
     with pytest.raises(ValueError, match="holds 2 texts"):
         plot_shift(lesson.trace([CAT, CAT]))

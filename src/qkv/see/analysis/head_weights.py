@@ -14,8 +14,8 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # at this many tokens, only each query's largest weights are shown
-_MOST = 1e30  # larger weights are replaced by NaN
+LONG = 512  # Texts of this many tokens, or more, show only each query's largest weights.
+_MOST = 1e30  # Larger weights are replaced by NaN.
 
 
 class Summary(NamedTuple):
@@ -114,7 +114,7 @@ class Heads:
     untrained: bool = False
 
     def from_start(self, number: int, *, of: Literal["layer", "head"]) -> int:
-        """Convert a negative layer or head number, which counts from the end, to one from 0.
+        """Convert a layer or head number that counts from the end to a number from 0.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0, 1], num_layers=6)
         >>> heads.from_start(-1, of="layer"), heads.from_start(0, of="layer")
@@ -127,7 +127,7 @@ class Heads:
 
     @property
     def keys(self) -> Axis:
-        """Return the axis of the keys: `queries` if both are the same tokens."""
+        """Return the axis of the keys, which is `queries` if both have the same tokens."""
         return self.queries if self.other_keys is None else self.other_keys
 
     @property
@@ -192,9 +192,9 @@ class Heads:
         """Return two average weights with which to compare the weight of this pair.
 
         Returns:
-            `(at_distance, on_key)`. The first is the mean weight of all pairs of words at the same
-            distance, including this pair; it is 0 if queries and keys are different tokens. The
-            second is the mean weight on this key from the other words that may attend to it.
+            `(at_distance, on_key)`: first the mean weight of all pairs of words at the same
+                distance, including this pair, or 0 if queries and keys are different tokens. Then
+                the mean weight on this key from the other words that may attend to it.
         """
         places = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, places, np.full(len(places), key)))
@@ -233,7 +233,7 @@ class Heads:
         """Return the largest kept links with at most `most` queries and `most` keys.
 
         Returns:
-            `(queries, keys, weights)`. Weights that were not kept are NaN.
+            `(queries, keys, weights)`: weights that were not kept are NaN.
         """
         links, keys = (part[head] for part in self.links(layer))
         rows, columns = _corner(links, keys, most)
@@ -352,7 +352,7 @@ def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]
 
 
 def _scale(trace: Trace, layer: int) -> float | None:
-    """Return the factor of the raw scores; None if scores are not just multiplied by a factor."""
+    """Return the factor of the raw scores; None if anything else changes the scores too."""
     if not all((name, layer) in trace for name in "qkv"):
         return None
     settings = trace.attention_inputs(layer)

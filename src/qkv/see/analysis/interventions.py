@@ -117,7 +117,7 @@ def removals(
 
     Returns:
         The logits (V), and for each (layer, head) two probabilities: the probability that moves to
-        other words, and the new probability of the first guess.
+            other words, and the new probability of the first guess.
     """
     layers = list(layers)
     last = handed_on(model, model.num_layers - 1)[0]
@@ -173,8 +173,8 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     """Choose the first position that the page of a text shows, and the word to hide.
 
     The position is the first mask token, or else the last content word; for a decoder it is the
-    last token, which the guessed word follows. The hidden word is a content word. Words
-    that change the likeliest word when they are hidden come first. Among these words, the function
+    last token, which the guessed word follows. The hidden word is a content word. If
+    hiding some words changes the likeliest word, only these words are considered. The function
     chooses the word that changes the probabilities most (half the sum of the absolute changes).
     """
     special = list(trace.special)

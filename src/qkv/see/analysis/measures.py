@@ -9,12 +9,12 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis.head_weights import Heads, Summary
 
-# The limits by which views choose a head. assets/store/rule.js has the same limits, and
+# The limits by which views choose a head. The file assets/store/rule.js has the same limits, and
 # docs/views.md explains them.
-STANDS_OUT = 0.1  # the smallest difference of a weight or a probability that is a finding
-OF_PLACES = 0.4  # a head with this average weight, or a larger one, attends to a position
+STANDS_OUT = 0.1  # The smallest difference of a weight or a probability that is a finding.
+OF_PLACES = 0.4  # A head with this average weight, or a larger one, attends to a position.
 
-Measure = Callable[[Array], Array]  # from one layer's weights (H, L, S) to one number for each head
+Measure = Callable[[Array], Array]  # computes one number per head from weights (H, L, S)
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
@@ -83,8 +83,8 @@ def on_offset(weights: Array, offset: int) -> Array:
 def on_keys(weights: Array, keys: Any) -> Array:
     """Sum each query's weights on these keys, and average the sums over the queries, `(H,)`.
 
-    With key 0 this is the weight on the first token; with the later special tokens it is the weight
-    on separators.
+    With key 0, the result is the weight on the first token; with the keys of the later special
+    tokens, it is the weight on separators.
 
     Source:
         Clark et al. 2019, section 3.2.

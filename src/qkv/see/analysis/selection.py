@@ -13,8 +13,8 @@ from qkv.see.analysis.interventions import Removal
 from qkv.see.analysis.measures import OF_PLACES, STANDS_OUT, Link, attended
 
 ASKED = "it was requested"
-_LEAST = 0.05  # links with smaller weights are not compared
-_WEAK = 0.1  # if all links between content words are smaller, show a requested head's largest link
+_LEAST = 0.05  # Links with smaller weights are not compared.
+_WEAK = 0.1  # If no link between content words reaches this weight, other links may be shown.
 
 
 class Notation(NamedTuple):
@@ -83,8 +83,8 @@ def rank_heads(
     A link joins two different content words, or the requested positions. The usual weight is the
     larger of two numbers: twice the head's average weight for words at the same distance, and the
     head's average weight on the same key from other words. Links that are not above the usual
-    weight come next, the largest weight first. The links of heads with an average of 0.4 or more
-    come last. Ties go to the lowest layer, then the lowest head.
+    weight come next, the largest weight first. Links of heads whose average is 0.4 or more come
+    last. Ties go to the lowest layer, then the lowest head.
     """
     links = []
     for layer in seen.layers if layers is None else layers:
@@ -221,7 +221,7 @@ def _at_gap(
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """Return the key with a query's largest weight; prefer content words with at least 0.1."""
+    """Return the key with a query's largest weight; prefer content words with a weight over 0.1."""
     links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
     best = next(links, None)
     if best is not None and best.weight >= _WEAK:
@@ -418,8 +418,8 @@ def checked_place(
         number = min(heads.others) if layer is None else layer
         rest = span(heads.layers) if heads.layers else "none"
         raise ValueError(
-            f"{call}: layer {number} is {heads.others[number]}; its queries or keys are not this "
-            f"trace's tokens, unlike those of layers {rest}: its numbers are "
+            f"{call}: layer {number} is {heads.others[number]}, whose queries or keys are not this "
+            f"trace's tokens (layers with these tokens: {rest}): its numbers are "
             f'trace["top_weights", {number}], and qkv.head_view shows the weights that the model '
             "gives with output_attentions=True"
         )
@@ -436,7 +436,7 @@ def checked_place(
 
 
 def span(numbers: Sequence[int]) -> str:
-    """Write a list of integers as text: `0 to 5` or `2, 4`.
+    """Write a list of integers as text, such as `0 to 5` or `2, 4`.
 
     >>> span([0, 1, 2]), span([2, 4]), span([0])
     ('0 to 2', '2, 4', '0 only')

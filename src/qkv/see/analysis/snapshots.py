@@ -221,7 +221,7 @@ FIRST = Score("first", "weight on the first token", "a first-token head")
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """One text through the snapshots of a run.
+    """The weights and scores of one text at the snapshots of a run.
 
     Attributes:
         run: the name of the run.
@@ -289,7 +289,7 @@ class Replay:
 def replay_of(run: Run, text: Text) -> Replay:
     """Trace a text with each snapshot of a run, and score each head.
 
-    If the weights of all snapshots are too many for a page, only those of some snapshots are kept.
+    If a page cannot hold the weights of all snapshots, only the weights of some snapshots are kept.
     Snapshots with weights that are not finite are left out, with a warning.
 
     Raises:
@@ -343,7 +343,7 @@ def replay_of(run: Run, text: Text) -> Replay:
 
 
 def spread(count: int, most: int) -> list[int]:
-    """Choose at most `most` of `count` indices at equal distances, with the first and the last.
+    """Choose at most `most` of `count` indices, evenly spaced, including the first and the last.
 
     >>> spread(5, 9), spread(9, 3)
     ([0, 1, 2, 3, 4], [0, 4, 8])
@@ -353,7 +353,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _scores(heads: Heads) -> dict[Score, Measure]:
-    """Choose the measures that apply to the text (does a token repeat?) and to the model's mask."""
+    """Choose the measures that the text and the mask allow: induction needs a repeated token."""
     measured: dict[Score, Measure] = {}
     if len(heads.queries.tokens) > 1:
         measured[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)

@@ -182,7 +182,7 @@ def fit_plane(
 
     Args:
         original: `(n, D)`, finite numbers.
-        contextual: `(n, D)`, the same vectors afterwards.
+        contextual: `(n, D)`, the vectors of the same words after attention.
         unit: whether each vector is scaled to length 1 first, so that only directions count, as in
             a cosine.
         call: the name of the called function, for errors.
@@ -310,8 +310,8 @@ class Shift:
     All vectors are scaled to length 1, as in a cosine. The plane is fitted to the static vectors
     and to the vectors of the last stage; each set is centred on its own mean over all sentences
     (see `fit_plane`). The other stages are centred in the same way and drawn in the same plane, so
-    that only the vectors move. `Stage.held` is the share of a stage's variance that the plane
-    shows.
+    only the vectors move from stage to stage. `Stage.held` is the share of a stage's variance that
+    the plane shows.
 
     Attributes:
         sentences: the sentences.
@@ -339,13 +339,13 @@ class Shift:
 
 
 def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
-    """Compute the shift of the words in one or more texts, from a trace per text by one model.
+    """Compute the shift of the words in one or more texts, each traced with the same model.
 
     A word's vector is the mean of the vectors of its subwords, unless `pieces` is true.
 
     Raises:
         ValueError: a trace lacks the static vectors or the vectors after the last layer, or the
-            traces are by different models.
+            traces come from different models.
     """
     tokens, of, parts = [], [], []
     for number, trace in enumerate(traces):
@@ -362,7 +362,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
         parts.append(states)
     if len({(*part, part["before"].shape[1]) for part in parts}) > 1:
         raise ValueError(
-            "plot_shift: the traces are of different models: trace all texts with the same model"
+            "plot_shift: the traces come from different models: trace all texts with one model"
         )
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return _shift([quoted(t.text, t.tokens, t.special) for t in traces], tokens, of, states)

@@ -132,7 +132,7 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
 
     Equal words have the same number. Content words are the words that the model knows, except
     function words: articles, pronouns, prepositions, conjunctions and auxiliaries. The list of
-    function words is English, so in other languages only words with the same spelling as an English
+    function words is English. In other languages, only words with the same spelling as an English
     function word are left out. If a text has fewer than two content words, all its words count as
     content words.
 
@@ -173,7 +173,7 @@ def explained(
 ) -> list[str]:
     """Explain the tokens of a text in sentences, which begin with the `name` if it is given.
 
-    `written` has the words of the text that became unknown tokens.
+    `written` lists the words of the text that became unknown tokens.
 
     >>> explained(["fish", "##erm", "##an", "[UNK]", "."], [False] * 5)
     ['fisherman is cut into fish ##erm ##an: ## marks a subword that continues the word before.',

@@ -57,7 +57,7 @@ class Tone(NamedTuple):
     after: str
 
     def of(self, color: str) -> str:
-        """Translate a color of the light theme into this theme; return other colors unchanged.
+        """Translate a colour of the light theme into this theme; return other colours unchanged.
 
         >>> TONES["dark"].of(INK), TONES["dark"].of("#123456"), TONES["light"].of(INK)
         ('#eef1f5', '#123456', '#1a1a1a')
@@ -78,7 +78,7 @@ _, _, INK, DIM, LINE, FAINT, _, BEFORE, AFTER = TONES["light"]
 
 
 def shade(share: float, theme: str = "light") -> str:
-    """Return the color of a share as `#rrggbb`; shares outside of -1 to 1 are clipped.
+    """Return the colour of a share as `#rrggbb`; shares outside of -1 to 1 are clipped.
 
     >>> shade(0.0), shade(1.0), shade(-1.0), shade(0.0, "dark")
     ('#ffffff', '#023a6c', '#750b1d', '#12161c')

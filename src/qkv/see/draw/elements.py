@@ -13,7 +13,7 @@ import numpy as np
 
 from qkv.arrays import Array
 
-SIZE = 11  # the height of a letter in pixels
+SIZE = 11  # The height of a letter in pixels.
 # Characters of these bidirectional classes could reverse the direction of the following words.
 _DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
@@ -38,7 +38,7 @@ def text(
     turn: float = 0,
     fit: float = 0,
 ) -> str:
-    """Write words at a point; with `fit`, stretch the words to this width.
+    """Write words at a point; if `fit` is not 0, stretch the words to the width `fit`.
 
     Markup in the words is escaped.
     """

@@ -29,8 +29,8 @@ _SIZES = {
     panels.Links: (4.2, 6.2),
     panels.Arrows: (6.4, 6.0),
     panels.Lines: (6.6, 3.4),
-}  # in inches
-_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # in points: the widths of passages, of a line and of a gap
+}  # In inches.
+_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # In points: the sizes of a passage, a line and a gap.
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> Figure:
@@ -158,7 +158,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
 def _frame(
     axes: Axes, box: tuple[float, float, float, float], color: str, line: float, **style: Any
 ) -> None:
-    """Draw a frame round a box, which is given as `(left, top, width, height)`."""
+    """Draw a frame around a box, which is given as `(left, top, width, height)`."""
     from matplotlib.patches import Rectangle
 
     x, y, wide, high = box
@@ -329,7 +329,7 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
 
 
 def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
-    """Draw an image, with frames round some of its patches."""
+    """Draw an image, with frames around some of its patches."""
     rows, columns = panel.grid
     shape = panel.pixels.shape[0] / panel.pixels.shape[1]
     # a patch is one unit of the axes, so that frames have integer coordinates

@@ -145,7 +145,7 @@ class HeatMap(Panel):
 
     @property
     def what(self) -> str:
-        """Return the name of the numbers in the plural."""
+        """Return the plural name of the numbers."""
         return "weights" if self.of == "weight" else "numbers"
 
 
@@ -284,7 +284,7 @@ class Arrows(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Image(Panel):
-    """An image with frames round some of its patches.
+    """An image with frames around some of its patches.
 
     Attributes:
         pixels: `(h, w, 3)` of uint8.

@@ -185,7 +185,7 @@ def _fits(text: str, encoding: str) -> bool:
     return True
 
 
-_WAIT = 0.3  # seconds to wait for an answer; a terminal that answers does so at once
+_WAIT = 0.3  # The seconds to wait for an answer; a terminal that answers does so at once.
 # A request for the background colour, then a request that every terminal answers.
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")

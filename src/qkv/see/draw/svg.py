@@ -26,8 +26,8 @@ from qkv.see.draw.graph import HALF, Graph
 from qkv.see.draw.labels import on_arrows, placed
 
 _GAP = 24
-_CARD = 330.0  # the width of passages in pixels: the width of a phone
-_IMAGE, _SMALL = 300.0, 150.0  # the width in pixels of a single image, and of each of several
+_CARD = 330.0  # The width of a passage in pixels, as wide as a phone.
+_IMAGE, _SMALL = 300.0, 150.0  # The width in pixels of a single image, and of each of several.
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> str:
@@ -414,7 +414,7 @@ def _sums(panel: Graph, node: str) -> list[str]:
 
 
 def _image(panel: panels.Image, tone: Tone) -> Drawing:
-    """Draw an image, with frames round some of its patches."""
+    """Draw an image, with frames around some of its patches."""
     width = _IMAGE if panel.chosen is None else _SMALL
     height = width * panel.pixels.shape[0] / panel.pixels.shape[1]
     high, wide = height / panel.grid[0], width / panel.grid[1]

@@ -55,8 +55,8 @@ def need_engine(model: Model, call: str = "play") -> None:
             f"consist of common parts; `qkv serve --model {model.name}` shows this page for any "
             "model"
         )
-    least = sum(array.size for array in model.parameters.values())  # bytes
-    _sized(model, least * 4 // 3, call)  # in base64
+    least = sum(array.size for array in model.parameters.values())  # In bytes.
+    _sized(model, least * 4 // 3, call)  # In base64.
 
 
 def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
@@ -65,9 +65,9 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     The function warns, with the name of the call, if the page will be large.
 
     Raises:
-        ValueError: the model is neither a decoder nor an encoder with a head over words; the page
-            does not support a part or the tokenizer of the model; a parameter is outside the range
-            of float16; or a browser cannot load so many parameters.
+        ValueError: the model is neither a decoder nor an encoder with a language-model head; the
+            page does not support a part or the tokenizer of the model; a parameter is outside the
+            range of float16; or a browser cannot load so many parameters.
 
     >>> import qkv
     >>> engine_payload(qkv.load())["sizes"]["layers"]

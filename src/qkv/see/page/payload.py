@@ -352,8 +352,8 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
     if max(length, keys) <= MOST_TOKENS:
         return None, None
     score = weights.copy()
-    score[walk.cell] = np.inf  # the cell whose sum is written out first
-    if walk.keys is walk.tokens:  # one list of positions for queries and keys
+    score[walk.cell] = np.inf  # The cell whose sum is written out first.
+    if walk.keys is walk.tokens:  # One list of positions for queries and keys.
         order = np.argsort(-score, axis=None, kind="stable")
         places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
         rows = sorted(list(places)[:MOST_TOKENS])
@@ -404,7 +404,7 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 
 
 def pack_shares(weights: Array) -> dict[str, Any]:
-    """Pack weights in 16 bits as `n / per`, without a change to their first four digits.
+    """Pack weights in 16 bits as `n / per`; their first four digits stay the same.
 
     Rounding `n / per` to four digits or fewer gives the same digits as rounding the weight. If the
     weight is a multiple of `2 / per`, n is even, and `n / per` equals the weight. Otherwise the

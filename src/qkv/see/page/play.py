@@ -47,8 +47,8 @@ ROLES, CARDS = "roles.json", "cards.json"  # files in the folder of a model that
 
 # The default text of a page, with a placeholder for the model's mask, and the word to hide.
 TEXT, HIDDEN = "She drank a glass of {}.", "glass"
-OPENING = "She opened the door and"  # the default text for a decoder
-DECODER = "books-decoder"  # the second model of a page, with the default encoder
+OPENING = "She opened the door and"  # The default text for a decoder.
+DECODER = "books-decoder"  # The second model of a page with the default encoder.
 
 
 def known_of(model: Model) -> dict[str, Any]:
@@ -213,8 +213,8 @@ class Stories:
 def stories() -> Stories:
     """Read the five stories in the card of the model that comes with qkv.
 
-    A person chose the clearest stories from a search of thousands of sentences. They show abilities
-    of the model, not its usual behaviour.
+    A person chose the clearest stories from a search of thousands of sentences. The stories show
+    abilities of the model, not its usual behaviour.
 
     >>> kept = stories()
     >>> len(kept.told) <= kept.found <= kept.searched

@@ -32,7 +32,7 @@ class AttentionInputs:
         parameters: the model's parameters; empty if Q, K and V are taken from the trace.
         rotary: the rotation of queries and keys, if nothing else changes them.
         x: the names of the word vectors from which "q", "k" and "v" are computed.
-        known: weights and biases of the projections by their short names, for example "W_Q" or
+        known: weights and biases of the projections, keyed by short name, for example "W_Q" or
             "b_Q".
     """
 

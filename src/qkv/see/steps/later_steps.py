@@ -196,7 +196,7 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
-    """Store the likeliest words with their probabilities; return the words by token id."""
+    """Store the likeliest words with their probabilities; return the words, keyed by token id."""
     count, place = min(FEW, own.shape[1]), walk.place
     finite = bool(np.isfinite(own.max()))
     ranked = likeliest(own, count)[0] if finite else [(token, np.nan) for token in range(count)]
@@ -208,7 +208,7 @@ def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
     return {token: word for (token, _), (word, _) in zip(ranked, walk.words, strict=True)}
 
 
-# The activations of a block after its heads, in order and by their names in a trace. `_NORMED` maps
+# The activations of a block after its heads, in order, with their names in a trace. `_NORMED` maps
 # the norms to their names in a walk. The position of a norm in the block decides which of these
 # activations exist.
 _BLOCK = (

@@ -116,7 +116,7 @@ def _normed(op: Op, x: Array, j: int) -> str:
 def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     """Write out a row of the left matrix times a column of the right matrix.
 
-    If the right matrix is flipped (transposed), its row replaces the column.
+    If the right matrix is flipped (transposed), the sum uses its row instead of its column.
     """
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]

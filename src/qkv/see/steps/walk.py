@@ -116,8 +116,9 @@ def walk_layer(
     others = set(options) - KNOWN
     if others:
         raise ValueError(
-            f"walk: {', '.join(sorted(others))} is not an option of a walk "
-            f"({', '.join(sorted(KNOWN))}): qkv.show shows the weights of layer.trace(x, ...)"
+            f"walk: {', '.join(sorted(others))} is not an option of a walk (the "
+            f"options are {', '.join(sorted(KNOWN))}): qkv.show shows the weights of "
+            "layer.trace(x, ...)"
         )
     attn = layer.attn if isinstance(layer, Block) else layer
     if isinstance(layer, Block) and context is not None:
@@ -241,7 +242,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key of the written sums: a mask token's, or the strongest link's."""
+    """Choose the query and key of the written sums, from a mask token or the strongest link."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((place for place, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:

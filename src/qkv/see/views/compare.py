@@ -35,8 +35,8 @@ class Side:
         weights: `(T,)`, the word's weights in the shown head, averaged over its tokens.
         strongest: the word's largest links; for each link, the head with the largest weight.
         heads: all heads, with weights between tokens.
-        shown: all heads as the view shows them: with weights between words, unless subwords are not
-            merged.
+        shown: all heads as the view shows them: between words if subwords are merged, otherwise
+            between tokens.
     """
 
     trace: Trace
@@ -76,7 +76,7 @@ class Side:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CompareView(HeadShown):
-    """A word that two texts share: the similarity of its vectors by layer, and its attention.
+    """A word that two texts share: the similarity of its vectors at each layer, and its attention.
 
     Attributes:
         word: the word.
@@ -275,9 +275,9 @@ def compare(
 ) -> CompareView | RunsView:
     """Compare one word in two texts, or two runs of one text.
 
-    For a word, the view shows the similarity of its vectors by layer, and its attention. If the
-    model cuts the word into subwords, the vectors and weights of the subwords are averaged. If a
-    text contains the word several times, the first occurrence is used.
+    For a word, the view shows the similarity of its vectors at each layer, and its attention. If
+    the model cuts the word into subwords, the vectors and weights of the subwords are averaged. If
+    a text contains the word several times, the first occurrence is used.
 
     Without `word`, the view chooses the content word that both texts share. If they share several,
     it chooses the word whose vectors after the last layer are least similar. Without `layer` and

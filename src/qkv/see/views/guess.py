@@ -131,8 +131,8 @@ def guess(
         theme: "light", "dark", or "auto", which follows the site or the system.
 
     Raises:
-        TypeError: `Model.predict` raises it, or `ablate` or `hide` is given together with a story.
-        ValueError: `Model.predict` raises it, or a decoder's text contains a mask token.
+        TypeError: as for `Model.predict`, or `ablate` or `hide` is given together with a story.
+        ValueError: as for `Model.predict`, or a decoder's text contains a mask token.
 
     >>> view = guess("The sun rises in the [MASK].", top_k=2)
     >>> len(view.guesses[0]), view.after

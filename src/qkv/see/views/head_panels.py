@@ -96,8 +96,8 @@ class OneText(HeadShown):
     """A view of one head of one text.
 
     Attributes:
-        shown: all heads as the view shows them: with weights between words, unless subwords are not
-            merged.
+        shown: all heads as the view shows them: between words if subwords are merged, otherwise
+            between tokens.
         elsewhere: the strongest links of other heads, starting with the link that stands out most.
         one_link: whether the reader named a query and a key, so that their link ranks the heads.
     """

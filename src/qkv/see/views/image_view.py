@@ -18,9 +18,9 @@ from qkv.trace import Trace
 
 # The colour of weights over a patch. It is light because the image below is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
-MOST_PIXELS = 448  # the longer side of the large picture; the small pictures are a quarter as long
-_LOOKING = "#ffffff"  # the colour of the frame of the patch that attends
-_ACROSS = 4  # the number of heads side by side
+MOST_PIXELS = 448  # The longer side of the large picture; in small pictures it is a quarter.
+_LOOKING = "#ffffff"  # The colour of the frame around the patch that attends.
+_ACROSS = 4  # The number of heads side by side.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -225,7 +225,7 @@ def image_view(
     place = _place(trace, query)
     numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
-        raise ValueError(f"image_view: layer {numbers[0]} is not in the trace: it has {layers}")
+        raise ValueError(f"image_view: layer {numbers[0]} is not in the trace, which has {layers}")
     rows = {n: trace["pattern", n][0, :, place] for n in numbers}  # each (Hq, N + 1)
     for number, weights in rows.items():
         if not np.isfinite(summable(weights)).all():
@@ -297,7 +297,7 @@ def laid_over(image: Array, shares: Array) -> Array:
     rows, columns = shares.shape
     share = np.clip(np.nan_to_num(shares), 0, 1).astype(np.float32)
     share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
-    # at most a middle grey, so that patches with weight are always lighter
+    # no lighter than a middle grey, so that patches with weight are always lighter
     grey = 20 + 0.5 * (image @ np.array([0.299, 0.587, 0.114], np.float32))
     share = 0.85 * share[..., None]
     mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)

@@ -209,13 +209,13 @@ def play(
     theme: str = "auto",
     embed: bool = False,
 ) -> PlayView:
-    """Make a page with a model inside, which runs offline on the texts that a reader types.
+    """Make a page that contains a model and runs offline on any text that a reader types.
 
     Without `model`, the page has two models, and the reader can switch between them: the default
     encoder guesses missing words, and the decoder that comes with qkv continues a text.
 
     `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
-    model, it has about four thirds of the model's size in float16; if the file would be larger than
+    model, the file has about 4/3 of the model's size in float16; if the file would be larger than
     64 MB, a warning says so. A notebook writes the page to a file in its own folder
     (`qkv-play-....html`) and shows the file in a frame.
 
@@ -230,10 +230,10 @@ def play(
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the
             beginning of a sentence.
-        model: an encoder with a head over words (BERT, DistilBERT, ELECTRA's generator, RoBERTa,
-            ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2 and 3,
-            Gemma 1 to 3, and other models made of the same parts), or its name; by default both
-            models that come with qkv.
+        model: an encoder with a language-model head (BERT, DistilBERT, ELECTRA's generator,
+            RoBERTa, ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2
+            and 3, Gemma 1 to 3, and other models made of the same parts), or its name; by default
+            both models that come with qkv.
         edit: the first interventions, as records of `qkv.edits`, or as a mapping from activations
             to arrays, which is converted to records; a reader can undo these interventions.
         ablate: heads to ablate at first, as for `Model.trace`.
@@ -257,7 +257,10 @@ def play(
     check_theme(theme, "play")
     if state is not None:
         if text is not None or edit or ablate or hide:
-            raise TypeError("play: a state has its own text and interventions: leave out your own")
+            raise TypeError(
+                "play: a state has its own text and interventions: leave out text, edit, "
+                "ablate and hide"
+            )
         text, state = _of_address(state)
     given = [] if text is None else texts_of([text], "play")
     used = model_of(model, given or [OPENING])

@@ -40,7 +40,7 @@ class ShiftView(View):
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the tokens, with the number of the sentence if there are several."""
+        """Return the names of the tokens, with sentence numbers if there are several sentences."""
         if len(self.shift.sentences) == 1:
             return list(self.shift.tokens)
         pairs = zip(self.shift.tokens, self.shift.of, strict=True)
@@ -172,8 +172,8 @@ def plot_shift(
 
     Args:
         original: `(T, D)`, the vectors before attention. Or a text, a model's trace of a text, or a
-            list of texts or of traces: then the view follows each word from its row in the token
-            table through the layers to its last vector, without special tokens.
+            list of texts or traces. For texts and traces, the view follows each word from its row
+            in the token table through the layers to its last vector, without special tokens.
         contextual: `(T, D)`, the vectors after attention.
         tokens: the T words.
         model: the model for a text, or its name; by default the default model.

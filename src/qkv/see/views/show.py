@@ -105,18 +105,19 @@ def show(
 ) -> ShowView:
     """Show one head's weights over a text, and how far attention moved each word.
 
-    Unless `layer` and `head` are given, all views choose the head by one rule. In a text with a gap
-    (the model's mask token), they remove each head and look at the guess at the first gap; the
-    chosen head is the head whose removal moves the most probability to other words. If a model has
-    more than 48 heads, only heads of the last layers are removed, up to 48.
+    Unless `layer` and `head` are given, all views choose the head by the same rule. In a text with
+    a gap (the model's mask token), the view removes each head in turn and measures the guess at the
+    first gap. It chooses the head whose removal moves the most probability to other words. If a
+    model has more than 48 heads, only heads of the last layers are removed, up to 48.
 
     Without a gap, the chosen head is the head whose link is furthest above the usual weight. A link
     is a head's largest weight between two different content words. The usual weight is the larger
     of two numbers: twice the head's mean weight of all pairs of words at the same distance, and the
     mean weight on the same key from the other words. If one of these means is 0.4 or more, the head
     attends to a position and not to words, and its links do not count. Ties go to the lowest layer,
-    then the lowest head. This second rule also applies if the guess cannot be repeated: for weights
-    without a model, for a trace without `model`, and for a text of more than 512 tokens.
+    then the lowest head. The rule for texts without a gap also applies if the guess cannot be
+    measured: for weights without a model, for a trace without `model`, and for a text of more than
+    512 tokens.
 
     If the difference (of the weight, or of the probability) is below 0.1, or if the model is
     untrained, the sentence says that no head stands out.
@@ -139,7 +140,7 @@ def show(
         key: the word that is attended to, or the position of its token; with `query`, only this
             link ranks the heads.
         pieces: whether subwords are shown separately, instead of merged into words. Merging sums
-            the weights on the subwords of a word, and averages the weights from them.
+            the weights on the subwords of a word, and averages the weights from these subwords.
         theme: "light", "dark", or "auto", which follows the site or the system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
@@ -262,7 +263,7 @@ def head_view(
         heads: the heads to mark; the first is shown first.
         encoder_attention: the attention in the encoder of an encoder-decoder; it needs
             `encoder_tokens`.
-        decoder_attention: the attention in its decoder; it needs `decoder_tokens`.
+        decoder_attention: the attention in the decoder; it needs `decoder_tokens`.
         cross_attention: the attention from decoder to encoder, `(1, heads, L, S)` for each layer;
             it needs `encoder_tokens` and `decoder_tokens`.
         encoder_tokens: the tokens of the encoder.
@@ -322,14 +323,14 @@ def head_view(
 def _of_given(
     given: Mapping[str, Any], words: Mapping[str, Any], layers: Sequence[int] | None
 ) -> list[Heads]:
-    """Read the given attentions, which are named like their arguments."""
+    """Read the given attentions, keyed by the names of their arguments."""
     given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
         raise TypeError("head_view: attention is missing: give attention and tokens")
     attention = given.get("attention")
     if attention is not None and len(given) > 1:
         raise TypeError(
-            f"head_view: attention is for one text and {[*given][1]} for two: give one of them"
+            f"head_view: attention is for one text, but {[*given][1]} is for two: give only one"
         )
     if isinstance(attention, Trace) and words["tokens"] is not None:
         given = {"attention": _weights_of(attention)}

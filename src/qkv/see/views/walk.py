@@ -229,7 +229,7 @@ def walk(
 
     The written sums and the guessed words belong to one token: the first mask token ("[MASK]") of
     the text, or else the query of the head's strongest link. A decoder guesses the word after this
-    token. If a model has no head over words, the walk ends at its last vectors.
+    token. If a model has no language-model head, the walk ends at the last vectors.
 
     Args:
         text_or_trace: a text, or a model's trace of one text. Or a layer (a `MultiHeadAttention`,
