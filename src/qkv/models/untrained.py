@@ -1,4 +1,4 @@
-"""Models with random weights: with the sizes in a config, or small models for lessons."""
+"""Models with random weights: models with the sizes in a config, and small models for lessons."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,7 +18,7 @@ from qkv.models.model import Model
 from qkv.models.network.design import Design
 from qkv.text import Tokenizer, WordTokenizer
 
-SPREAD = 0.02  # the standard deviation of the first weights, as in BERT and GPT-2
+SPREAD = 0.02  # the standard deviation of the initial weights, as in BERT and GPT-2
 _INTO_THE_STREAM = ("attn.out_proj.weight", "mlp.down_proj.weight")
 
 
@@ -30,11 +30,11 @@ def fresh_model(
     name: str = "fresh",
     dtype: Any = np.float32,
 ) -> Model:
-    """Make a model with the sizes in a config and with random weights, which depend on the seed.
+    """Create a model with the sizes in a config and with random weights from a seed.
 
     Weights are drawn from a normal distribution with standard deviation 0.02; norms are 1, biases
     and sinks are 0. With pre-norms, the output of each attention and each MLP is divided by the
-    square root of the number of these parts, so that the sum does not grow with the number of
+    square root of the number of these sublayers, so that the sum does not grow with the number of
     layers.
 
     Args:
@@ -45,7 +45,7 @@ def fresh_model(
         dtype: float32 or float64.
 
     Raises:
-        ModelError: the family is unknown, or a value of the config is wrong.
+        ModelError: the family is unknown, or a value in the config is invalid.
 
     Source:
         Radford et al. 2019, "Language Models are Unsupervised Multitask Learners", section 2.3.
@@ -70,7 +70,7 @@ def fresh_model(
 
 
 def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, Array]:
-    """Draw the first parameters for training, by name."""
+    """Draw the initial parameters for training, keyed by name."""
     rng = np.random.default_rng(seed)
     quieter = 1 if design.norms == "after" else 1 / math.sqrt(2 * len(design.layers))
     parameters = {}
@@ -112,19 +112,19 @@ def random_model(
     seed: int = 0,
     dtype: Any = np.float32,
 ) -> Model:
-    """Make a model with one attention layer and random weights, which depend on the seed.
+    """Create a model with one attention layer and with random weights from a seed.
 
     Words -> `WordTokenizer` -> `TokenEmbedding` -> + sinusoidal positions -> `SelfAttention`.
     A word that is not in `texts` becomes `[UNK]`. The model has not learned anything, so its
     results have no meaning, but each step can be followed.
 
     Args:
-        texts: the texts that give the vocabulary.
+        texts: the texts whose words become the vocabulary.
         dim: D, the size of the word vectors.
         heads: the number of heads.
         causal: whether a word sees only itself and the words before it.
         positions: whether sinusoidal positions are added.
-        seed: of the word vectors; the seed of the layer is one more.
+        seed: the seed of the word vectors; the seed of the layer is `seed + 1`.
         dtype: float32 or float64.
 
     Raises:

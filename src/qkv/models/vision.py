@@ -53,7 +53,7 @@ def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class Picture(Tokenized):
-    """An image as tokens; `ids` are the numbers of the tokens.
+    """An image as tokens; `ids` holds the number of each token.
 
     Attributes:
         pixels: (C, H, W)
@@ -69,10 +69,11 @@ def are_several(images: Any) -> bool:
 
 @dataclass(frozen=True)
 class ImageReader(TextReader):
-    """Turn images into batches of patches.
+    """Converts images to batches of patches.
 
     Attributes:
-        pixels: resizes and scales images for the model; None without preprocessor_config.json.
+        pixels: resizes and scales images for the model; None if preprocessor_config.json is
+            missing.
         design: the sizes of the model.
     """
 
@@ -81,7 +82,7 @@ class ImageReader(TextReader):
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]]:
-        """`subwords`, as the name of a patch can be found among the tokens."""
+        """`subwords`, which finds the name of a patch among the tokens."""
         return self.subwords
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -96,7 +97,7 @@ class ImageReader(TextReader):
         self.need_tokenizer(call)
 
     def prepare(self, images: Any) -> Array:
-        """Return images as pixel values, see `VisionModel.pixels`."""
+        """Convert images to pixel values, as `VisionModel.pixels` does."""
         images = images if are_several(images) else [images]
         for image in images:
             if isinstance(image, str | bytes | os.PathLike):
@@ -134,7 +135,7 @@ class ImageReader(TextReader):
         return 1 + math.prod(self.grid_of(images))
 
     def check(self, images: Sequence[Array] | Array, call: str) -> None:
-        """Raise a ValueError unless each image has the shape that the model takes."""
+        """Raise a ValueError unless each image has the shape that the model expects."""
         design = self.design
         shape = (design.channels, *design.image)
         if design.any_size and len(images):
@@ -148,7 +149,7 @@ class ImageReader(TextReader):
                 raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return `(single, patches)`: whether the input is one image, and the patches of each."""
+        """Return whether the input is one image, and the patches of each image."""
         is_ready = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if is_ready else self.prepare(texts)
         self.check(images, call)
@@ -167,7 +168,7 @@ class ImageReader(TextReader):
         return batch
 
     def subwords(self, word: str) -> list[list[str]]:
-        """Return a patch's name as its only split; an empty list for other words."""
+        """Return the name of a patch as its only subword; an empty list for other words."""
         if self.design.any_size:
             row, _, column = word.partition(",")
             is_patch = row.isdecimal() and column.isdecimal()
@@ -177,14 +178,14 @@ class ImageReader(TextReader):
     def run(
         self, network: Transformer, batch: Sequence[Tokenized], **options: Any
     ) -> tuple[Array, Array]:
-        """Run images: return vectors (B * (N + 1), D), and where each image begins, (B + 1,)."""
+        """Run images; return vectors (B * (N + 1), D), and each image's first row, (B + 1,)."""
         images = np.stack([image.pixels for image in batch if isinstance(image, Picture)])
         return self.run_images(network, images, **options)
 
     def run_images(
         self, network: Transformer, images: Array, **options: Any
     ) -> tuple[Array, Array]:
-        """Run pixel values (B, C, H, W), see `run`."""
+        """Run pixel values (B, C, H, W), as `run` does."""
         size = self.length_of(images)
         cu_lengths = np.arange(len(images) + 1) * size
         positions = np.tile(np.arange(size), len(images))
@@ -202,27 +203,27 @@ def encode_images(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Array:
-    """Return a vector for each image; the model's head must make vectors, as CLIP's does.
+    """Return a vector for each image; the model's head must compute vectors, as in CLIP.
 
     Args:
-        images: as for `pixels`, or the floats (B, C, H, W) that `pixels` returns.
+        images: images that `pixels` accepts, or the floats (B, C, H, W) that it returns.
         batch_size: the number of images in a batch.
         show_progress_bar: whether to show a progress bar; None shows it on a terminal if the work
             takes long.
         normalize_embeddings: whether vectors are scaled to length 1.
         ablate: heads to ablate, as in `trace`.
-        hide: patches by name, and positions, to mask, as in `trace`.
+        hide: names of patches, and positions, to mask, as in `trace`.
         edit: activations to change, as in `trace`. A function gets a batch of images, and
-            `at.texts` has the index of each image. An array has a row for each image.
+            `at.texts` has the index of each image. An array has one row per image.
 
     Returns:
-        (n, E) in the order of the images, (E,) for a single image; float32, or float64 for a model
-        of that type.
+        (n, E) in the order of the images, or (E,) for a single image; float32, or float64 for a
+        float64 model.
 
     Raises:
-        TypeError: `images` is text, or the path of a file; also as in `trace`.
-        ValueError: the model's head makes no vectors, an image has another type or shape, or there
-            are no images; also as in `trace`.
+        TypeError: `images` is a string or a path; also as in `trace`.
+        ValueError: the model's head computes no vectors, an image has the wrong type or shape, or
+            there are no images; also as in `trace`.
     """
     head = model._embedder
     if head is None:
@@ -261,16 +262,16 @@ def call_images(
     Args:
         pixel_values: floats (B, C, H, W), as `pixels` returns them.
         ablate: heads to ablate, as in `trace`.
-        hide: patches by name, and positions, to mask, as in `trace`.
+        hide: names of patches, and positions, to mask, as in `trace`.
         edit: activations to change, as in `trace`.
 
     Returns:
-        `last_hidden_state` (B, N + 1, D), for the first token and then the patches, row by row;
-        and, for a classifier, `logits` (B, classes).
+        `last_hidden_state` (B, N + 1, D), for the first token and then the patches, row by row; for
+        a classifier, also `logits` (B, classes).
 
     Raises:
         TypeError: `pixel_values` are not floats.
-        ValueError: `pixel_values` have another shape than the model takes.
+        ValueError: `pixel_values` have the wrong shape.
     """
     images, reader = as_array(pixel_values, call="model", name="pixel_values"), model.reader
     if not is_float(images.dtype):
@@ -292,9 +293,9 @@ def call_images(
 class VisionModel(Model):
     """A model that reads images.
 
-    `model(pixel_values)` takes the same numbers as in transformers. `model.trace(image)` takes one
-    image or several: uint8 arrays (H, W, C), Pillow images, or floats (B, C, H, W). It returns a
-    `Trace` like the trace of a text. The tokens are "[CLS]" and then the patches by row and column,
+    `model(pixel_values)` takes the same pixel values as in transformers. `model.trace(image)` takes
+    one image or several: uint8 arrays (H, W, C), Pillow images, or floats (B, C, H, W). The result
+    is a `Trace`, as for a text. The tokens are "[CLS]" and then the patches by row and column,
     counted from 0: "0,0", "0,1", ... Use these names in `hide`. The model cannot read or write
     text.
     """
@@ -314,18 +315,18 @@ class VisionModel(Model):
         reader = ImageReader(name, None, sentence or Sentence(), pixels=pixels, design=design)
         super().__init__(name=name, design=design, reader=reader, **others)
         self._json_files[PREPROCESSOR] = None if pixels is None else pixels.values
-        self._json_files[PROCESSOR] = None  # the preprocessor's file holds everything
+        self._json_files[PROCESSOR] = None  # preprocessor_config.json holds all settings
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The rows and columns of patches of an image.
+        """The number of rows and columns of patches in an image.
 
         If the model takes images of any size, this is the grid for the size in its config.
         """
         return self.design.grid
 
     def pixels(self, images: Any) -> Array:
-        """Convert images to the numbers that the model takes, following preprocessor_config.json.
+        """Convert images to pixel values for the model, as preprocessor_config.json describes.
 
         Images are resized to the model's size, scaled and shifted. Resizing needs Pillow.
 
@@ -337,10 +338,10 @@ class VisionModel(Model):
             (B, C, H, W), float32; B is 1 for one image.
 
         Raises:
-            TypeError: text, or the path of a file.
-            ValueError: an image has another type or shape, or the model's folder has no
+            TypeError: an image is a string or a path.
+            ValueError: an image has the wrong type or shape, or the model's folder has no
                 preprocessor_config.json.
-            ImportError: an image must be resized and Pillow is not installed.
+            ImportError: an image must be resized, but Pillow is not installed.
         """
         return self.reader.prepare(images)
 

@@ -24,8 +24,8 @@ class At:
 
     Attributes:
         name: the full name of the activation.
-        layer: its layer; None outside layers, for example for the embeddings.
-        texts: (B,), the number of each text among all texts of the call.
+        layer: the layer; None for activations outside layers, such as embeddings.
+        texts: (B,), the index of each text among all texts of the call.
         positions: (B, T), the position of each token, counted as in `hide`; -1 in padding. For
             scores and weights, these are the positions of the queries.
         step: the step of `generate`, 0 for the prompt; None in every other call.
@@ -67,7 +67,7 @@ class Spliced(Protocol):
         """Return the replacement of `x`."""
 
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
-        """Return the gradient for `x`, from the gradient for its replacement."""
+        """Return the gradient of `x`, given the gradient of its replacement."""
 
 
 class Masked(NamedTuple):
@@ -88,17 +88,18 @@ class EditedRun:
     """The interventions of one run, after checks against the model and the texts.
 
     Attributes:
-        call: the public call that errors name.
-        changes: by full name, functions of an array and an `At`, and arrays (B or 1, ...).
-        recorded: by full name, the steps of records, which change an array before `changes` do.
-        ablated: by layer and head, the replacement of the head's output.
+        call: the name of the public call, for errors.
+        changes: the replacements of activations, keyed by full name: functions of an array and an
+            `At`, or arrays (B or 1, ...).
+        recorded: the steps of records, keyed by full name; they run before `changes`.
+        ablated: the replacement of a head's output, keyed by layer and then by head.
         masked: the masked keys.
         heads: the number of heads in each layer.
         is_pair: whether an encoder and a decoder run; all names then begin with "encoder." or
             "decoder.".
-        asked: the user's edits: names under "edit", pairs of layer and head under "ablate",
-            and words, positions and edges under "hide". Keys without edits are omitted.
-        first: the caller's number for the first text.
+        asked: the user's edits: names of activations under "edit", pairs (layer, head) under
+            "ablate", and words, positions and edges under "hide". Keys without edits are omitted.
+        first: the index of the first text among all texts of the call.
     """
 
     call: str = ""
@@ -113,7 +114,7 @@ class EditedRun:
 
     @property
     def why(self) -> str:
-        """The reason that an error gives for logits that are not finite."""
+        """The cause that an error names if logits are not finite."""
         return "check the values in edit and ablate" if self.asked else CANNOT
 
     @property
@@ -129,7 +130,7 @@ class EditedRun:
         )
 
     def below(self, stop: int | None) -> EditedRun:
-        """Return the interventions below a layer; None returns all interventions."""
+        """Return the interventions in layers before `stop`; None returns all interventions."""
         if stop is None:
             return self
 
@@ -174,8 +175,8 @@ class EditedRun:
     ) -> GradientRecorder:
         """Return a recorder for the backward pass, which passes gradients through the changes.
 
-        The gradient before an array or a function is 0: `check_functions` rejects targets that need
-        the gradient of a function.
+        If an array or a function replaces an activation, the gradient before it is 0:
+        `check_functions` rejects targets that need the gradient of a function.
 
         Args:
             layout: the texts of the batch.
@@ -276,8 +277,8 @@ class EditedRun:
     def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
         """Return the options of `Transformer.step` for `count` positions after `seen` (B,).
 
-        `lengths` (B,) counts each text's real tokens among these positions; `number` is the
-        step's number.
+        `lengths` (B,) is the number of each text's tokens among these positions; `number` is the
+        number of the step.
         """
         if not self.asked:
             return {}
@@ -295,7 +296,7 @@ class EditedRun:
         batch: Sequence[Sized],
         wanted: Callable[[str], bool] | None = None,
     ) -> dict[str, Any]:
-        """Return the options for running a packed batch; `texts` numbers its texts.
+        """Return the options for running a packed batch; `texts` holds the index of each text.
 
         The recorder keeps the activations that are `wanted`.
         """
@@ -306,7 +307,7 @@ class EditedRun:
         return {"record": self.recorder(layout, wanted), "masks": masks}
 
     def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
-        """Return the options of `EncoderDecoder.begin` for these texts; none for other models."""
+        """Return the options of `EncoderDecoder.begin` for these texts; {} for other models."""
         if not self.asked or not self.is_pair:
             return {}
         layout = layout_of(range(len(batch)), batch)._replace(step=0)
@@ -334,7 +335,7 @@ class EditedRun:
         return {*map(self._z, self.ablated), *self.recorded, *self.changes}
 
     def _outputs(self, name: str) -> Mapping[int, Any]:
-        """Return the replaced outputs by head, if this activation holds a layer's head outputs."""
+        """Return the replaced head outputs in this activation, keyed by head, if any."""
         own = (values for layer, values in self.ablated.items() if name == self._z(layer))
         return next(own, {})
 
@@ -373,7 +374,7 @@ class EditedRun:
         inputs: dict[str, Array] | None,
         whole: Array,
     ) -> Array:
-        """Return the replacement of a computed array."""
+        """Apply the changes of an activation to a computed array."""
         ablated = self._outputs(name)
         whole = whole.copy() if ablated else whole
         for head, value in ablated.items():
@@ -424,7 +425,7 @@ def is_number(array: Array) -> bool:
 
 
 def _without_padding(layout: Layout, array: Array) -> Array:
-    """Return the array (B, T, ...) with 0 after the end of each text."""
+    """Return an array (B, T, ...) with zeros after the end of each text."""
     if layout.lengths is None:
         return array
     real = np.arange(array.shape[1]) < layout.lengths[:, None]

@@ -49,17 +49,17 @@ class Plan:
     """The effect of all records of a call, collected record by record.
 
     Attributes:
-        call: the public call that errors name.
+        call: the name of the public call, for errors.
         body: the network that runs.
-        lengths: the number of tokens of each text.
+        lengths: the number of tokens in each text.
         prefix: the prefix of the names of the network's activations.
-        first: the caller's number for the first text.
-        read: returns the ids (T,) of a text; its arguments are the text and the call for errors.
-            None if the model reads no texts.
-        sources: other texts whose activations are patched in.
+        first: the index of the first text among all texts of the call.
+        read: a function that returns the ids (T,) of a text; its arguments are the text and, for
+            errors, the name of the call. None if the model reads no texts.
+        sources: other texts whose activations the records patch in.
         masked: the masked keys.
-        ablated: by layer and head, the replacement of the head's output.
-        changes: by full name, the steps that change an array, in order.
+        ablated: the replacement of a head's output, keyed by layer and then by head.
+        changes: the steps that change an array, in order, keyed by full name.
     """
 
     call: str
@@ -94,7 +94,8 @@ class Plan:
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
         """Return the axes of the activation that a record changes in a text of `tokens` tokens.
 
-        Each axis has its length and the changed index: a head, a token, or all.
+        The value for each axis is its length and the changed index: a head, a token, or a full
+        slice.
         """
         fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
         axes = activation(name).axes[1:]
@@ -113,7 +114,7 @@ class Plan:
         return changed
 
     def source(self, record: Record) -> Callable[[], Array]:
-        """Return a function that returns the activation of the record's text, (T, ...)."""
+        """Return a function that returns the activation (T, ...) of the text in `from`."""
         text, name = record.fields["from"], self.name(record.fields["at"], record.fields["layer"])
         if self.read is None:
             raise wrong(self.call, record, "from", 'an array with "set": this model reads no texts')
@@ -132,7 +133,8 @@ class Plan:
     def put(self, record: Record, value: Callable[[tuple[Any, ...]], Array]) -> None:
         """Replace the part of an activation that a record names; `generate` edits the prompt only.
 
-        `value` gets the part's index in an activation of one text, and returns the new part.
+        `value` is a function: it gets the index of the part in one text's activation, and returns
+        the new part.
         """
         at, layer = record.fields["at"], record.fields["layer"]
         index = tuple(chosen for _, chosen in self.part(record, 0).values())
@@ -174,7 +176,7 @@ def ablate(plan: Plan, record: Record) -> None:
 
 
 def scale(plan: Plan, record: Record) -> None:
-    """Multiply the products of queries and keys by `value` instead of the usual scale.
+    """Scale the products of queries and keys by `value` instead of the model's scale.
 
     If the model caps the products or adds biases to them, the queries are scaled instead.
     """
@@ -218,13 +220,13 @@ def add(plan: Plan, record: Record) -> None:
 
 
 def patch(plan: Plan, record: Record) -> None:
-    """Replace an activation, or one head's or token's part, by another text's activation."""
+    """Replace an activation, or its part for a head or token, by another text's activation."""
     source = plan.source(record)
     plan.put(record, lambda index: source()[index])
 
 
 def set_(plan: Plan, record: Record) -> None:
-    """Replace an activation, or one head's or token's part, by an array."""
+    """Replace an activation, or its part for a head or token, by an array."""
     for number, length in enumerate(plan.lengths, plan.first):
         axes = plan.part(record, length).values()
         shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))
@@ -249,14 +251,14 @@ OPS: dict[str, Callable[[Plan, Record], None]] = {
 
 
 def wrong(call: str, record: Record, name: str, way: str) -> ValueError:
-    """Return the error for a wrong field; `way` says which value to give."""
+    """Return the error for a wrong field; `way` describes a valid value."""
     value = record.fields[name]
     has = f"an array {value.shape}" if isinstance(value, np.ndarray) else shown(value)
     return ValueError(f"{call}: {record.source} has {name} {has}: give {way}")
 
 
 def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a value consists of float32 numbers in this shape."""
+    """Return whether a value is an array of this shape that fits into float32."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # lists of different lengths
@@ -267,7 +269,7 @@ def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
 def shape_of(
     at: Parsed, body: Transformer, queries: int, keys: int, features: int = 0
 ) -> tuple[int, ...]:
-    """Return the shape of an activation without its text axis; `features` is a spliced layer's."""
+    """Return the shape of an activation of one text; `features` is the size of a spliced layer."""
     row = activation(at.local)
     sizes = {"query": queries, "key": keys, "token": keys if row.of_keys else queries}
     sizes |= {"one": 1, "D": body.dim, "feature": features}
@@ -283,7 +285,7 @@ def shape_of(
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the activation whose scaling scales a layer's scores, and the model's own scale.
+    """Return the activation to multiply for a new scale of a layer's scores, and the usual scale.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)

@@ -44,17 +44,17 @@ def fit(
         body: the network.
         reader: the model's reader of texts.
         more: the maximum number of tokens that the run may add to each text.
-        written: the number of positions at which a decoder begins; None without a decoder.
-        first: the caller's number for the first text.
-        absent: if more texts follow, the set of entries of `hide` that no earlier text has; entries
-            found in these texts are removed from the set. With None, an entry that no text has is
-            an error.
+        written: the number of positions in a decoder's first pass; None without a decoder.
+        first: the index of the first text among all texts of the call.
+        absent: if more texts follow, the set of entries of `hide` that are missing in all earlier
+            texts; entries found in these texts are removed from the set. If None, an entry that no
+            text contains is an error.
 
     Raises:
         TypeError: the replacement of an activation is not an array of numbers.
         ValueError: a layer, head, word, position or entry of the vocabulary does not exist, a shape
             does not fit, or a text has no visible word left.
-        KeyError: an activation does not exist; the message has the nearest names.
+        KeyError: an activation does not exist; the message suggests similar names.
     """
     batch = swapped(edits, batch, reader.tokenizer, first)
     if not edits:
@@ -114,7 +114,7 @@ def spliced_names(edits: Edits, body: Transformer) -> list[str]:
 
 
 def _named(edit: Mapping[Any, Any], body: Transformer, is_pair: bool, call: str) -> dict[str, Any]:
-    """Return the changes in `edit` by full name."""
+    """Return the changes in `edit`, keyed by full name."""
     index: Trace | Seq2SeqTrace | None = None
     if edit and is_pair:
         index = _index_of_pair(body)
@@ -213,7 +213,7 @@ def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
 
 
 def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]:
-    """Return a function of an array and an `At`, from a user's function with one or both."""
+    """Wrap a user's function of an array, or of an array and an `At`, as a function of both."""
     try:
         takes = signature(function)
     except (TypeError, ValueError):  # a C function without a signature
@@ -227,14 +227,14 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # a second parameter with a default gets no argument, unless its name is `at`
+    # a second parameter with a default gets no argument, unless it is named `at`
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)
 
 
 def _numbers(name: str, value: Any, call: str) -> Array:
-    """Return the numbers that replace an activation, as an array of any shape."""
+    """Convert the numbers that replace an activation to an array of any shape."""
     array = as_array(value, call=call, name=f"edit[{name!r}]")
     if not is_number(array):
         raise TypeError(f"{call}: edit has {array.dtype} for {name}: give floats, or a function")
@@ -249,7 +249,7 @@ def _array(
     call: str,
     outer: Any,
 ) -> Array:
-    """Return an activation's replacement, (B or 1, ...); `outer` is a spliced layer."""
+    """Return an activation's replacement, (B or 1, ...), after checking its shape."""
     at = parse(name)
     side = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
     (texts, length), other = counts[at.side], counts["encoder"][1]
@@ -267,7 +267,7 @@ def _array(
 def plain(
     edits: Edits, text: Tokenized, body: Transformer, reader: TextReader
 ) -> list[dict[str, Any]]:
-    """Return one text's records in JSON form: without words or negative positions.
+    """Return the records of one text as JSON values, with positions from 0 instead of words.
 
     An array that replaces an activation becomes a record "set".
 
@@ -317,7 +317,7 @@ def _as_json(value: Any) -> Any:
 
 
 def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
-    """Raise the errors of `fit` that need no texts, for a model with one network."""
+    """Raise the errors of `fit` that do not depend on texts, for a model with one network."""
     _named(edits.changes, body, False, edits.call)
     plan = Plan(edits.call, body, [], read=reader.known_ids)
     for record in (_in_model(record, body, edits.call) for record in edits.records):
@@ -363,7 +363,7 @@ def hide_value(record: Record) -> Any:
 
 
 def _in_model(record: Record, body: Transformer, call: str) -> Record:
-    """Check a record's layer, head and numbers; return it with layer and head from 0 on."""
+    """Check a record's layer, head and numbers; return it with non-negative layer and head."""
     fields, source = dict(record.fields), record.source
     if "layer" in fields:
         count = len(body.layers)

@@ -36,12 +36,12 @@ def as_ids(ids: Any) -> Any:
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
-    """Return `(single, tokens)`: whether the input is one text, and its tokens; None without ids.
+    """Return whether the input is one text, and the tokens; None if the input is not ids.
 
     Errors number the texts from `first`.
 
     Raises:
-        TypeError: a text is not a row of integers.
+        TypeError: a text is not a one-dimensional row of integers.
         ValueError: a text has no ids, or more than `limit`, or an id has no row in the token table.
     """
     texts = as_ids(texts)
@@ -74,7 +74,7 @@ def ids_given(
 
 
 def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
-    """Return a text's ids (T,) as tokens with names; ids outside the mask (T,) get no name."""
+    """Convert a text's ids (T,) to tokens with names; ids outside the mask (T,) get no name."""
     tokens, special = [], []
     for token, is_real in zip(ids.tolist(), mask.tolist(), strict=True):
         name = tokenizer.token(token) if is_real and tokenizer is not None else None
@@ -91,9 +91,9 @@ def checked_ids(
     *,
     counts: bool = True,
 ) -> tuple[Array, Array]:
-    """Return ids (B, T) and which are tokens; errors put `side` before the arguments' names.
+    """Return ids (B, T) and the mask of tokens; errors put `side` before the names of arguments.
 
-    `counts` says whether columns are positions, whose number the model limits.
+    With `counts`, columns are positions, and there may be no more columns than positions.
     """
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
@@ -114,7 +114,7 @@ def checked_ids(
 
 
 def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Array:
-    """Return which ids are tokens, (B, T) bool; by default, all ids are."""
+    """Return the mask of tokens, (B, T) bool; by default, all ids are tokens."""
     if attention_mask is None:
         return np.ones(shape, bool)
     name = f"{side}attention_mask"
@@ -142,13 +142,13 @@ def checked_positions(
     Args:
         body: the network.
         position_ids: (B, T), or (1, T) for all texts, as transformers counts them.
-        mask: (B, T), which ids are tokens; positions of other ids are not read.
+        mask: (B, T), the mask of tokens; positions of other ids are not read.
         name: the name of the model.
 
     Raises:
         TypeError: the positions are not integers.
-        ValueError: the positions have another shape, the model does not have one of the positions,
-            or the model has neither learned nor rotary positions.
+        ValueError: the positions have the wrong shape, the model lacks one of the positions, or the
+            model has neither learned nor rotary positions.
     """
     if position_ids is None:
         return None
@@ -215,7 +215,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
 
 
 def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str) -> frozenset[int]:
-    """Return the ids that end a text: those of generation_config.json, else of config.json."""
+    """Return the ids that end a text, from generation_config.json or else from config.json."""
     entry = generation.get("eos_token_id")
     if entry is None:
         entry = config.get("eos_token_id")
@@ -230,7 +230,7 @@ def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any], name: str)
 
 
 def check_device(device: Any, call: str) -> None:
-    """Raise a ValueError for another device than the CPU.
+    """Raise a ValueError for any device except the CPU.
 
     >>> check_device("cuda", "encode")
     Traceback (most recent call last):
@@ -247,7 +247,7 @@ def check_device(device: Any, call: str) -> None:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Turns texts or token ids into batches for a network.
+    """Converts texts or token ids to batches for a network.
 
     Attributes:
         name: the model's name, for errors.
@@ -256,7 +256,7 @@ class TextReader:
         limit: the maximum number of tokens in a text, including special tokens; None for no limit.
         rows: the number of rows in the token table.
         fills_gaps: whether the mask token replaces each gap in a text.
-        has_images: whether another part of the model reads images, which errors then mention.
+        has_images: whether another part of the model reads images; if so, errors mention this part.
     """
 
     name: str
@@ -274,12 +274,12 @@ class TextReader:
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]] | None:
-        """`subwords`, or None if no word can be found among the tokens."""
+        """`subwords`, or None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.subwords
 
     @property
     def known_ids(self) -> Callable[[str, str], Array] | None:
-        """`ids`, or None if the model reads no text."""
+        """`ids`, or None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.ids
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -296,10 +296,10 @@ class TextReader:
         return self.tokenizer
 
     def need_text(self, call: str) -> None:
-        """Do nothing, as this model reads texts; readers of images raise a ValueError."""
+        """Do nothing, because this model reads texts; readers of images raise a ValueError."""
 
     def tokenize(self, text: str) -> Tokenized:
-        """Return the tokens of a whole text, see `Model.tokenize`."""
+        """Return the tokens of a whole text, as `Model.tokenize` does."""
         text = check_text(text, call="tokenize", name="text")
         truncator = Truncator(self.need_tokenizer("tokenize"), None, self.mask)
         [tokens] = truncator([self.sentence.prepared(text)])
@@ -309,7 +309,7 @@ class TextReader:
     def split(
         self, texts: Any, call: str, first: int = 0
     ) -> tuple[bool, list[str], list[Tokenized]]:
-        """Return `(single, strings, tokens)`: whether there is one text; tokens only for ids.
+        """Return whether the input is one text, its strings, and its tokens if it consists of ids.
 
         Errors number the texts from `first`.
         """
@@ -324,7 +324,7 @@ class TextReader:
         return False, check_texts(texts, call=call, first=first), []
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return `(single, tokens)`: whether there is one text, and the tokens, truncated.
+        """Return whether the input is one text, and the truncated tokens of each text.
 
         Ids do not change. Errors number the texts from `first`.
         """
@@ -352,13 +352,13 @@ class TextReader:
         return self.read(text, call)[1][0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
-        """Return the tokens with their names, if the text was given as ids."""
+        """Add the names of the tokens if the text was given as ids."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)
 
     def subwords(self, word: str) -> list[list[str]]:
-        """Return the ways to split a word into subwords, see `Model.subwords`."""
+        """Return the ways to split a word into subwords, as `Model.subwords` does."""
         unknown = self.need_tokenizer("subwords").unknown
         before = ["Ġ"] if marks_blanks(self.tokenize("a a").tokens) else []
         splits = []
@@ -377,7 +377,7 @@ class TextReader:
     ) -> tuple[Array, Array]:
         """Run a packed batch; return `(rows, cu_lengths)`: vectors (total, D), and (B + 1,).
 
-        The options are those of a call of `Transformer`.
+        The options are those of calling a `Transformer`.
         """
         return network.packed([text.ids for text in batch], **options)
 

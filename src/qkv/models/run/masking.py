@@ -18,7 +18,7 @@ def masked_keys(
     first: int = 0,
     absent: set[Any] | None = None,
 ) -> list[Masked]:
-    """Return the masked keys for words, positions and edges; for `limits` see `_of_positions`."""
+    """Return the masked keys for words, positions and edges; `_of_positions` explains `limits`."""
     words = [value for value in hides if isinstance(value, str)]
     masked = _of_words(words, batch, subwords, call, first, absent) if words else []
     for value in hides:
@@ -37,9 +37,9 @@ def _of_words(
 ) -> list[Masked]:
     """Return the masked keys for each occurrence of these words.
 
-    A word may be a special token such as "[SEP]". Without `absent`, a word that no text has is an
-    error; with the set `absent`, each found word is removed from the set. Errors number the texts
-    from `first`.
+    A word may be a special token such as "[SEP]". If `absent` is None, a word that no text contains
+    is an error; otherwise, each word that is found is removed from this set. Errors number the
+    texts from `first`.
     """
     if subwords is None:
         raise ValueError(
@@ -82,10 +82,10 @@ def _of_positions(
     call: str,
     absent: set[Any] | None,
 ) -> list[Masked]:
-    """Return the masked key of a position or edge in each text that has it; -1 is the last.
+    """Return the masked key of a position or edge in each text that is long enough.
 
-    `lengths` are the lengths of the texts; `limits` also count new tokens; `absent` is as in
-    `_of_words`.
+    Position -1 is the last. `lengths` are the lengths of the texts, `limits` the lengths with all
+    new tokens; `absent` is as in `_of_words`.
     """
     fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
     query, key, layer, head = [*fields, None, None][:4]
@@ -110,16 +110,17 @@ def _of_positions(
 
 
 def from_start(number: int, count: int, source: str, what: str, whole: str, call: str) -> int:
-    """Return the number, from 0 on, of one of `count` layers or heads; -1 is the last."""
+    """Return the non-negative number of one of `count` layers or heads; -1 is the last."""
     if not -count <= number < count:
         raise ValueError(
-            f"{call}: {source} has {what} {number} and {whole} has {count}, 0 to {count - 1}"
+            f"{call}: {source} has {what} {number} and {whole} has {count}, "
+            f"numbered 0 to {count - 1}"
         )
     return number % count
 
 
 def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
-    """Return the list of distinct words in texts, with subwords joined."""
+    """Return a list of the distinct words in texts, with subwords joined."""
     named = (joined_words(plain_tokens(text.tokens, text.special), text.special) for text in batch)
     words = list(dict.fromkeys(chain.from_iterable(named)))
     more = f" and {len(words) - most} more" if len(words) > most else ""

@@ -1,4 +1,4 @@
-"""Cut texts at a model's limit, and warn once about all cut texts."""
+"""Truncate texts to a model's limit, and warn once about all truncated texts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import numpy as np
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
-MOST = 2**20  # the maximum number of characters of a text that are read
-ROOM = 8  # the characters read at first, for each token of the limit
+MOST = 2**20  # the maximum number of characters to read of a text
+ROOM = 8  # the number of characters to read first, per token of the limit
 
 
 @dataclass
 class Cut:
-    """Counts of texts that were cut; the counts of two parts of a corpus can be added.
+    """Counts of truncated texts; the counts of two parts of a corpus can be added.
 
     Attributes:
         limit: the maximum number of tokens in a text; None for no limit.
         total: the number of texts.
         count: the number of texts with more tokens than the limit.
-        torn: the number of texts that were cut to a million characters first.
+        torn: the number of texts that were first cut to a million characters.
         longest: the number of tokens in the longest text.
-        unread: the number of characters in the longest text with tokens that were not counted.
+        unread: the number of characters in the longest text whose tokens were not counted.
         gaps: the number of texts with a mask token after the limit.
     """
 
@@ -54,7 +54,7 @@ class Cut:
         )
 
     def warn(self) -> None:
-        """Warn about the texts that were cut, if any, unless a caller is `counting`."""
+        """Warn about truncated texts, if any, unless a caller is `counting`."""
         counted = _counted.get()
         if counted is not None:
             vars(counted).update(vars(counted + self))
@@ -79,7 +79,7 @@ _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
 
 @contextmanager
 def counting(cut: Cut) -> Iterator[None]:
-    """Add the texts cut in this context to `cut`, without a warning."""
+    """Count the texts truncated in this context in `cut` instead of warning about them."""
     token = _counted.set(cut)
     try:
         yield
@@ -90,13 +90,13 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    Only the beginning of a long text is split: enough that the kept tokens are the first tokens of
-    the whole text, but at most a million characters.
+    Of a long text, only the beginning is split: enough to be sure of the kept tokens, but at most a
+    million characters.
 
     Args:
         tokenizer: the model's tokenizer.
         limit: the maximum number of tokens in a text; None for no limit.
-        mask: the token that replaces gaps (`qkv.text.gaps`); None keeps texts as written.
+        mask: the token that replaces gaps (`qkv.text.gaps`); None keeps the gaps.
 
     >>> from qkv.text import WordTokenizer
     >>> truncator = Truncator(WordTokenizer("the cat sat"), 2)
@@ -108,7 +108,7 @@ class Truncator:
         self._tokenizer, self.cut, self._mask = tokenizer, Cut(limit), mask
 
     def __call__(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Return the tokens of each text, cut at the limit."""
+        """Return the tokens of each text, truncated to the limit."""
         read, cuts = [masked(text, self._mask) for text in texts], self._cuts
         batch = self._cut([one.text for one in read])
         if self._cuts > cuts:
@@ -122,7 +122,7 @@ class Truncator:
 
     @property
     def _cuts(self) -> int:
-        """The number of texts cut so far."""
+        """The number of texts truncated so far."""
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
@@ -140,11 +140,12 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """Return the first tokens of a long text, enough that those up to the limit are certain.
+        """Return the first tokens of a long text; the tokens up to the limit are certain.
 
-        Two beginnings of the text that end with a word are split. The tokens of the shorter one are
-        certain if the longer one begins with the same tokens: no token reaches from one word into
-        the next (`keeps_words_apart`), so the rest of the text cannot change them.
+        Two beginnings of the text that end with a word are split. The tokens of the shorter
+        beginning are certain if the longer beginning starts with the same tokens: no token reaches
+        from one word into the next (`keeps_words_apart`), so the rest of the text cannot change
+        these tokens.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
@@ -177,7 +178,7 @@ def callers() -> int:
 
 
 def _word_end(text: str, most: int) -> int:
-    """Return the last index up to `most` where a word ends before a blank, 0 for none."""
+    """Return the last index up to `most` where a word ends before a space; 0 if there is none."""
     end = text.rfind(" ", 0, most + 1)
     while end > 0 and text[end - 1].isspace():
         end = text.rfind(" ", 0, end)
@@ -190,7 +191,7 @@ def _tail(text: Tokenized) -> int:
 
 
 def _shortened(text: Tokenized, limit: float) -> Tokenized:
-    """Return the first tokens of a text, with its special tokens at the end."""
+    """Return the first tokens of a text, followed by its last special tokens."""
     if len(text) <= limit:
         return text
     tail = _tail(text)

@@ -40,59 +40,60 @@ def encode(
     """Return a vector for each text, pooled and scaled as the model's files say.
 
     Texts of similar length run together, without padding. A text longer than `max_seq_length` is
-    cut as in `trace`. Blanks around a text are removed.
+    truncated as in `trace`. White space around a text is removed.
 
     Args:
         inputs: one text or any iterable of texts.
-        batch_size: the number of texts in a batch if each text has 128 tokens. Batches of shorter
-            texts have more texts, batches of longer texts have fewer.
+        batch_size: the number of texts in a batch of texts with 128 tokens. Batches of shorter
+            texts hold more texts, and batches of longer texts hold fewer.
         show_progress_bar: whether to show a progress bar; None shows it on a terminal if the work
             takes long.
         normalize_embeddings: whether vectors are scaled to length 1; None follows the model's
             files.
         output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,
             including special tokens; or None for a dict with both.
-        prompt_name: the name of the prompt in the model's files that goes before each text; by
-            default the files' default prompt, if any.
-        prompt: a prompt to use instead.
+        prompt_name: the name of a prompt in the model's files, which is put before each text; by
+            default, the default prompt in these files, if any.
+        prompt: the text of a prompt to use instead.
         truncate_dim: keep only the first `truncate_dim` numbers of each vector; None keeps all. As
-            in sentence-transformers, a scaling in the model's files happens before the cut, and
-            `normalize_embeddings=True` scales the cut vectors again. Vectors of tokens are not cut.
+            in sentence-transformers, a scaling to length 1 in the model's files comes before this
+            truncation, and `normalize_embeddings=True` scales the truncated vectors again. Token
+            vectors are not truncated.
         precision: "float32", or None, keeps vectors as they are. "int8" and "uint8" divide the
-            range of each number over these texts into 256 steps; other texts give other steps.
-            "binary" and "ubinary" keep one bit for each number, 1 above 0. Eight bits form a uint8
-            or, minus 128, an int8.
-        convert_to_numpy: False for a list of torch tensors, one for each text.
+            range of each dimension over these texts into 256 steps, so the steps depend on the
+            texts. "binary" and "ubinary" keep one bit per number: 1 if the number is positive.
+            Eight bits form a uint8 or, minus 128, an int8.
+        convert_to_numpy: False for a list of torch tensors, one per text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.
         pool: a `qkv.models.Pool` of this model, with processes that share the work.
-        chunk_size: the number of texts that a process gets in each request; by default a tenth of
-            the process's share.
+        chunk_size: the number of texts in each request to a process; by default a tenth of the
+            texts per process.
         task: the use of the texts ("query" or "document"), which selects the route in a model with
             routes; None selects the default route.
         ablate: heads to ablate, as in `trace`. With `ablate`, `hide` or `edit`, all texts are split
             into tokens before the first text is run.
         hide: words, positions and edges to mask, as in `trace`; positions include the prompt.
         edit: activations to change, as in `trace`. A function gets a batch of texts, in any order;
-            `at.texts` has the index of each text. An array has a row for each text, in the order of
+            `at.texts` has the index of each text. An array has one row per text, in the order of
             the texts.
 
     Returns:
-        (n, D) in the order of the texts, (D,) for one string; (0, D) for no text. For
-        "token_embeddings" a list of (T_i, D), or (T, D); for None a list of dicts, or a dict, with
-        "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D) and
-        "sentence_embedding" (D,). float32, or float64 for a model of that type, or the type that
-        `precision` names. With `truncate_dim` D is that number; with bits an eighth of it, rounded
-        up.
+        (n, D) in the order of the texts; (D,) for one string; (0, D) if there are no texts. With
+        "token_embeddings", a list of (T_i, D), or (T, D) for one string. With
+        `output_value=None`, a list of dicts, or one dict for one string; the keys are "input_ids"
+        and "attention_mask" (T_i,), "token_embeddings" (T_i, D) and "sentence_embedding" (D,). The
+        type is float32, float64 for a float64 model, or the type that `precision` names.
+        `truncate_dim` changes D to this number; bits divide D by 8, rounded up.
 
     Raises:
-        TypeError: a text is not a string, or the texts are a dict; as in `trace`.
-        ValueError: a text has no token at all, a prompt or route does not exist, a single text is
-            to be divided into steps, or an argument makes no sense; as in `trace`.
-        ImportError: tensors are asked for, and torch is not installed.
+        TypeError: a text is not a string, or the texts are a dict; also as in `trace`.
+        ValueError: a text has no token at all, a prompt or route does not exist, `precision` needs
+            several texts, or an argument is invalid; also as in `trace`.
+        ImportError: the result should be tensors, but torch is not installed.
 
     Source:
-        Steps and bits: sentence-transformers, `quantize_embeddings`.
+        `quantize_embeddings` of sentence-transformers, for steps and bits.
 
     >>> import qkv
     >>> qkv.load("random").encode("I love you").shape
@@ -168,10 +169,10 @@ def encode_query(
         inputs: one text or any iterable of texts.
         prompt_name: as in `encode`.
         prompt: as in `encode`.
-        options: the others of `encode`.
+        options: the other options of `encode`.
 
     Returns:
-        As `encode`; for a model without prompts and routes the same vectors.
+        The result of `encode`, which is the same for a model without prompts and routes.
 
     Raises:
         TypeError: as in `encode`.
@@ -199,10 +200,10 @@ def encode_document(
         inputs: one text or any iterable of texts.
         prompt_name: as in `encode`.
         prompt: as in `encode`.
-        options: the others of `encode`.
+        options: the other options of `encode`.
 
     Returns:
-        As `encode`; for a model without prompts and routes the same vectors.
+        The result of `encode`, which is the same for a model without prompts and routes.
 
     Raises:
         TypeError: as in `encode`.
@@ -228,7 +229,7 @@ def encode_stream(
     `ablate`, `hide` and `edit` of `encode` need all texts at once and are not supported here.
 
     Args:
-        sentences: any iterable of texts, read as the iterator advances.
+        sentences: any iterable of texts, which is read as the returned iterator advances.
         show_progress_bar: as in `encode`.
         options: other options of `encode`, except `ablate`, `hide` and `edit`.
 
@@ -266,7 +267,7 @@ def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Enc
 
 
 def routes(model: Core) -> Mapping[str, Core]:
-    """Return the models of all routes by name; empty for a model without routes."""
+    """Return the models of all routes, keyed by name; empty for a model without routes."""
     if not model._routing.is_choice:
         return MappingProxyType({})
     own = {model._route: model}

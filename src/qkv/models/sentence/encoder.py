@@ -35,8 +35,8 @@ class EmptyText(ValueError):
     """A text is empty: it has no token to pool.
 
     Attributes:
-        number: the number of the text, from 0.
-        reason: the reason, for the error.
+        number: the index of the text.
+        reason: the reason, for the error message.
     """
 
     def __init__(self, number: int, unread: int, call: str = "encode") -> None:
@@ -52,7 +52,7 @@ class Encoder:
     Attributes:
         model: the model of the route that the texts take.
         batch_size: an option of `Model.encode`, like the next six attributes.
-        call: the public call that errors name.
+        call: the name of the public call, for errors.
         tokenizer: the model's tokenizer.
         sentence: the settings for texts and their vectors, read from the model's files.
         limit: the maximum number of tokens in a text.
@@ -111,7 +111,7 @@ class Encoder:
         width = self.truncate_dim or self.width
         if not isinstance(sentences, list | tuple | np.ndarray):
             return np.concatenate([np.empty((0, width), self.dtype), *parts])
-        # if the number of texts is known: joining parts at the end would need twice the memory
+        # fill one array if the number of texts is known: joining parts needs twice the memory
         vectors, done = np.empty((len(sentences), width), self.dtype), 0
         for part in parts:
             vectors[done : done + len(part)] = part
@@ -154,20 +154,20 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """The size of a text's vector before `truncate_dim` cuts it."""
+        """The size of a text's vector before it is truncated to `truncate_dim`."""
         return self.sentence.width(self.model._vector_size)
 
     @property
     def kind(self) -> Hashable:
-        """A key that is equal for encoders whose texts may run and be pooled together."""
+        """A key: encoders with the same key can run and pool their texts together."""
         return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
-        """Return the ids (T,) of each text, with the prompt in front, cut at the limit.
+        """Return the ids (T,) of each text with the prompt, truncated to the limit.
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: a text cannot be split into tokens, or has too many tokens with `whole`.
+            ValueError: a text cannot be split into tokens or, with `whole`, has too many tokens.
         """
         truncator = Truncator(self.tokenizer, self.limit)
         batch = self._ids(texts, truncator)
@@ -180,17 +180,17 @@ class Encoder:
         return f"has more than the {limit} that {self.model.name} reads: shorten it"
 
     def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
-        """Check ids (T,) that a user gives instead of a text, and cut them at the limit.
+        """Check ids (T,) that a user gives instead of a text, and truncate them to the limit.
 
-        The ids include special tokens. If they are cut, the special tokens at the end are kept.
+        The ids include special tokens. Truncation keeps the special tokens at the end.
 
         Args:
             ids: integers in one row.
             name: the name that errors use.
-            whole: whether more ids than the limit are an error.
+            whole: whether to raise an error instead of truncating.
 
         Raises:
-            TypeError: the ids are not integers in one row.
+            TypeError: the ids are not a one-dimensional row of integers.
             ValueError: there are no ids or too many, an id has no row in the token table, or a
                 prompt is given, which only texts can have.
         """
@@ -219,9 +219,9 @@ class Encoder:
             raise EmptyText(number, self._unread, self.call)
 
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
-        """Run texts together, given by their ids, and return the input of `Sentence.finish`.
+        """Run one batch of ids, and return the input (n, width) of `Sentence.finish`.
 
-        It is (n, width). The options are those of `Transformer.run`.
+        The options are those of `Transformer.run`.
         """
         rows, cu_lengths = self.run(batch, **options)
         return self._pooled(batch, rows, cu_lengths)
@@ -263,7 +263,7 @@ class Encoder:
         )
 
     def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """Return the outputs of texts given by their ids; vectors of texts only pooled."""
+        """Return the outputs of texts, given as ids; vectors of texts are only pooled."""
         if self._one_each:
             return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
@@ -283,13 +283,13 @@ class Encoder:
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
-        """Return texts with the prompt in front and without blanks around them."""
+        """Put the prompt before the texts, and remove white space around the results."""
         sentence = self.sentence
         return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
 
 
 def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
-    """Yield the numbers of texts of similar length, with up to `most` tokens, or of one text.
+    """Yield the indices of texts of similar length: one text, or several with up to `most` tokens.
 
     >>> list(by_length(["abc", "a", "abcdef", "ab"], 6))
     [[2], [0, 3, 1]]
@@ -301,7 +301,7 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
 
 
 def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Return texts that are strings; those of a list are checked before any work is done."""
+    """Return the texts after checking that they are strings; a list is checked before any work."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call=call)

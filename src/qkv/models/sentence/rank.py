@@ -24,16 +24,16 @@ def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
     product, or the negative Euclidean or Manhattan distance.
 
     Args:
-        a: (n, D), or (D,) for one.
-        b: (m, D), or (D,) for one.
+        a: (n, D), or (D,) for one vector.
+        b: (m, D), or (D,) for one vector.
 
     Returns:
         (n, m), float64 if either input is float64, otherwise float32; a torch tensor if either
             input is one.
 
     Raises:
-        TypeError: they are not of numbers.
-        ValueError: they have other shapes.
+        TypeError: `a` or `b` does not hold numbers.
+        ValueError: `a` or `b` has the wrong shape.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -48,16 +48,16 @@ def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
     """Return the similarity of each vector of `a` to the vector of `b` at the same index.
 
     Args:
-        a: (n, D), or (D,) for one.
-        b: (n, D), or (D,) for one.
+        a: (n, D), or (D,) for one vector.
+        b: (n, D), or (D,) for one vector.
 
     Returns:
         (n,), float64 if either input is float64, otherwise float32; a torch tensor if either input
             is one.
 
     Raises:
-        TypeError: they are not of numbers.
-        ValueError: they have other shapes.
+        TypeError: `a` or `b` does not hold numbers.
+        ValueError: `a` or `b` has the wrong shape.
 
     >>> import qkv
     >>> vectors = qkv.load("random").encode(["I love you", "the cat sat"])
@@ -88,25 +88,25 @@ def rank(
 
     Args:
         query: the question.
-        documents: texts that may answer it.
+        documents: texts that may answer the question.
         top_k: the number of documents to return; None returns all.
         return_documents: whether the results include the documents' texts.
-        prompt_name: which prompt goes before the query, as in `encode`.
-        prompt: a prompt to use instead.
+        prompt_name: the name of the prompt before the query, as in `encode`.
+        prompt: the text of a prompt to use instead.
         batch_size: the number of pairs of 128 tokens that run at once, as in `encode`.
-        show_progress_bar: None shows one on a terminal if the work takes long.
+        show_progress_bar: as in `encode`.
         activation_fn: applied to the logits: a function of an array, or one of torch.nn's
-            activations; None for what the model's files say, or a sigmoid.
+            activations; None for the activation in the model's files, or else a sigmoid.
         device: None or "cpu".
 
     Returns:
-        A dict for each document, the best first, equal documents in their order: "corpus_id" is the
-        index of the document, "score" the score of the pair, and "text" the document, with
-        `return_documents`.
+        One dict per document, the best first; documents with equal scores keep their order.
+        "corpus_id" is the index of the document, "score" the score of the pair, and "text" the
+        document if `return_documents` is true.
 
     Raises:
         TypeError: a text is not a string.
-        ValueError: the model does not rank, the query has no token, or an argument makes no sense.
+        ValueError: the model does not rank, the query has no token, or an argument is invalid.
 
     Source:
         Nogueira and Cho 2019, "Passage Re-ranking with BERT".
@@ -170,25 +170,26 @@ def predict_pairs(
 
     Args:
         inputs: pairs of texts, or one pair.
-        prompt_name: which prompt goes before the first text of each pair, as in `encode`.
-        prompt: a prompt to use instead.
+        prompt_name: the name of the prompt before the first text of each pair, as in `encode`.
+        prompt: the text of a prompt to use instead.
         batch_size: the number of pairs of 128 tokens that run at once.
-        show_progress_bar: None shows one on a terminal if the work takes long.
+        show_progress_bar: as in `encode`.
         activation_fn: applied to the logits: a function of an array, or one of torch.nn's
-            activations; None for what the model's files say, or a sigmoid for a single class.
-        apply_softmax: whether the scores of several classes go through a softmax.
-        convert_to_numpy: False for a list of torch tensors, one for each pair.
+            activations; None for the activation in the model's files, or else a sigmoid for a
+            single class.
+        apply_softmax: whether to apply a softmax to the scores of several classes.
+        convert_to_numpy: False for a list of torch tensors, one per pair.
         convert_to_tensor: True for one torch tensor.
         device: None or "cpu".
 
     Returns:
-        (n,), or (n, C) for C classes; for one pair a number, or (C,). float32, or float64 for a
-        model of that type.
+        (n,), or (n, C) for C classes; for one pair, a number or (C,). The type is float32, or
+        float64 for a float64 model.
 
     Raises:
         TypeError: the inputs are not pairs of strings.
-        ValueError: no text has a token, or an argument makes no sense.
-        ImportError: tensors are asked for, and torch is not installed.
+        ValueError: no text has a token, or an argument is invalid.
+        ImportError: the result should be tensors, but torch is not installed.
     """
     check_device(device, "predict")
     tensors = convert_to_tensor or not convert_to_numpy

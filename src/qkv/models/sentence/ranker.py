@@ -33,7 +33,7 @@ class Pair:
     Attributes:
         ids: (T,).
         segments: (T,), the segment of each token, 0 or 1.
-        whole: whether nothing was cut.
+        whole: whether both texts are complete.
     """
 
     ids: Array
@@ -88,10 +88,11 @@ def shortened(first: int, second: int, room: float) -> tuple[int, int]:
 
 
 def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
-    """Return the special tokens around two texts, from a text with at least one token.
+    """Return the special tokens around two texts, found by pairing a text with itself.
 
     Raises:
-        ValueError: the text has no token, or the tokenizer does not put two texts in sequence.
+        ValueError: the text has no token, or the tokenizer does not join two texts one after the
+            other.
     """
     ids, segments, parts = tokenizer.pair(text, text)
     own = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
@@ -122,7 +123,7 @@ class Ranker:
         limit: the maximum number of tokens in a pair.
         tells_texts_apart: whether the network gets the segment of each token.
         activation: applied to the logits: the name of one of `ACTIVATIONS`, a function of an array,
-            or None for nothing.
+            or None to keep the logits.
 
     Raises:
         TypeError: as in `Model.rank`.
@@ -163,10 +164,10 @@ class Ranker:
         return self.head.steps.outputs
 
     def pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
-        """Pair a query with each of these documents, cut at the limit.
+        """Pair a query with each of these documents, and truncate the pairs to the limit.
 
         Raises:
-            ValueError: the query has no token, or the limit leaves none of it.
+            ValueError: the query has no token, or the limit is too small for the query.
         """
         return [pair for part in self.parts_of_pairs(query, documents) for pair in part]
 
@@ -174,17 +175,17 @@ class Ranker:
         """Yield the pairs of a query with groups of documents."""
         query = self._whole(query)
         frame = self._frame(query)
-        # uncut, as the longer one of two texts is cut
+        # no limit here, because only the longer of two texts is truncated
         truncator = Truncator(self.tokenizer, None)
         [first] = self._ids(truncator, [query])
         for part in parts_of(documents, LETTERS):
             yield [frame.pair(first, second, self.limit) for second in self._ids(truncator, part)]
 
     def each(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[Pair]:
-        """Pair each text with the text at the same index, cut at the limit.
+        """Pair each text with the text at the same index, and truncate the pairs to the limit.
 
         Raises:
-            ValueError: no text has a token, or the limit leaves none.
+            ValueError: no text has a token, or the limit is too small for a token.
         """
         firsts = [self._whole(text) for text in firsts]
         known = (text for text in (*firsts, *seconds) if text.strip())
@@ -197,7 +198,7 @@ class Ranker:
         return pairs
 
     def _whole(self, text: str) -> str:
-        """Return the first of two texts, with the prompt in front."""
+        """Put the prompt before the first of two texts."""
         return self.model.sentence.prepared((self.before + text).strip())
 
     def _frame(self, text: str) -> Frame:
@@ -216,7 +217,7 @@ class Ranker:
         return [text.ids[~np.array(text.special, bool)] for text in tokens]
 
     def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
-        """Yield the numbers of pairs that run together: those of similar length."""
+        """Yield the indices of the pairs in each batch, which are pairs of similar length."""
         return by_length(pairs, batch_size * TOKENS)
 
     def scores(self, pairs: Sequence[Pair]) -> Array:
@@ -239,7 +240,7 @@ class Ranker:
         return scores
 
     def warn(self, pairs: Sequence[Pair], what: str = "documents, with the query,") -> None:
-        """Warn about the number of pairs that were cut, if any."""
+        """Warn about the number of truncated pairs, if any."""
         count = sum(not pair.whole for pair in pairs)
         if count:
             warnings.warn(
@@ -252,7 +253,7 @@ class Ranker:
 def best(
     scores: Array, documents: Sequence[str], top_k: int | None, with_documents: bool
 ) -> list[dict[str, Any]]:
-    """Return the documents by score, the best first, equal documents in their order.
+    """Return the documents, the best score first; documents with equal scores keep their order.
 
     >>> best(np.array([0.25, 0.5, 0.5]), ["a", "b", "c"], 2, True)
     [{'corpus_id': 1, 'score': 0.5, 'text': 'b'}, {'corpus_id': 2, 'score': 0.5, 'text': 'c'}]
@@ -266,7 +267,7 @@ def best(
 
 
 def need_ranking(head: BuiltHead | None, name: str) -> None:
-    """Raise a ValueError unless a head gives each text one number."""
+    """Raise a ValueError unless a head gives one number per text."""
     if head is None or not head.pools:
         has = "no head" if head is None else "a head for each token"
     elif head.steps.embeds:
@@ -323,10 +324,11 @@ def given_activation(function: Any, call: str) -> Activation:
 def activation_of(
     sentence: Sentence, config: Mapping[str, Any], name: str, classes: int, call: str
 ) -> str | None:
-    """Return the activation after the logits of a cross-encoder, as its files name it.
+    """Return the activation that the files of a cross-encoder give for its logits.
 
-    The default is a sigmoid for one class, and nothing for several. As in sentence-transformers,
-    config_sentence_transformers.json comes first, and only functions of torch count.
+    The default is a sigmoid for one class, and no activation for several. As in
+    sentence-transformers, config_sentence_transformers.json takes precedence, and only names of
+    torch functions count.
 
     Raises:
         ValueError: the activation is unknown.

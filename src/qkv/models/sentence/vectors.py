@@ -30,10 +30,10 @@ def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
 def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
-    "int8" and "uint8" divide the range of each number among these vectors into 256 steps, and
-    replace the number by its step: (n, D). "binary" and "ubinary" replace each number by a bit, 1
-    above 0. Eight bits form a byte, highest bit first: (n, ceil(D / 8)), as uint8 or, minus 128, as
-    int8. "float32" changes nothing.
+    "int8" and "uint8" divide the range of each dimension over these vectors into 256 steps, and
+    replace each number by its step: (n, D). "binary" and "ubinary" replace each number by a bit,
+    which is 1 if the number is positive. Eight bits form a byte, the highest bit first:
+    (n, ceil(D / 8)), as uint8 or, minus 128, as int8. "float32" changes nothing.
 
     Raises:
         ValueError: a single vector has no range to divide.
@@ -50,7 +50,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     if len(vectors) == 1:
         raise ValueError(
             f"{call}: precision is {precision}, but a single vector has no range to "
-            "divide into steps: give several texts, or take float32 or binary"
+            "divide into steps: give several texts, or use float32 or binary"
         )
     if 1 < len(vectors) < FEW:
         warnings.warn(
@@ -63,7 +63,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     if len(vectors):
         least, largest = vectors.min(0), vectors.max(0)
         step = (largest - least) / vectors.dtype.type(255)
-        step[step == 0] = 1  # a number that is equal in all vectors gets step 0
+        step[step == 0] = 1  # if a dimension is equal in all vectors, its step is 0
         steps[...] = np.clip(np.floor((vectors - least) / step), 0, 255)
     return steps if precision == "uint8" else (steps ^ 0x80).view(np.int8)
 
@@ -79,7 +79,7 @@ def as_tensors(output: Any, torch: Any, *, joined: bool) -> Any:
 
 
 def as_given(array: Array, *inputs: Any) -> Any:
-    """Return an array as a torch tensor if one of the inputs is a tensor, or a list of them.
+    """Convert an array to a torch tensor if an input is a tensor or a list of tensors.
 
     >>> as_given(np.zeros(2), [[0.5]])
     array([0., 0.])
@@ -94,7 +94,7 @@ def as_given(array: Array, *inputs: Any) -> Any:
 def _distances(a: Array, b: Array, distance: Callable[[Array], Array]) -> Array:
     """Return the distance of each row of `a` to each row of `b`, (n, m)."""
     distances = np.empty((len(a), len(b)), a.dtype)
-    for number, row in enumerate(a):  # row by row, as all differences would take (n, m, D)
+    for number, row in enumerate(a):  # row by row: all differences would take (n, m, D)
         distances[number] = distance(b - row)
     return distances
 
@@ -107,14 +107,14 @@ def _euclidean(rows: Array) -> Array:
     return np.asarray(np.sqrt(np.square(rows).sum(1)))
 
 
-# For vectors (n, D) and (m, D), (n, m): the larger, the more similar.
+# From vectors (n, D) and (m, D) to similarities (n, m): larger means more similar.
 _EACH: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": lambda a, b: multiply(to_length_one(a), to_length_one(b).T),
     "dot": lambda a, b: multiply(a, b.T),
     "euclidean": lambda a, b: -_distances(a, b, _euclidean),
     "manhattan": lambda a, b: -_distances(a, b, _manhattan),
 }
-# For vectors (n, D) and (n, D), (n,).
+# From vectors (n, D) and (n, D) to similarities (n,).
 _PAIRWISE: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": lambda a, b: np.asarray((to_length_one(a) * to_length_one(b)).sum(1)),
     "dot": lambda a, b: np.asarray((a * b).sum(1)),
@@ -124,7 +124,7 @@ _PAIRWISE: Mapping[str, Callable[[Array, Array], Array]] = {
 
 
 def similarity(a: Any, b: Any, how: str) -> Array:
-    """Return the similarity of each vector of `a` (n, D) to each of `b` (m, D): (n, m).
+    """Return the similarity (n, m) of each vector of `a` (n, D) to each vector of `b` (m, D).
 
     >>> similarity([[3.0, 4.0]], [[3.0, 4.0], [-3.0, -4.0]], "cosine").round(6).tolist()
     [[1.0, -1.0]]
@@ -134,7 +134,7 @@ def similarity(a: Any, b: Any, how: str) -> Array:
 
 
 def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
-    """Return the similarity of each vector of `a` (n, D) to that of `b` (n, D) at its index: (n,).
+    """Return the similarity (n,) of each vector of `a` (n, D) to the same row of `b` (n, D).
 
     >>> similarity_pairwise([[3.0, 4.0]], [[0.0, 0.0]], "euclidean").tolist()
     [-5.0]
@@ -149,7 +149,7 @@ def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
 
 
 def _read(a: Any, b: Any, call: str) -> tuple[Array, Array]:
-    """Return both as (n, D) and (m, D) of one float type, float32 for integers."""
+    """Convert both to (n, D) and (m, D) of one float type; integers become float32."""
     both = [as_array(x, call=call, name=name) for x, name in ((a, "a"), (b, "b"))]
     both = [x[None] if x.ndim == 1 else x for x in both]
     for x, name in zip(both, "ab", strict=True):

@@ -1,1 +1,1 @@
-"""What a model does with texts: encode, generate, trace, leave parts out."""
+"""The tasks of a model: predict, generate, trace, and compute gradients."""

@@ -1,4 +1,4 @@
-"""Run a model on token ids, `model(input_ids)`, or some of its layers: `Model.run_layers`."""
+"""Run a model on token ids (`model(input_ids)`), or only some layers (`Model.run_layers`)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +24,11 @@ class ModelOutput:
 
     Attributes:
         last_hidden_state: (B, T, D), 0 at padding.
-        logits: if the model has a head: (B, T, V) over words, 0 at padding; (B, classes) for a
-            classifier; (B, T) for ELECTRA's discriminator, as in transformers.
-        embeds: (B, E), if the head gives a vector for each text or image instead of logits.
-        encoder_last_hidden_state: (B, S, D), for an encoder with a decoder. `last_hidden_state` and
-            `logits` are then the decoder's.
+        logits: if the model has a head: (B, T, V) if the head predicts words, 0 at padding; (B,
+            classes) for a classifier; (B, T) for ELECTRA's discriminator, as in transformers.
+        embeds: (B, E), if the head gives one vector per text or image instead of logits.
+        encoder_last_hidden_state: (B, S, D), for an encoder-decoder model, whose
+            `last_hidden_state` and `logits` come from the decoder.
     """
 
     last_hidden_state: Array
@@ -40,7 +40,7 @@ class ModelOutput:
 def output_of(
     network: Transformer, rows: Array, mask: Array, ids: Array | None = None, **others: Array
 ) -> ModelOutput:
-    """Return the output for a network's last vectors (total, D), at the tokens of a mask (B, T).
+    """Return the output, given the last vectors (total, D) and the mask of tokens (B, T).
 
     `ids` (B, T) are the token ids, if the network reads any.
     """
@@ -71,9 +71,9 @@ def call(
     Args:
         input_ids: (B, T) integers, or (T,) for one text, which means (1, T).
         attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
-            side. Padding is never read. By default, there is no padding.
+            side. Padding is ignored. By default, there is no padding.
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
-            learned and rotary positions. Positions of padding are not read. As in transformers, the
+            learned and rotary positions. Positions of padding are ignored. As in transformers, the
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
             token's position is its column; in OPT, the number of tokens before it; in RoBERTa and
             MPNet, the number of earlier tokens other than the padding token. If positions are
@@ -83,13 +83,12 @@ def call(
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. Replacement arrays, the arrays that functions
-            get, and `at.positions` have a column for each column of `input_ids`. A function gets
-            all texts.
+            get, and `at.positions` have the same columns as `input_ids`. A function gets all texts.
 
     Raises:
-        TypeError: ids are not integers, or a mask has other values than bools, 0 and 1; as in
-            `trace`.
-        ValueError: shapes differ, an id has no row in the token table, or the model does not have a
+        TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1; also as
+            in `trace`.
+        ValueError: shapes differ, an id has no row in the token table, or the model lacks a
             position; also as in `trace`.
 
     >>> import qkv
@@ -166,9 +165,9 @@ def run_layers(
     Raises:
         TypeError: `resid` does not hold floats, or a layer is not a whole number; also as in
             `trace`.
-        ValueError: `resid` has another shape, a layer does not exist, an edit changes a layer that
-            is not run, or the model reads one text and writes another; also as in `trace`.
-        KeyError: an activation does not exist; the message has the nearest names.
+        ValueError: `resid` has the wrong shape, a layer does not exist, an edit changes a layer
+            that is not run, or the model reads one text and writes another; also as in `trace`.
+        KeyError: an activation does not exist; the message suggests similar names.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
@@ -231,7 +230,7 @@ def run_layers(
 
 
 def _layer(number: Any, count: int, name: str) -> int:
-    """Return a layer's number from 0; the number of layers means the end."""
+    """Return a layer's non-negative number; the number of layers stands for the end."""
     if not is_whole_number(number):
         raise TypeError(f"{_CALL}: {name} is {shown(number)}: give a whole number")
     if not -count <= number <= count:

@@ -27,17 +27,17 @@ from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
 AT_ONCE = 32  # the number of prompt tokens with logits in memory at once
-DEFAULT_NEW = 64  # tokens that are added by default
+DEFAULT_NEW = 64  # the default number of new tokens
 
 
 class Generated(str):
     """New text, without the prompt: `result.prompt + result` is the whole text.
 
     Attributes:
-        prompt: the text that it continues.
+        prompt: the text of the prompt.
         ids: the new tokens, including the token that ended the text.
-        finish_reason: why the text ended: "eos" at a token that ends texts, "stop" at a stop
-            string, "length" after `max_new_tokens` or at the model's last position.
+        finish_reason: why the text ended: "eos" at an end token, "stop" at a stop string, "length"
+            after `max_new_tokens` or at the model's last position.
         trace: with `trace=True`, the trace of the prompt and the new tokens, as from `model.trace`.
         logits: with `trace=True`, the logit of each new token, (n,).
         probabilities: with `trace=True`, the probability of each new token at temperature 1.
@@ -51,19 +51,19 @@ class Generated(str):
     probabilities: Array | None = None
 
     def looked_at(self, token: int) -> list[Array]:
-        """Return the attention weights at the time when the new token number `token` was chosen.
+        """Return the attention weights from which the new token with index `token` was chosen.
 
         The previous token predicts the new token, so these are the weights of the previous token
-        over all tokens up to itself. For a model that reads one text and writes another, they are
-        weights over the text that was read; for the weights over the new text, take row `token` of
-        the weights in `trace.decoder`.
+        over all tokens up to itself. For a model that reads one text and writes another, the result
+        holds the weights over the text that was read. The weights over the new text are in row
+        `token` of the weights in `trace.decoder`.
 
         Returns:
-            For each layer (Hq, K): K is the number of tokens in the prompt and of earlier new
-            tokens, or the number of tokens in the text that was read.
+            For each layer (Hq, K): K is the number of prompt tokens and earlier new tokens, or the
+            number of tokens in the text that was read.
 
         Raises:
-            TypeError: `token` is not a whole number.
+            TypeError: `token` is not an integer.
             ValueError: the text was generated without `trace=True`.
             IndexError: the token does not exist.
         """
@@ -100,46 +100,48 @@ def generate(
 ) -> Any:
     """Continue one text or several texts token by token.
 
-    A text ends with a token that ends texts (`eos_token_id` of generation_config.json, or else of
+    A text ends with an end token (`eos_token_id` of generation_config.json, or else of
     config.json), before a stop string, or after `max_new_tokens`. With a temperature, tokens are
-    drawn as in transformers: logits are divided by the temperature, only the `top_k` largest are
-    kept, and of these only the likeliest, until their probabilities sum to `top_p`.
+    sampled as in transformers: logits are divided by the temperature; only the `top_k` largest
+    logits are kept; of their tokens, only the most likely are kept, until their probabilities sum
+    to `top_p`.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
             of rows for several.
         max_new_tokens: the maximum number of tokens to add to each prompt. By default 64, or fewer
             if the model has too few positions.
-        temperature: with 0, each new token is the likeliest one; otherwise logits are divided by
-            this number. `top_k`, `top_p` and `seed` need a temperature above 0.
-        top_k: the number of likeliest tokens that may be drawn.
-        top_p: a probability, above 0 and at most 1: only the likeliest tokens that sum to it may be
-            drawn.
-        seed: makes the draws repeatable; each text has its own random numbers.
-        stream: yield the text as it grows, each word once it is complete.
+        temperature: with 0, each new token is the most likely token; otherwise, logits are divided
+            by this number. `top_k`, `top_p` and `seed` need a temperature above 0.
+        top_k: sample only from this number of most likely tokens.
+        top_p: sample only from the most likely tokens whose probabilities sum to this number, above
+            0 and at most 1.
+        seed: the seed of the random numbers, for repeatable results; each text has its own numbers.
+        stream: whether to yield the text while it grows, word by word.
         stop: strings before which a new text ends.
-        trace: keep, for each new token, its attention when it was chosen.
+        trace: whether to keep the attention weights from which each new token was chosen.
         ablate: heads to ablate, as in `trace`, for the prompt and new tokens; "mean" is not
             supported.
-        hide: words of the prompt, and positions and edges of the growing text to mask, as in
+        hide: words of the prompt to mask, and positions and edges of the prompt or new text, as in
             `trace`; negative positions count from the end of the prompt.
         edit: activations to change, as in `trace`. A function gets the positions that a step
             computes, in `at.positions`: all of the prompt when `at.step` is 0, then one new
-            position in each step. Weights then have all keys in the layer's cache. An array applies
-            to the prompt only. For a model that reads one text and writes another, names begin with
-            "encoder." or "decoder.", and `ablate` and `hide` apply to the text that is read.
+            position in each step. In these steps, weights cover all keys in the layer's cache. An
+            array applies only to the prompt. For a model that reads one text and writes another,
+            names begin with "encoder." or "decoder.", and `ablate` and `hide` apply to the text
+            that is read.
 
     Returns:
-        A `Generated`, or a list of these for several prompts. A `Generated` is a string, the new
-        text without the prompt, with the attributes `prompt`, `ids` and `finish_reason`; with
-        `trace=True` also `trace`, `logits`, `probabilities` and `looked_at`. With `stream=True`, an
-        iterator over strings, or, for several prompts, over pairs (number of the prompt, string). A
-        model without a tokenizer writes ids as numbers.
+        A `Generated`, or a list of these for several prompts. A `Generated` is a string: the new
+        text without the prompt. It has the attributes `prompt`, `ids` and `finish_reason` and, with
+        `trace=True`, also `trace`, `logits`, `probabilities` and `looked_at`. With `stream=True`,
+        an iterator over strings or, for several prompts, over pairs (index of the prompt, string).
+        A model without a tokenizer writes ids as numbers.
 
     Raises:
-        TypeError: a prompt or an argument has a wrong type.
+        TypeError: a prompt or an argument has the wrong type.
         ValueError: the model has no head for the next token, or no tokenizer for text; a prompt is
-            empty, or too long for the model's positions; an argument makes no sense.
+            empty, or too long for the model's positions; an argument is invalid.
         FloatingPointError: the model's logits are not finite.
 
     Source:
@@ -164,8 +166,8 @@ def generate(
     edits = edits_of(edit, ablate, hide, call="generate")
     if edits.changes and trace:
         raise ValueError(
-            "generate: trace and edit cannot be combined, as a trace runs the whole text again at "
-            "once: generate first, then trace(prompt + result, edit=...)"
+            "generate: trace and edit cannot be combined, because a trace runs the whole text "
+            "again in one pass: generate first, then trace(prompt + result, edit=...)"
         )
     single, added = rows(model, prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed)
     more = [row.max_new_tokens for row in added] if model.continues else ()
@@ -201,7 +203,7 @@ def rows(
         prompt: as in `generate`, which lists the errors.
         max_new_tokens: as in `generate`.
         usual: the default number of new tokens, if the model has enough positions.
-        copies: the number of rows for each prompt; rows of a prompt follow each other.
+        copies: the number of rows per prompt; the rows of a prompt are consecutive.
         stop: strings before which a new text ends.
         seed: the seed of the random numbers of each row.
     """
@@ -226,7 +228,7 @@ def rows(
 
 
 def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
-    """Return `(single, strings, tokens)`: whether there is one prompt, strings and tokens."""
+    """Return whether the input is one prompt, its strings if any, and its tokens."""
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
         raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
@@ -245,7 +247,7 @@ def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Token
 def _traced_rows(model: Core, rows: Sequence[Row], edited: EditedRun) -> Trace | Seq2SeqTrace:
     """Return the trace of prompts with their new tokens."""
     if not model.continues:
-        # all new tokens except the last, which predicted none
+        # all new tokens except the last, which predicted no token
         texts = [row.added(model.tokenizer) for row in rows]
         written = [after_start(model, text, len(text) - 1) for text in texts]
         return traced_pair(model, [row.given for row in rows], written, edited)
@@ -295,8 +297,8 @@ class Row:
     Attributes:
         prompt: the text of the prompt.
         given: the tokens of the prompt.
-        max_new_tokens: the most new tokens.
-        stream: turns new tokens into text.
+        max_new_tokens: the maximum number of new tokens.
+        stream: converts new tokens to text.
         rng: the random numbers for drawing tokens.
         ids: the new tokens.
         measured: the logit and probability of each new token, if `steps` measures them.
@@ -356,7 +358,7 @@ class Row:
         )
 
     def result(self, trace: Trace | Seq2SeqTrace | None) -> Generated:
-        """Return the new text as `generate` does."""
+        """Return the new text, as `generate` returns it."""
         text = Generated(self.stream.text)
         text.prompt, text.ids = self.prompt, self.ids
         text.finish_reason = self.finish_reason or "length"
@@ -382,14 +384,14 @@ def steps(
     Args:
         model: the model.
         rows: the rows that `rows` returned; new tokens are added to them.
-        sampling: how a token is chosen.
-        top: measure each new token and this number of likeliest tokens; None measures no token.
-        measure_prompts: whether the tokens of the prompts are measured too, before the first step;
+        sampling: the method that chooses a token.
+        top: measure each new token and this number of most likely tokens; None measures no token.
+        measure_prompts: whether to measure the tokens of the prompts too, before the first step;
             only for a model whose text continues the prompt.
         edited: the edits of the run.
 
     Yields:
-        Pairs (number of a row, new text of the row).
+        Lists of pairs (index of a row, new text of the row).
     """
     body, eos_ids, edited = model.network, model._eos_ids, edited or EditedRun()
     if not measure_prompts and all(row.finish_reason for row in rows):
@@ -429,7 +431,7 @@ def steps(
 
 
 def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Append the new ids of each row to ids (B, n); `lengths` (B,) counts the real ids."""
+    """Append the new ids of each row to ids (B, n); `lengths` (B,) excludes padding."""
     counts = np.array([len(row) for row in new])
     if not counts.any():
         return ids, lengths

@@ -1,4 +1,4 @@
-"""Gradients of a logit or an activation for activations: `Model.gradient`."""
+"""Gradients of a logit or an activation with respect to activations: `Model.gradient`."""
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,40 +37,41 @@ def gradient(
 ) -> dict[Any, Array]:
     """Return the gradient of a logit or an activation with respect to activations.
 
-    Gradients of parameters are not computed, and layers that do not matter are not run.
+    Gradients of parameters are not computed, and layers that have no influence are not run.
 
     Args:
         text: one text or several, or token ids, as in `trace`.
         of: the number to differentiate. `(position, token)` is the logit of a token at a position
             of each text; `(position, token, other)` is the difference between the logits of two
             tokens. -1 is the last position. A token is an id, or a string that is one token of the
-            vocabulary (GPT-2 knows "the" and " the"). An array of floats (B, T, V) is the weights
-            of a sum of the logits in `trace(..., logits=True)`. A mapping `{activation: array}` is
-            the weights of a sum of activations; for a single neuron, the array is 1 at the neuron
-            and 0 elsewhere.
+            vocabulary (GPT-2 knows "the" and " the"). An array of floats (B, T, V) gives the
+            weights of a sum of the logits in `trace(..., logits=True)`. A mapping
+            `{activation: array}` gives the weights of a sum of activations; for a single neuron,
+            the array is 1 at the neuron and 0 elsewhere.
         at: the activations, by their names in a trace: "embed", ("resid_post", 3), ("pattern", 0),
-            "blocks.3.attn.hook_result"; "z" means that of all layers.
+            "blocks.3.attn.hook_result"; "z" stands for this activation in all layers.
         ablate: heads to ablate, as in `trace`.
         hide: words, positions and edges to mask, as in `trace`.
         edit: activations to change, as in `trace`. The gradient of an edited activation is the
-            gradient of its replacement. Records pass the gradient on if they depend on the old
-            value: "add" does; "ablate", "set", "patch" and "row" do not, nor does an array. An
-            `SAE` passes the gradient on, and `at` may name its features. The derivative of a
-            function is unknown, so `at` may name only the function's activation and later
-            activations.
+            gradient of its replacement. A record passes the gradient on if its result depends on
+            the old value, as for "add". "ablate", "set", "patch" and "row" pass no gradient on, and
+            neither does an array. An `SAE` passes the gradient on, and `at` may name the features
+            of the `SAE`. The derivative of a function is unknown, so `at` may name only the
+            function's activation and later activations.
 
     Returns:
-        For each activation, by its name in `at`, an array with the activation's shape in a trace,
-        (B, T, ...), 0 in the padding. For an activation in all layers, (layers, B, T, ...), as
-        `trace.stack` returns it. float32, or float64 for a model of that type.
+        The gradients, keyed by the names in `at`. Each gradient has the shape of the activation in
+        a trace, (B, T, ...), and is 0 in padding. For an activation in all layers, the shape is
+        (layers, B, T, ...), as from `trace.stack`. The type is float32, or float64 for a float64
+        model.
 
     Raises:
-        TypeError: an argument has a wrong type, or the model is in half precision.
-        ValueError: `of` is of logits and the model has no head over words; the model reads one text
-            and writes another, or looks at images; a position or token does not exist; an array
-            does not have the shape of its activation; a text is empty; a gradient would pass
-            through a function; or as in `trace`.
-        KeyError: an activation does not exist; the message has the nearest names.
+        TypeError: an argument has the wrong type, or the model is in half precision.
+        ValueError: `of` names logits, but the model has no head that predicts words; the model
+            reads one text and writes another, or reads images; a position or token does not exist;
+            an array does not have the shape of its activation; a text is empty; a gradient would
+            pass through a function; or as in `trace`.
+        KeyError: an activation does not exist; the message suggests similar names.
 
     Source:
         Simonyan, Vedaldi and Zisserman 2014, "Deep Inside Convolutional Networks"; the backward
@@ -110,12 +111,13 @@ def gradient(
 
 @dataclass(frozen=True)
 class Target:
-    """The number that is differentiated: a weighted sum of logits and activations.
+    """The number to differentiate: a weighted sum of logits and activations.
 
     Attributes:
         rows: (n,), the packed rows with logits in the sum.
         logits: (n, V), the weight of each of these logits.
-        activations: by full name, the weight of each number, in the shape of the activation.
+        activations: the weights of the numbers in each activation, in its shape, keyed by full
+            name.
     """
 
     rows: Array
@@ -126,13 +128,13 @@ class Target:
 def target_of(
     of: Any, lengths: Sequence[int], body: Transformer, token_id: Callable[[Any], int]
 ) -> Target:
-    """Return the target that `of` describes, see `gradient`, for texts of these lengths.
+    """Return the target that `of` describes, as in `gradient`, for texts of these lengths.
 
     Raises:
-        TypeError: `of` has a wrong type.
+        TypeError: `of` has the wrong type.
         ValueError: a position does not exist, or an array does not have the shape of its logits or
             activation.
-        KeyError: an activation does not exist; the message has the nearest names.
+        KeyError: an activation does not exist; the message suggests similar names.
     """
     if not isinstance(of, Mapping):
         assert body.head is not None
@@ -166,14 +168,14 @@ def gradients(
 ) -> dict[Name, Array]:
     """Return the gradient of the target for each activation.
 
-    Layers that do not matter are not run, and gradients of parameters are not computed.
+    Layers that have no influence are not run, and gradients of parameters are not computed.
 
     Args:
         body: the network.
         batch: the texts.
         target: the number to differentiate.
-        names: for each name in the result, the activation's full name, or the full names in all
-            layers.
+        names: maps each name in the result to the activation's full name, or to its full names in
+            all layers.
         edited: the edits of the run.
     """
     wanted = {
@@ -315,14 +317,16 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
 def names_of(
     at: Any, body: Transformer, given: str = "at", spliced: Sequence[str] = ()
 ) -> dict[Name, str | list[str]]:
-    """Return, for each name in `at`, the activation's full name, or a list for all layers.
+    """Map each name in `at` to the activation's full name, or to a list for all layers.
 
-    Errors name the argument (`given`). `spliced` has the names of layers that edits add.
+    Errors name the argument (`given`). `spliced` holds the names of activations in layers that
+    edits add.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
-        ValueError: an activation has no gradient; the message lists those that have one.
-        KeyError: an activation does not exist; the message has the nearest names.
+        ValueError: an activation has no gradient; the message lists activations that have a
+            gradient.
+        KeyError: an activation does not exist; the message suggests similar names.
     """
     single = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
@@ -379,7 +383,7 @@ def check_functions(
     """Raise an error if a gradient would pass through a function, whose derivative is unknown.
 
     Args:
-        edit: the replacements of activations, by full names.
+        edit: the replacements of activations, keyed by full name.
         names: as in `gradients`.
         body: the network.
     """

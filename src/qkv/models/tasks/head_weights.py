@@ -48,7 +48,7 @@ class Factored:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of each head of a layer, and the model's tables, with TransformerLens's names.
+    """The weights of each head of a layer, and the model's tables, under TransformerLens's names.
 
     These are the raw weights: no norm is folded in, no mean is subtracted, and rotary positions are
     ignored. A key head that several query heads share is repeated. A missing bias is 0.
@@ -76,19 +76,19 @@ class HeadWeights:
 
     @property
     def W_E(self) -> Array:
-        """The token table, (V, D); Gemma's scale of the rows is not applied."""
+        """The token table, (V, D), without Gemma's scaling of the rows."""
         table = self._end("embed")
         assert table is not None
         return table
 
     @property
     def W_pos(self) -> Array | None:
-        """The table of positions, (rows, D); None for a model without one (rotary, ALiBi)."""
+        """The table of positions, (rows, D); None for models without this table (rotary, ALiBi)."""
         return self._end("positions")
 
     @property
     def W_U(self) -> Array | None:
-        """The matrix from vectors to logits over words, (D, V); None without such logits.
+        """The matrix that turns vectors into logits, (D, V); None if the model predicts no words.
 
         A masked-LM head has further layers; `model.unembed` applies all of them.
         """
@@ -103,7 +103,7 @@ class HeadWeights:
         return np.zeros(unembed.shape[1], compute_type(unembed.dtype))
 
     def _end(self, name: str) -> Array | None:
-        """Return a table in the type of computation, converted on request."""
+        """Return a table, converted to the type of the computation."""
         table = self._ends[name]
         return None if table is None else _computed(table)
 
@@ -126,20 +126,20 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
     """Return the raw weights of each head of a layer, without norms and rotary positions.
 
     Args:
-        layer: counted from 0, or from the end with -1; of a model that reads one text and writes
-            another, a layer of the encoder.
+        layer: the number of the layer; -1 is the last layer. In a model that reads one text and
+            writes another, this is a layer of the encoder.
 
     Returns:
-        `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D), shared key heads repeated, in
-        float32, or float64 for a model of that type; their biases `.b_Q`, `.b_K`, `.b_V` (Hq, d)
-        and `.b_O` (D,), 0 where the model has none; `.qk` and `.ov`, their products as factors:
-        `.left` (Hq, D, d), `.right` (Hq, d, D), `.full()` (Hq, D, D) and `.eigenvalues` (Hq, d),
-        those of the d x d product; and the model's tables, the same in every layer: `.W_E` (V, D),
-        `.W_pos` (rows, D) or None, `.W_U` (D, V) and `.b_U` (V,), None for a model without logits
-        over words.
+        The matrices `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D), in which shared key
+        heads are repeated. Their biases are `.b_Q`, `.b_K`, `.b_V` (Hq, d) and `.b_O` (D,), with 0
+        for missing biases. The products `.qk` and `.ov` are stored as factors `.left` (Hq, D, d)
+        and `.right` (Hq, d, D); `.full()` returns (Hq, D, D), and `.eigenvalues` (Hq, d) belong to
+        the d x d product. The model's tables are the same in every layer: `.W_E` (V, D), `.W_pos`
+        (rows, D) or None, `.W_U` (D, V) and `.b_U` (V,); the last two are None if the model does
+        not predict words. The type is float32, or float64 for a float64 model.
 
     Raises:
-        TypeError: `layer` is not a whole number.
+        TypeError: `layer` is not an integer.
         ValueError: the layer does not exist.
 
     Source:
@@ -155,7 +155,8 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
         raise TypeError(f"head_weights: layer is {shown(layer)}: give a whole number")
     if not -count <= layer < count:
         raise ValueError(
-            f"head_weights: there is no layer {layer}: the model has {count}, 0 to {count - 1}"
+            f"head_weights: there is no layer {layer}: the model has {count}, "
+            f"numbered 0 to {count - 1}"
         )
     network = model.network
     attn, head = network.layers[layer].attn, network.head

@@ -44,9 +44,9 @@ def call_pair(
     """Run token ids.
 
     Args:
-        input_ids: (B, S) integers, the texts to read; or (S,) for one.
+        input_ids: (B, S) integers, the texts to read, or (S,) for one text.
         attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
-            side. Padding is never read. By default, there is no padding.
+            side. Padding is ignored. By default, there is no padding.
         decoder_input_ids: (B, L) integers, or (L,) for one text: the text that the decoder has
             written so far, beginning with the start token.
         decoder_attention_mask: like `attention_mask`, for `decoder_input_ids`.
@@ -55,17 +55,16 @@ def call_pair(
         hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
             the encoder nor the decoder sees masked words and positions.
         edit: activations to change, as in `trace`; their names begin with "encoder." or "decoder.".
-            Replacement arrays, and the arrays that functions get, have a column for each column of
-            the ids.
+            Replacement arrays, and the arrays that functions get, have the same columns as the ids.
 
     Returns:
         `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, 0 where its mask is 0,
         and `encoder_last_hidden_state` (B, S, D).
 
     Raises:
-        TypeError: ids that are not integers, a mask that is not of bools or 0 and 1.
-        ValueError: shapes that do not fit, an id without a row in the token table, no
-            `decoder_input_ids`; as in `trace`.
+        TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1.
+        ValueError: shapes do not fit, an id has no row in the token table, or `decoder_input_ids`
+            are missing; also as in `trace`.
     """
     network = pair_network(model)
     if decoder_input_ids is None:
@@ -81,7 +80,7 @@ def call_pair(
     if len(ids) != len(written):
         raise ValueError(
             f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
-            "give one row of each for a text"
+            "give one row of each per text"
         )
     edits = edits_of(edit, ablate, hide, call="model")
     edited, ids = fit_ids(model, edits, ids, mask, written=written.shape[1])
@@ -113,25 +112,26 @@ def trace_pair(
 ) -> Trace | Seq2SeqTrace:
     """Run texts and keep every intermediate by its name.
 
-    Without a target only the encoder runs, as in `Model.trace`. With one the decoder gets the
-    tokens that predict it: the start token and all tokens of the target except the end token.
+    Without a target, only the encoder runs, as in `Model.trace`. With a target, the decoder gets
+    the tokens that predict the target: the start token and all tokens of the target except the end
+    token.
 
     Args:
         texts: the texts that the encoder reads; see `Model.trace`.
-        target: the texts that the decoder writes, one for each of `texts`; or token ids, which must
+        target: the texts that the decoder writes, one per text in `texts`; or token ids, which must
             begin with the start token.
-        logits: keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
+        logits: whether to keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
         ablate: as in `Model.trace`, heads of the encoder.
         hide: as in `Model.trace`, for the texts that are read. With a target, the decoder does not
             see these words and positions either.
         edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":
-            "decoder.z" means all layers of the decoder, ("decoder.z", 3) means one layer.
+            "decoder.z" stands for all layers of the decoder, and ("decoder.z", 3) for one layer.
         kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and
             the decoder; without a target, also `batch_size`. A name that begins with "encoder." or
             "decoder.", such as "decoder.hook_resid_post", is kept for that side only.
 
     Returns:
-        A `Trace` of the encoder; with a target a `Seq2SeqTrace` of both.
+        A `Trace` of the encoder or, with a target, a `Seq2SeqTrace` of the encoder and the decoder.
     """
     if target is None:
         return trace(model, texts, logits=logits, ablate=ablate, hide=hide, edit=edit, **kept)

@@ -21,7 +21,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
 
-# For each position, the likeliest words and their probabilities, the likeliest first.
+# For each position, the most likely words and their probabilities, in descending order.
 Guesses = list[list[tuple[str, float]]]
 
 
@@ -34,9 +34,9 @@ def predict(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Guesses:
-    """Guess the word at each mask token of a text; with a decoder, the word after the text.
+    """Guess the word at each mask token of a text or, with a decoder, the word after the text.
 
-    Words are shown without the tokenizer's mark for a blank; "##" marks a subword that continues
+    Words are shown without the tokenizer's mark for a space; "##" marks a subword that continues
     the word before it.
 
     Args:
@@ -49,14 +49,14 @@ def predict(
 
     Returns:
         For each mask token, or for the next position, a list of `top_k` pairs `(word,
-        probability)`, the likeliest first. Probabilities are the softmax of the logits over the
+        probability)`, the most likely first. Probabilities are the softmax of the logits over the
         whole vocabulary, in float64.
 
     Raises:
-        TypeError: `text` is neither a string nor integers, or `top_k` is not a whole number.
-        ValueError: the model has no head over words, or reads one text and writes another; the text
-            is empty or too long, or has no mask token; several texts are given; `top_k` is below 1
-            or above V; also as in `trace`.
+        TypeError: `text` is neither a string nor integers, or `top_k` is not an integer.
+        ValueError: the model has no head that predicts words, or reads one text and writes another;
+            the text is empty or too long, or has no mask token; several texts are given; `top_k` is
+            below 1 or above V; also as in `trace`.
         FloatingPointError: the model's logits are not finite.
 
     >>> import qkv
@@ -76,10 +76,10 @@ def predict(
 def losses(
     model: Core, text: Any, *, ablate: Ablate = (), hide: Hide = (), edit: Edit = None
 ) -> Array:
-    """Return the cross-entropy of each token of a text, except the first, given earlier tokens.
+    """Return the cross-entropy of each token of a text, except the first.
 
-    The mean of the cross-entropies is the loss of a language model on this text. The exponential of
-    the mean is the perplexity per token.
+    Each token is predicted from the tokens before it. The mean of the cross-entropies is the loss
+    of a language model on this text. The exponential of the mean is the perplexity per token.
 
     Args:
         text: one text, or token ids, (T,) or (1, T).
@@ -88,7 +88,7 @@ def losses(
         edit: activations to change, as in `trace`.
 
     Returns:
-        (T - 1,) in nats: float32, or float64 for a model of that type.
+        (T - 1,) in nats: float32, or float64 for a float64 model.
 
     Raises:
         TypeError: `text` is neither a string nor integers.
@@ -113,10 +113,10 @@ def losses(
 
 
 def blanks(model: Core, text: Any) -> tuple[Tokenized, list[int]]:
-    """Return `(tokens, positions)` of a text: `predict` guesses words at these positions.
+    """Return the tokens of a text, and the positions at which `predict` guesses words.
 
     Args:
-        text: as in `predict`, with its errors.
+        text: as in `predict`, which lists the errors.
     """
     model._need_words("predict")
     if not model.continues:
@@ -153,11 +153,11 @@ def guesses(
 
 
 def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
-    """Return the logits over words of vectors, computed by the final norm, if any, and the head.
+    """Compute logits from vectors, with the final norm, if any, and the head.
 
     The head of a masked-LM includes its linear layer, activation and norm. In models with
     pre-norms, `unembed(trace["resid_post", -1])` equals `trace["logits"]`. In models with
-    post-norms, `unembed(trace["normalized_resid_post", -1])` does.
+    post-norms, this is true for `unembed(trace["normalized_resid_post", -1])`.
 
     Args:
         resid: (..., D), float.
@@ -165,11 +165,12 @@ def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
             The norm inside a masked-LM head is always applied.
 
     Returns:
-        (..., V), float32, or float64 for a model of that type.
+        (..., V), float32, or float64 for a float64 model.
 
     Raises:
-        TypeError: `resid` is not of floats.
-        ValueError: its last size is not D, or the model has no head over words.
+        TypeError: `resid` does not hold floats.
+        ValueError: the last dimension of `resid` is not D, or the model has no head that predicts
+            words.
 
     >>> import qkv
     >>> model = qkv.load()
@@ -193,11 +194,11 @@ def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
 
 
 def _one_text(model: Core, text: Any) -> Tokenized:
-    """Return the tokens of the text for `predict`, given as a string or as ids.
+    """Return the tokens of one text, given as a string or as ids.
 
     Raises:
-        TypeError: it is neither a string nor integers.
-        ValueError: it is empty, too long, or several texts.
+        TypeError: the text is neither a string nor integers.
+        ValueError: the text is empty or too long, or several texts are given.
     """
     reader, limit = model.reader, model.max_seq_length
     ids = ids_given(text, rows=reader.rows, limit=limit, call="predict")
@@ -211,7 +212,7 @@ def _one_text(model: Core, text: Any) -> Tokenized:
         raise TypeError(f"predict: text is a list of {len(text)}: give one text per call")
     tokenizer, mask = reader.need_tokenizer("predict"), reader.mask
     text = check_text(text, call="predict", name="text")
-    # a decoder predicts the word after the whole text, so the text may not be cut
+    # a decoder predicts the word after the whole text, so the text may not be truncated
     truncator = Truncator(tokenizer, None if model.generates else limit, mask)
     [tokens] = truncator([reader.sentence.prepared(text)])
     if truncator.cut.gaps and mask not in tokens.tokens:
@@ -255,9 +256,9 @@ def mask_positions(
 
 
 def likeliest(logits: Array, count: int, why: str = CANNOT) -> list[list[tuple[int, float]]]:
-    """Return the likeliest ids of each row of logits (n, V), with their probabilities in float64.
+    """Return the most likely ids in each row of logits (n, V), and their probabilities (float64).
 
-    Among equal probabilities the lower id comes first.
+    If probabilities are equal, the lower id comes first.
 
     Raises:
         FloatingPointError: logits are not finite.
@@ -277,14 +278,14 @@ def in_words(
     before: Sequence[Sequence[str]],
     tokenizer: Tokenizer | None,
 ) -> Guesses:
-    """Return words with their probabilities, given ids; "##" continues the word before.
+    """Convert ids to words, with their probabilities; "##" continues the word before.
 
-    Without a tokenizer, or if no token has the id, the word is the id as a number.
+    Without a tokenizer, or if no token has the id, the number itself is the word.
 
     Args:
         ranked: ids and probabilities for each position.
         before: the token before each position, if any.
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
     """
     marks = tokenizer is not None and marks_blanks(tokenizer.tokenize("a a").tokens)
 
@@ -292,7 +293,7 @@ def in_words(
         name = None if tokenizer is None else tokenizer.token(token)
         if tokenizer is None or name is None:
             return str(token)
-        front = ["Ġ"] * marks + list(last)  # tells `plain_tokens` how blanks are marked
+        front = ["Ġ"] * marks + list(last)  # tells `plain_tokens` how spaces are marked
         special = [False] * len(front) + [tokenizer.is_special(token)]
         return plain_tokens([*front, name], special)[-1]
 
@@ -303,7 +304,7 @@ def in_words(
 
 
 def largest(values: Array, count: int) -> list[tuple[int, float]]:
-    """Return the largest numbers of values (V,) with their indices; of equal ones, the first.
+    """Return the `count` largest values (V,) with their indices; if values are equal, the first.
 
     >>> largest(np.array([0.1, 0.6, 0.3]), 2)
     [(1, 0.6), (2, 0.3)]

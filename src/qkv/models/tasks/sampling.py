@@ -12,13 +12,13 @@ from qkv.models.tasks.predict import largest
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rules by which a token is chosen from logits, as in `transformers`, in this order.
+    """The rules that choose a token from logits, in this order, as in `transformers`.
 
     Attributes:
-        temperature: divides the logits; 0 takes the largest.
+        temperature: divides the logits; 0 chooses the token with the largest logit.
         top_k: only tokens with the largest `top_k` logits may be chosen, including ties with the
             last of these logits.
-        top_p: only the likeliest tokens may be chosen, until their probabilities sum to `top_p`.
+        top_p: only the most likely tokens may be chosen, until their probabilities sum to `top_p`.
 
     Raises:
         TypeError: a value is not a number.
@@ -43,7 +43,7 @@ class Sampling:
                 raise ValueError(f"generate: top_p is {top_p}: it must be above 0 and at most 1")
 
     def check_draws(self, seed: int | None) -> None:
-        """Raise a ValueError if an option for drawing is given with temperature 0."""
+        """Raise a ValueError if an option for sampling is given with temperature 0."""
         options = {"top_k": self.top_k, "top_p": self.top_p, "seed": seed}
         named = [
             f"{name} is {shown(value)}" for name, value in options.items() if value is not None
@@ -79,7 +79,7 @@ class Sampling:
         return ids, probabilities
 
     def __call__(self, logits: Array, rng: np.random.Generator) -> int:
-        """Choose a token by logits (V,)."""
+        """Choose a token from logits (V,)."""
         if self.temperature == 0:
             return int(logits.argmax())
         ids, probabilities = self.allowed(logits)
@@ -93,7 +93,8 @@ class Measured(NamedTuple):
     Attributes:
         logit: the logit of the token.
         log_probability: the logarithm of the token's probability, in nats.
-        top: the likeliest tokens at its position and their log probabilities, the likeliest first.
+        top: the most likely tokens at the same position and their log probabilities, in descending
+            order.
     """
 
     logit: float
@@ -102,7 +103,7 @@ class Measured(NamedTuple):
 
 
 def measured(logits: Array, token: int, top: int = 0) -> Measured:
-    """Measure a token by logits (V,), with the `top` likeliest tokens.
+    """Measure a token by logits (V,), and list the `top` most likely tokens.
 
     >>> result = measured(np.log([0.1, 0.6, 0.3]), 2, top=2)
     >>> round(result.log_probability, 4), [(token, round(log, 4)) for token, log in result.top]

@@ -1,4 +1,4 @@
-"""Turn new tokens into text as soon as a character or a word is complete."""
+"""Convert new tokens to text as soon as a character or a word is complete."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -8,18 +8,18 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
 CONTEXT = 8  # the number of last prompt tokens that are decoded with the first new tokens
-_BROKEN = "\ufffd"  # stands for bytes that are not a character, or not yet
+_BROKEN = "\ufffd"  # stands for bytes that form no character, or an incomplete character
 
-# Letters of scripts without blanks between words: Thai to Khmer, Chinese, Japanese, ...
+# Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _LAST_WORD = re.compile(rf"\s*[^\s{_UNSPACED}]*\Z")
 
 
 class Spelling:
-    """Turns tokens into text as soon as a character is complete.
+    """Converts tokens to text as soon as a character is complete.
 
     Args:
-        decode: returns the text of ids.
+        decode: a function that returns the text of ids.
         before: the tokens that the text continues.
 
     Attributes:
@@ -40,7 +40,7 @@ class Spelling:
         self.spans: list[tuple[int, int]] = []
 
     def add(self, token: int) -> str:
-        """Add a token, and return the text that is complete with it."""
+        """Add a token, and return the text that this token completes."""
         self._ids.append(token)
         return self._spelled(final=False)
 
@@ -49,7 +49,7 @@ class Spelling:
         return self._spelled(final=True)
 
     def _spelled(self, *, final: bool) -> str:
-        """Return the text of the ids that are not yet text; "" if a character is incomplete."""
+        """Decode the ids that are not yet text; return "" if a character is incomplete."""
         before = self._decode(self._ids[self._first : self._done])
         whole = self._decode(self._ids[self._first :])
         new = whole[len(before) :]
@@ -61,7 +61,7 @@ class Spelling:
         return new
 
     def named(self, token: int) -> str:
-        """Return the text of a further token; "" for a part of a character or a special token."""
+        """Return the text of a possible next token; "" if it is special or not complete."""
         before = self._ids[-CONTEXT:]
         known, whole = self._decode(before), self._decode([*before, token])
         new = whole[len(known) :]
@@ -69,10 +69,10 @@ class Spelling:
 
 
 class TextStream:
-    """Turns tokens into text as soon as a word is complete.
+    """Converts tokens to text as soon as a word is complete.
 
     Args:
-        decode: returns the text of ids.
+        decode: a function that returns the text of ids.
         before: the tokens that the text continues.
         stop: the text ends before the first of these strings.
 
@@ -91,7 +91,7 @@ class TextStream:
         self.stopped = False
 
     def add(self, token: int) -> str:
-        """Add a token, and return the text that is complete with it."""
+        """Add a token, and return the text that this token completes."""
         return self._release(self.spelling.add(token), final=False)
 
     def finish(self) -> str:
@@ -109,14 +109,14 @@ class TextStream:
             last = _LAST_WORD.search(held)
             assert last is not None
             size = min(last.start(), *(_begun(held, stop) for stop in self._stop), size)
-            size = len(held[:size].rstrip())  # a blank is returned with the next word
+            size = len(held[:size].rstrip())  # a space is returned with the next word
         self._held = held[size:]
         self.text += held[:size]
         return held[:size]
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the index at which `stop` may begin at the end of `text`, or the text's length."""
+    """Return the index from which the end of `text` may begin `stop`, or else the text's length."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size
@@ -124,7 +124,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
-    """Return a function that returns the text of ids; without a tokenizer, their numbers."""
+    """Return a function that decodes ids; without a tokenizer, it joins the numbers."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids))
     # a token table may have more rows than there are tokens

@@ -31,17 +31,18 @@ def names_to_keep(
     *,
     call: str = "trace",
 ) -> Callable[[str], bool]:
-    """Return a function that returns whether a trace keeps a name.
+    """Return a function that decides whether a trace keeps a name.
 
     Args:
         known: all names that a trace of the model may have.
-        layers: the numbers of the layers to keep, from the end with -1; all if None.
-        names: the names to keep, in full, short, or as tuples; the default names if None.
-        top_k: keep the summaries of this many weights, and the names in `names`.
-        call: the public call that errors name.
+        layers: the numbers of the layers to keep, where -1 is the last layer; None keeps all
+            layers.
+        names: the names to keep: full names, short names, or tuples; None keeps the default names.
+        top_k: keep only summaries with this many weights per query, and the names in `names`.
+        call: the name of the public call, for errors.
 
     Raises:
-        TypeError: a layer or `top_k` is not a whole number, or a name neither string nor tuple.
+        TypeError: a layer or `top_k` is not an integer, or a name is neither a string nor a tuple.
         ValueError: a layer does not exist, or `top_k` is below 1.
         KeyError: a name does not exist.
 
@@ -68,11 +69,11 @@ def names_to_keep(
 
 
 def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
-    """Return the number of layers to run for the names that are kept; None for the whole network.
+    """Return the number of layers that must run for the kept names; None for the whole network.
 
     Args:
         known: every name that a trace of the model may hold.
-        keep: returns whether a name is kept.
+        keep: a function that decides whether a name is kept.
         side: count only names of this side, "encoder" or "decoder"; all names by default.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
@@ -86,7 +87,7 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
 
 
 def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set[str]]:
-    """Return `(names, outside)`: the wanted full names, and those of them outside layers."""
+    """Return the wanted full names, and the subset of names that belong to no layer."""
     wanted: Any = [names] if isinstance(names, str) or is_tuple_name(names) else names
     if not isinstance(wanted, Iterable):
         raise TypeError(
@@ -142,7 +143,7 @@ def _counts(known: Sequence[str]) -> dict[str, int]:
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
-    """Return names in these layers or outside layers; the last layer includes the final norm."""
+    """Return the names in these layers or in no layer; the last layer includes the final norm."""
     counts = _counts(known)
     numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())
@@ -175,10 +176,10 @@ def trace(
     hide: Hide = (),
     edit: Edit = None,
 ) -> Trace:
-    """Run texts and keep every intermediate by its name.
+    """Run texts and keep every activation, keyed by name.
 
-    A text longer than `max_seq_length` is cut, with a warning; its last special token is kept. In
-    padding after shorter texts, arrays are 0 and scores are -inf.
+    A text longer than `max_seq_length` is truncated, with a warning; its last special token is
+    kept. In padding after shorter texts, arrays are 0 and scores are -inf.
 
     To test whether a head, a word or a direction matters, run the texts without it (`ablate`,
     `hide`), or change an activation (`edit`). All later activations are then computed from the
@@ -187,46 +188,50 @@ def trace(
     Args:
         texts: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
             of rows for several.
-        layers: the layers to keep, counted from 0, or from the end with -1; all by default. The
-            final norm (`ln_final`) is kept with the last layer. Layers above the last kept layer
-            are run only for `logits`.
-        names: the names to keep, in full ("blocks.0.attn.hook_pattern"), short ("pattern",
-            "ln1.scale"), or as tuples (("pattern", 3)). By default all except `attn.hook_result`.
+        layers: the numbers of the layers to keep; -1 is the last layer. By default, all layers are
+            kept. The final norm (`ln_final`) is kept with the last layer. Layers above the last
+            kept layer are run only for `logits`.
+        names: the names to keep: full names ("blocks.0.attn.hook_pattern"), short names ("pattern",
+            "ln1.scale"), or tuples (("pattern", 3)). By default, all names except
+            `attn.hook_result`.
         top_k: keep only the activations in `names` and a summary of each layer's attention:
             `top_indices` and `top_weights` (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B,
             Hq, T). Use this for long texts, for which the (T, T) weights need too much memory.
         logits: also keep `trace["logits"]` (B, T, V), the logits over the vocabulary.
         batch_size: the number of texts in a batch; None for batches of about a thousand tokens.
-            Activations that are not kept need memory for one batch only.
-        ablate: heads to ablate, as (layer, head), or (layer, None) for all heads of a layer: their
-            `hook_z` is 0, so they add nothing; their `hook_pattern` stays. Or a mapping from such
-            pairs to the new `hook_z`: "zero", an array (d,), or "mean", the mean over all tokens of
-            all these texts in an unedited run. If a head is named twice, the last one counts.
-        hide: the tokens to mask for all queries, including their own: words or special tokens such
-            as "[SEP]" wherever they occur, or positions in each text that is long enough, from the
-            end with -1. A masked token still sees other tokens; the result of a query that sees no
-            token is 0. Or a list of edges: (query, key) masks one key for one query in all layers,
-            (query, key, layer) in one layer, and (query, key, layer, head) in one head.
+            Activations that are not kept need memory only for one batch.
+        ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
+            Their `hook_z` becomes 0, so these heads add nothing; their `hook_pattern` does not
+            change. You can also give a mapping from such pairs to the new `hook_z`: "zero", an
+            array (d,), or "mean", the mean over all tokens of all these texts in an unedited run.
+            If a head occurs twice, the last entry counts.
+        hide: the tokens to mask for all queries, including their own queries. Words, and special
+            tokens such as "[SEP]", are masked at every occurrence; positions are masked in each
+            text that is long enough, and -1 is the last position. A masked token still sees other
+            tokens; the result of a query that sees no token is 0. You can also give a list of
+            edges: (query, key) masks one key for one query in all layers, (query, key, layer) in
+            one layer, and (query, key, layer, head) in one head.
         edit: a list of records, such as `{"op": "mask", "query": 4, "key": 1}`, which apply to each
             text; HTTP requests and the page use the same records (`qkv.edits.schema()` describes
-            them). Or a mapping from activations to functions or arrays. An activation is a full
-            name, or a tuple, ("resid_post", 3); "resid_post" and ("resid_post", None) mean all
-            layers, ("resid_post", (1, 2)) several. A function f(array) or f(array, at) gets a copy
-            of the array as the trace shows it, (B, T, ...), 0 in padding, -inf in masked scores,
-            and returns an array of that shape. `at` has `name`, `layer`, `texts`, `positions` and
-            `step`, see `qkv.models.At`. A function gets all texts at once, or `batch_size` texts at
-            a time. An array, (B, T, ...) or (1, T, ...), replaces the activation. Scores are edited
-            after masking, weights after the softmax; `hook_z` of an ablated head is its
-            replacement. Edits in layers that are not run have no effect, and their functions are
-            not called.
+            them). You can also give a mapping from activations to functions or arrays. An
+            activation is a full name, or a tuple such as ("resid_post", 3); "resid_post" and
+            ("resid_post", None) stand for all layers, and ("resid_post", (1, 2)) for two layers. A
+            function f(array) or f(array, at) gets a copy of the array as the trace shows it, (B, T,
+            ...), with 0 in padding and -inf in masked scores, and returns an array of the same
+            shape. `at` has the fields `name`, `layer`, `texts`, `positions` and `step` of
+            `qkv.models.At`. A function gets all texts at once, or `batch_size` texts at a time. An
+            array, (B, T, ...) or (1, T, ...), replaces the activation. Scores are edited after
+            masking, weights after the softmax; `hook_z` of an ablated head is its replacement.
+            Edits in layers that are not run have no effect, and their functions are not called.
 
     Raises:
-        TypeError: a text is not a string, or `ablate`, `hide` or `edit` hold other things than
-            listed here; a function returns no array.
-        ValueError: a text is empty, there is none; a layer, head, word or position does not exist;
-            a text would have no visible word; an array has the wrong shape; `top_k` and an edit of
-            weights are both given; or `logits` are asked of a model without a head over words.
-        KeyError: a name does not exist; the message has the nearest ones.
+        TypeError: a text is not a string, `ablate`, `hide` or `edit` holds an unsupported value, or
+            a function returns no array.
+        ValueError: a text is empty, or no text is given; a layer, head, word or position does not
+            exist; a text would have no visible word; an array has the wrong shape; `top_k` and an
+            edit of weights are both given; or `logits` is True and the model has no head that
+            predicts words.
+        KeyError: a name does not exist; the message suggests similar names.
 
     >>> import qkv
     >>> trace = qkv.load("random").trace("I love you", names=["pattern", "embed"])
@@ -276,20 +281,21 @@ def trace_stream(
         names: as in `trace`.
         top_k: as in `trace`.
         logits: as in `trace`.
-        ablate: heads to ablate, as in `trace`; "mean" is not supported, as it needs all texts.
-        hide: words, positions and edges to mask, in the texts that have them.
-        edit: activations to change, in each batch separately: a function gets all texts of a batch,
-            and `at.texts` has their numbers among all texts; an array is (1, T, ...), or has the
-            shape of a batch, T being its longest text.
+        ablate: heads to ablate, as in `trace`; "mean" is not supported, because the mean needs all
+            texts.
+        hide: words, positions and edges to mask in the texts that contain them.
+        edit: activations to change, in each batch separately. A function gets all texts of a batch,
+            and `at.texts` holds their indices among all texts. An array has the shape (1, T, ...)
+            or the shape of a batch, where T is the length of the longest text in the batch.
 
     Returns:
         An iterator over traces; each is the trace of a list of texts.
 
     Raises:
-        TypeError: `texts` is a single text, or an argument has a wrong type.
+        TypeError: `texts` is a single text, or an argument has the wrong type.
         ValueError: as in `trace`; texts are numbered over all batches. An error about a text is
             raised when the text's batch is reached. If `hide` names a word or position that no text
-            has, the error is raised after the last batch.
+            contains, the error is raised after the last batch.
         KeyError: a name does not exist.
 
     >>> import qkv
@@ -330,7 +336,7 @@ def _known_names(model: Core, edits: Edits) -> list[str]:
 def _keeping(
     model: Core, call: str, known: Sequence[str], logits: bool = False, **kept: Any
 ) -> Callable[[str], bool]:
-    """Return a function that returns whether a trace keeps a name."""
+    """Return a function that decides whether a trace keeps a name."""
     if logits:
         model._need_words(call)
         if not model.continues:
@@ -386,7 +392,7 @@ def as_trace(
     single: bool = False,
     changed: Mapping[str, Sequence[Any]] | None = None,
 ) -> Trace:
-    """Return a `Trace` of the arrays that a network recorded for a batch."""
+    """Build a `Trace` from the arrays that a network recorded for a batch."""
     return Trace(
         arrays,
         tokens=[text.tokens for text in batch],
