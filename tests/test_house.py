@@ -235,11 +235,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("module", modules())
-def test_imports_go_downward_and_stay_light(module: str) -> None:
-    path = modules()[module]
-    source = path.read_text(encoding="utf-8")
-    assert not broken_rules(module, source, is_package=path.name == "__init__.py")
+def test_imports_go_downward_and_stay_light() -> None:
+    found = modules()
+    assert len(found) > 200
+    assert not [
+        rule
+        for module, path in found.items()
+        for rule in broken_rules(
+            module, path.read_text(encoding="utf-8"), is_package=path.name == "__init__.py"
+        )
+    ]
 
 
 @pytest.mark.parametrize(

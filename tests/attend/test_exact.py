@@ -9,7 +9,10 @@ from .support import FLOATS, ON_ONE_BACKEND
 
 
 @ON_ONE_BACKEND
-@pytest.mark.parametrize("start", range(0, 200, 20))
+@pytest.mark.parametrize(
+    "start",
+    [0, 20, *(pytest.param(start, marks=pytest.mark.attack) for start in range(40, 200, 20))],
+)
 def test_it_gives_what_the_loops_give(start: int) -> None:
     for seed in range(start, start + 20):
         case = draw(seed, kinds=("small",), types=tuple(FLOATS), cells=300)

@@ -38,8 +38,15 @@ def looped(model, at, metric):
     return np.array(rows)
 
 
+FEW = ["resid_mid", "attn_out", "z", "pattern"]  # of other models
 EVERY = [
-    pytest.param(kind, at, marks=[] if kind in ("gpt2", "parallel", "bert") else pytest.mark.attack)
+    pytest.param(
+        kind,
+        at,
+        marks=[]
+        if kind == "gpt2" or (kind in ("parallel", "bert") and at in FEW)
+        else pytest.mark.attack,
+    )
     for kind in KINDS
     for at in (*PLACES, *HEADS)
     if (kind, at) != ("parallel", "resid_mid")  # parallel blocks have no activation between

@@ -533,7 +533,7 @@ def test_a_text_of_100_000_words_is_cut_with_a_warning() -> None:
 
 
 @pytest.mark.usefixtures("_need_minilm")
-@pytest.mark.parametrize("verb", ["show", "walk"])
+@pytest.mark.parametrize("verb", ["show", pytest.param("walk", marks=pytest.mark.attack)])
 def test_so_it_is_by_a_trained_model(verb: str) -> None:
     result = run(verb, "the river bank " * 34_000, "--model", "minilm")
     assert result.exit_code == 0

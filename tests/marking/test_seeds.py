@@ -53,11 +53,12 @@ def test_an_answer_known_by_heart_earns_nothing(function, task):
 STYLES = [(task, style) for task, styles in WRITTEN.items() for style in styles]
 
 
+@pytest.mark.parametrize("seeds", [(1, 2), pytest.param(range(3, 13), marks=pytest.mark.attack)])
 @pytest.mark.parametrize(("task", "style"), STYLES)
-def test_what_is_right_is_right_by_every_seed(task, style):
+def test_what_is_right_is_right_by_every_seed(task, style, seeds):
     function = planted(task, style)
     signature = "x,w_q,w_k,w_v" if task == "projected" else "qkv"
-    for seed in range(1, 9):
+    for seed in seeds:
         result = check(function, signature, TASK_OF.get(task, task), seed=seed)
         assert result.points == 10, f"seed {seed}: {result}"
 

@@ -153,12 +153,13 @@ def ids_of_the_whole(used, text, limit):
     return list(whole.ids[keep]), [whole.offsets[place] for place in keep]
 
 
+@pytest.mark.parametrize("examples", [10, pytest.param(60, marks=pytest.mark.attack)])
 @pytest.mark.parametrize("framed", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_tokens_are_those_of_the_whole_text(kind, framed):
+def test_the_tokens_are_those_of_the_whole_text(kind, framed, examples):
     used = tokenizer(kind, framed=framed)
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=examples, deadline=None)
     @given(texts(), st.integers(3, 20))
     def same(text, limit):
         [found] = Truncator(used, limit)([text])
