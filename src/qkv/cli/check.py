@@ -1,4 +1,4 @@
-"""`qkv check`: marks files for the tasks of the course."""
+"""`qkv check`: mark solutions to the tasks of the course."""
 
 from __future__ import annotations
 
@@ -86,17 +86,18 @@ def check(
 ) -> None:
     """Mark FILEs (.py, .ipynb) for the tasks of the course: print points, mistakes and a hint.
 
-    The notebook of a lesson is marked for the tasks of that lesson. For a folder, the command marks
-    every file in the folder, and prints a table of the class with the commonest mistakes. If each
-    student has a folder, the table has a row for each student. If a file cannot be marked, its
+    A lesson's notebook is marked only for that lesson's tasks. For a folder, the command marks
+    every file in the folder, prints a table of the class, and lists the most common mistakes. If
+    each student has a folder, the table has a row for each student. If a file cannot be marked, its
     verdict gives the reason, and the other files are still marked.
 
-    With a roster, a file belongs to the student whose id is part of the name of the file or its
-    folder; if no id is found, names are compared. Students without files have a row too.
+    With a roster, the command assigns a file to the student whose id is in the name of the file or
+    its folder. If no id matches, the command looks for the student's name. Students without files
+    also get a row.
 
     Each file runs in a separate process, which is ended if it takes too long or too much memory.
-    Another process judges the results. If a function of qkv, torch or scipy computes the answer,
-    there are no points. This is not a sandbox: a file may do whatever you may do.
+    Another process judges the results. A task gets no points if a function of qkv, torch or scipy
+    computes the answer. There is no sandbox: a marked file runs with your permissions.
 
     \b
         qkv check --list
@@ -128,7 +129,7 @@ def check(
     if outputs["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
         raise ValueError(
             "--gradescope writes the results of one submission, but these are from"
-            f" {len(students.rows)} students: name the files of one, or use --csv"
+            f" {len(students.rows)} students: name the files of one student, or use --csv"
         )
     table = marking.ClassTable(_marked(paths, task, seed=seed, seconds=seconds), students)
     unwritten = [*_unwritten(table, outputs)]
@@ -149,9 +150,9 @@ def check(
 
 
 def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
-    """Yield the named files, and the files in named folders; an empty folder yields itself.
+    """Yield the named files and the files in named folders; for an empty folder, yield the folder.
 
-    If the only named path is an empty folder, raise an error.
+    Raise an error if the only named path is an empty folder.
     """
     from qkv.marking import files_in
 
@@ -206,7 +207,7 @@ def _unwritten(table: ClassTable, paths: Mapping[str, str | None]) -> Iterator[s
 
 
 def _readable(file: str) -> None:
-    """Raise the error of a file that cannot be read, before any file is marked."""
+    """Raise an error if a file cannot be read."""
     with open(file, "rb"):
         pass
 
@@ -228,11 +229,11 @@ def _print_tasks(as_json: bool) -> None:
             click.echo(f"    it may be called {' or '.join(task.looks_for)}")
 
 
-_COMMON = 10  # maximum mistakes below the table
+_COMMON = 10  # the maximum number of mistakes listed below the table
 
 
 def _print_table(table: ClassTable) -> None:
-    """Print points by file and task, and the commonest mistakes."""
+    """Print the points per file and task, then the most common mistakes."""
     from rich.table import Table
     from rich.text import Text
 
@@ -263,7 +264,7 @@ def _row(file: str, result: CheckResult) -> dict[str, Any]:
 
 
 def _text(file: str, result: CheckResult, grade: int) -> str:
-    """Return a verdict as text for a terminal, with the first `grade` hints."""
+    """Return a verdict as text for a terminal, with hints up to level `grade`."""
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"

@@ -91,7 +91,7 @@ def conform(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Judge an attention function by the formula: which features are right, which are wrong?
+    """Compare an attention function with the formula, feature by feature.
 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
     installed library, for example torch.sdpa. It is called in a separate process as

@@ -1,4 +1,4 @@
-"""`qkv encode`: write a vector for each line of a file, or for each row of files on a cluster."""
+"""`qkv encode`: write a vector per line of a file or, on a cluster, per row of many files."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def encode(
 
 @contextmanager
 def _spelled_as_typed() -> Iterator[None]:
-    """Replace the names of arguments in errors of `scale.encode` by the names of options."""
+    """In errors of `scale.encode`, replace argument names with the command's option names."""
     try:
         yield
     except ValueError as error:
@@ -124,7 +124,7 @@ def _on_cluster(
     options: dict[str, Any],
     resume: bool,
 ) -> dict[str, Any]:
-    """Encode files into a folder, or only estimate the work if there is none; return numbers."""
+    """Encode files into a folder, or estimate the work if `output` is None; return the counts."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected
@@ -186,7 +186,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
 
 
 class Kept:
-    """Texts that are kept in memory when they are read, until they are taken.
+    """An iterable of texts that stores each text it yields until `take` removes the text.
 
     >>> kept = Kept(["a", "b"])
     >>> [text.upper() for text in kept], kept.take(1), kept.take(1)
@@ -211,7 +211,7 @@ class Kept:
 
 
 def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> tuple[int, int]:
-    """Write the vectors of texts as .npy or .jsonl; return their number and size.
+    """Write the vectors of texts as .npy or .jsonl; return the number and size of the vectors.
 
     Raises:
         ValueError: there are no texts; the message has the file's `name`.

@@ -1,4 +1,4 @@
-"""The commands for files of findings: `qkv publish` and `qkv verify`."""
+"""The commands `qkv publish` and `qkv verify`, which read files of findings."""
 
 import click
 
@@ -22,9 +22,9 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
     """Write findings (.json) and at most one article (.md) as one page with the model inside.
 
     The page measures each finding again, says whether the finding holds, and lets readers change
-    its sentence and edits. The page needs no network. A paragraph ![claim](finding.json) in the
-    article shows that finding there; the path is relative to the article's folder. All other
-    findings follow the article.
+    its sentence and edits. The page needs no network. To place a finding in the article, write a
+    paragraph ![claim](finding.json), with a path relative to the article's folder. Findings that
+    the article does not place come after it.
 
     \b
         qkv publish glass.json -o glass.html
@@ -55,9 +55,9 @@ def verify(
 ) -> None:
     """Measure the findings in FILEs (.json) again, and say which ones hold.
 
-    A finding holds if three things are equal: the parameters of the model, the order of the words,
-    and the probabilities up to 0.0001. The exit code is 0 if all findings hold, 1 if any finding
-    does not hold, and 2 for a bad request. Nothing is downloaded.
+    A finding holds if the model's parameters and the order of the words are the same, and the
+    probabilities differ by at most 0.0001. The exit code is 0 if all findings hold, 1 if any
+    finding does not hold, and 2 for a bad request. Nothing is downloaded.
     """
     from qkv.findings.measured import verify_files
 

@@ -11,7 +11,7 @@ import click
 from qkv.cli.common import json_option, print_json, writer_option
 from qkv.visible import visible
 
-# characters that control a terminal; joiners and direction marks are kept, since texts need them
+# characters that control a terminal; joiners and direction marks belong to texts and are kept
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 
@@ -46,9 +46,9 @@ def generate(
     stop: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Print PROMPT, then the text with which a model continues PROMPT, word by word.
+    """Print PROMPT, then the model's continuation, word by word.
 
-    The decoder that comes with qkv has read novels: qkv generate "once upon a"
+    The decoder that comes with qkv was trained on novels: qkv generate "once upon a"
     Several prompts run in one batch. The output of an encoder-decoder model starts on a new line.
     """
     from qkv.models import load
@@ -72,7 +72,7 @@ def generate(
         between = "" if used.continues else "\n"
         later = [prompt + between for prompt in prompts]  # printed after the first text
         pieces = used.generate(list(prompts), stream=True, **options)
-        begun = list(islice(pieces, 1))  # errors at the first token come before any output
+        begun = list(islice(pieces, 1))  # an error at the first token is raised before any output
         _write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:
@@ -82,7 +82,7 @@ def generate(
 
 
 def _write(text: str) -> None:
-    """Print text immediately, without control characters or letters that the stream lacks."""
+    """Print text immediately; omit control characters, and letters that cannot be encoded."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
         text = _CONTROLS.sub(lambda match: visible(match[0]), text)

@@ -1,4 +1,4 @@
-"""The commands about this machine: `qkv bench` (speed) and `qkv info` (versions and models)."""
+"""The commands that describe this machine: `qkv bench` (speed), `qkv info` (versions, models)."""
 
 import os
 import platform
@@ -19,8 +19,8 @@ or clang) when qkv is installed from its source; QKV_NEED_KERNEL=1 pip install .
 def bench(as_json: bool) -> None:
     """Compare the speed of attention with plain NumPy, and with the peak of this machine.
 
-    Each result is verified against float64 before it is timed; the table has the largest errors.
-    Each time is the median of at least nine runs; the functions run alternately.
+    Each function's result is compared with float64 before the timing; the table lists the largest
+    errors. Each time is the median of at least nine runs; the functions run alternately.
     """
     from qkv.measure import ROUNDS, TASKS, machine, survey, table
     from qkv.progress import progress
@@ -48,7 +48,7 @@ def bench(as_json: bool) -> None:
 @click.option("--model", metavar="NAME", help="Load this model and describe it.")
 @json_option
 def info(model: str | None, as_json: bool) -> None:
-    """Print the version, the backend, the threads, and the folders of models with their models."""
+    """Print the version, the backend, the number of threads, and each model with its folder."""
     import numpy as np
 
     from qkv.models import load, places

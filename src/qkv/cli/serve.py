@@ -72,7 +72,7 @@ def serve(
 
 
 def read_key(path: str) -> str:
-    """Read a key from a file, without blanks around the key.
+    """Read a key from a file, and remove spaces around the key.
 
     Raises:
         ValueError: the file is not one word of ASCII characters.

@@ -82,5 +82,5 @@ def _draw(output: str) -> None:
         ImportError,
         OSError,
         ValueError,
-    ) as error:  # no matplotlib, a full disk, no step
+    ) as error:  # matplotlib is missing, the disk is full, or no step was made
         say(f"no curves: {error}")

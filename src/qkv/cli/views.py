@@ -1,4 +1,4 @@
-"""The commands that draw a view: walk, show, compare, play, replay, guess; and shared options."""
+"""The commands that draw a view (walk, show, compare, play, replay, guess), and their options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from qkv.extras import need
 if TYPE_CHECKING:
     from qkv.see import Stories, Story, View
 
-# The kinds of files to which a view can be written: the option's name, file endings, and help.
+# The file formats of a view: for each format, the option's name, the file endings, and the help.
 _FILES = (
     ("html", (".html", ".htm"), "Write the view as a page that needs no other file."),
     ("svg", (".svg",), "Also draw the picture to an SVG file."),
@@ -133,8 +133,9 @@ def _open_in_browser(view: View, path: str | None) -> None:
 def walk(text: str, model: str | None, **options: Any) -> View:
     """Show each step of one head over TEXT: the formula, the line of NumPy, the real numbers.
 
-    After the head come the other steps of its layer (norms and MLP), then the likeliest words that
-    the model predicts: at the first [MASK] of TEXT, or at the token of the head's strongest link.
+    Then show the other steps of the head's layer (norms and MLP), and the words that the model
+    predicts. The prediction is for the first [MASK] of TEXT, or for the token with the head's
+    strongest link.
     """
     from qkv import see
     from qkv.models import random_model
@@ -247,11 +248,11 @@ def guess(
 ) -> None:
     """Guess the likeliest words for the gaps [MASK] or _ in TEXT; a decoder guesses the next word.
 
-    A "?" is also a gap if a blank comes before it and more text after it: "The oak is a small ?."
+    A "?" is also a gap if it follows a space and is not the end of TEXT: "The oak is a small ?."
 
     With --hide or --ablate, the model guesses a second time without these words or heads, and the
-    two guesses are printed side by side. Without TEXT, the command uses a sentence whose guess
-    changes for a plain reason.
+    two guesses are printed side by side. Without TEXT, the command shows an example: a sentence
+    whose guess changes when one word is masked or one head is ablated.
     """
     from qkv import see
 

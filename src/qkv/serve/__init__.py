@@ -1,1 +1,1 @@
-"""One model for many users: an HTTP server that computes simultaneous requests together."""
+"""An HTTP server that shares one model, and computes simultaneous requests in one batch."""

@@ -30,7 +30,7 @@ from qkv.visible import visible
 
 _ROUTERS = [route.router for route in (embeddings, completions, trace, rerank, about)]
 
-# Attributes of the worker that /metrics shows.
+# The worker's attributes that `/metrics` reports.
 _WATCHED = {
     "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",

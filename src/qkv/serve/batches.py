@@ -1,4 +1,4 @@
-"""Texts of many requests computed together."""
+"""Batches: texts of many requests, computed together."""
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -12,21 +12,21 @@ from qkv.serve.waiting import QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
 _Groups = Iterable[Sequence[QueuedText]]
-# Receives a finished request, and its error or None.
+# A callback for a finished request; the second argument is the error or None.
 Tell = Callable[[Texts, BaseException | None], None]
 
 
 class Batches:
-    """Takes the texts of requests in turn, tokenizes them and computes them in packed rows.
+    """Takes texts from the requests in turn, tokenizes them, and computes them in packed rows.
 
     Args:
         limit: the maximum number of tokens of a text; None for no limit.
-        limits: how much is computed at once, and how much a request may have.
-        tell: receives each finished request, and its error or None.
+        limits: the maximum sizes of a batch and of a request.
+        tell: a callback for each finished request; its second argument is the error or None.
 
     Attributes:
         waiting: the requests, in turn.
-        texts, tokens, failures: the numbers of computed texts and tokens, and of errors.
+        texts, tokens, failures: the numbers of computed texts, computed tokens, and errors.
     """
 
     def __init__(self, limit: int | None, limits: Limits, tell: Tell) -> None:
@@ -37,11 +37,11 @@ class Batches:
     def checked(
         self, texts: Sequence[Any], encoder: Encoder, *, whole: bool
     ) -> deque[tuple[int, str | Array]]:
-        """Return the texts of a request with their numbers; ids are cut and ready to compute.
+        """Number the texts of a request, and truncate texts that are given as ids.
 
         Raises:
-            Refused: the request has too many texts, this model lacks an id, a prompt cannot go
-                before ids, or a text of ids is too long although `whole` is set.
+            Refused: the request has too many texts, the model lacks an id, the encoder cannot put
+                its prompt before ids, or `whole` is set and a text of ids is too long.
         """
         most, checked, tokens = self._limits.inputs, deque[tuple[int, str | Array]](), 0
         if len(texts) > most:
@@ -73,7 +73,7 @@ class Batches:
         return pieces[:fits]
 
     def compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute texts; texts with the same kind of encoder are computed together."""
+        """Compute texts; each batch has texts for one kind of encoder."""
         for alike in _alike(pieces, lambda piece: piece.request.encoder.kind):
             self._compute(alike)
 
@@ -100,7 +100,7 @@ class Batches:
                 self._tell(request, None)
 
     def _cut(self, pieces: Sequence[QueuedText]) -> None:
-        """Replace texts by their ids; end the request of a text that cannot be tokenized."""
+        """Replace texts by their ids; if a text cannot be tokenized, end its request."""
         encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
             rows = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
@@ -143,7 +143,7 @@ def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -
 
 
 def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
-    """Return the client's error about a text, or ids, for which no vector can be computed."""
+    """Return the error for the client whose text or ids cannot be encoded."""
     if isinstance(error, EmptyText):
         return _refused(f"input {number} is empty: {error.reason}")
     if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):

@@ -1,4 +1,4 @@
-"""Bodies of requests: read as JSON, checked against a schema, and refused in one line."""
+"""Request bodies: read the JSON, check it against a schema, and refuse invalid bodies."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,25 +13,25 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qkv.serve.errors import Refused
 
 _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
-IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # keys that change no answer
+IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # keys that never change the answer
 # the ids of a text's tokens; a long list ends at its first bad item
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A key that a route refuses.
+    """The rule for a key that a route does not support.
 
     Attributes:
-        neutral: the values that the route accepts because they change nothing.
-        way: the remedy that the error names.
+        neutral: the values that the route still accepts, because they change nothing.
+        way: the error's advice to the user.
     """
 
     neutral: list[Any]
     way: str
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value changes nothing; true differs from 1, and null means omitted.
+        """Return whether a value changes nothing; `true` and 1 differ, and null means "omitted".
 
         >>> refusal = Refusal([1, True], "leave it out")
         >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
@@ -55,7 +55,7 @@ def refusals_of(call: str) -> dict[str, Refusal]:
 
 
 def described(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Describe a body in the OpenAPI schema, with an example: the routes read bodies themselves."""
+    """Describe a body for OpenAPI, with a schema and an example; routes parse bodies themselves."""
     content = {"application/json": {"schema": body.model_json_schema(), "example": example}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -64,7 +64,7 @@ async def read_json(request: Request) -> dict[str, Any]:
     """Read the body of a request, which must be a JSON object.
 
     Raises:
-        Refused: 400, if the body is anything else.
+        Refused: 400, if the body is not a JSON object.
     """
     try:
         body = orjson.loads(await request.body())
@@ -80,8 +80,8 @@ class Body(BaseModel):
 
     Attributes:
         call: the name of the route in errors and in keys.toml.
-        ways: the valid values of keys that accept several types, in words.
-        refusals: the unsupported keys, which would change the answer.
+        ways: for keys that accept several types, a phrase that names the valid values.
+        refusals: the unsupported keys that would change the answer.
     """
 
     model_config = ConfigDict(strict=True)
@@ -100,7 +100,7 @@ class Body(BaseModel):
         """Check the JSON object of a request.
 
         Raises:
-            Refused: 400, with the key that is wrong or not supported.
+            Refused: 400, with the name of the wrong or unsupported key.
         """
         for key in cls.refusals.keys() & json.keys():
             if not cls.refusals[key].accepts(json[key]):
@@ -118,7 +118,7 @@ class Body(BaseModel):
         name = str(errors[0]["loc"][0])
         if errors[0]["type"] == "missing":
             raise cls.refused(name, f"is missing: give {cls.ways.get(name, 'it')}")
-        # A key may take several kinds of lists: report the kind whose first error comes last.
+        # A key may accept several list types: report the type whose first bad item comes last.
         paths = [[n for n in e["loc"] if isinstance(n, int)] for e in errors if e["loc"][0] == name]
         error = errors[paths.index(max(paths))]
         way = f"give {cls.ways[name]}" if name in cls.ways else error["msg"].replace("Input", "it")

@@ -17,16 +17,16 @@ from qkv.serve.bodies import Body, Ids, shown
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 
-TOGETHER = 64  # completions computed side by side; each needs the logits of the whole vocabulary
-STOP = 1000  # the maximum number of characters of a stop string
+TOGETHER = 64  # the most completions in a batch; each needs the logits of the whole vocabulary
+STOP = 1000  # the maximum length of a stop string in characters
 LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
-MEASURED = 32  # estimated bytes of one log probability with the spelling of its token
+MEASURED = 32  # the estimated bytes of one log probability and its token's text
 
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
 
 
 class CompletionsBody(Body):
-    """The keys of a request for completions, by OpenAI's names."""
+    """The keys of a request for completions, with OpenAI's names."""
 
     call: ClassVar[str] = "completions"
     ways: ClassVar[dict[str, str]] = {
@@ -100,10 +100,10 @@ class CompletionsBody(Body):
         return False if include is None else include
 
     def check(self, model: Model, limits: Limits) -> None:
-        """Refuse requests that this model or this server cannot answer, before reading texts.
+        """Refuse a request that this model or this server cannot answer, before its texts are read.
 
         Raises:
-            Refused: 400, with the wrong key.
+            Refused: 400, with the name of the wrong key.
         """
         if not model.generates:
             message = (
@@ -167,7 +167,7 @@ class Usage(BaseModel):
 
 
 class Completion:
-    """One request during its computation; the calling thread tokenizes the prompts.
+    """A request for completions while it is computed; the constructor tokenizes the prompts.
 
     Raises:
         Refused: 400, if a prompt does not fit.
@@ -200,7 +200,7 @@ class Completion:
         self._writers = [_Writer(model, row, body) for row in self.rows]
 
     def _check_size(self, prompts: int) -> None:
-        """Refuse requests for too many new tokens or too large an answer.
+        """Refuse a request if it asks for too many new tokens, or if the answer would be too large.
 
         Raises:
             Refused: 400 or 413.
@@ -223,7 +223,7 @@ class Completion:
 
     @property
     def size(self) -> int:
-        """The estimated number of tokens in memory during the computation."""
+        """The estimated number of tokens that the computation keeps in memory."""
         return max(_tokens(rows) for rows in self._groups())
 
     @property
@@ -236,7 +236,7 @@ class Completion:
     def pieces(self) -> Iterator[list[Choice]]:
         """Generate the completions, and yield their new pieces after each token.
 
-        A second call continues where the first iterator was closed.
+        If an iterator was closed early, a second call continues at the same token.
         """
         begin = 0
         for rows in self._groups():
@@ -250,7 +250,7 @@ class Completion:
             begin += len(rows)
 
     def _steps(self, rows: Sequence[Row], writers: Sequence[_Writer]) -> Iterator[dict[int, str]]:
-        """Compute rows side by side, and yield each row's new text after each token."""
+        """Generate for several rows at once, and yield each row's new text after each token."""
         if all(writer.done for writer in writers):
             return
         body = self._body
@@ -276,7 +276,7 @@ class Completion:
         yield {}
 
     def _groups(self) -> Iterator[list[Row]]:
-        """Yield groups of rows to compute side by side."""
+        """Yield groups of rows that are computed in one batch."""
         group: list[Row] = []
         for row in self.rows:
             full = len(group) == TOGETHER or _tokens([*group, row]) > self._limits.batch_tokens
@@ -288,13 +288,13 @@ class Completion:
 
 
 def _tokens(rows: Sequence[Row]) -> int:
-    """Return the number of tokens of rows computed together, with padding and new tokens."""
+    """Return the number of tokens of a batch of rows, including padding and new tokens."""
     return len(rows) * max(len(row.given) + row.max_new_tokens for row in rows)
 
 
 @dataclass
 class _Writer:
-    """Writes one row in pieces, and keeps track of the text that the client has received."""
+    """Splits one row's text into pieces, and records how much of it was sent to the client."""
 
     model: Model
     row: Row
@@ -336,7 +336,7 @@ class _Writer:
         )
 
     def _write_prompt(self, logs: Logprobs) -> None:
-        """Add the prompt's tokens; the first token has no prediction."""
+        """Add the prompt's tokens; no prediction exists for the first token."""
         row = self.row
         names, text = Spelling(spelled(self.model.tokenizer)), ""
         measured = [None, *row.measured_prompt]
@@ -345,12 +345,12 @@ class _Writer:
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # the tokenizer changes the text
+        if text != row.prompt:  # the tokenizer has normalized the text
             starts = np.maximum.accumulate([start for start, _ in row.given.offsets]).tolist()
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Add the new tokens that begin in the text sent so far; with `whole`, add all of them."""
+        """Add the tokens that begin inside the sent text; with `whole`, add all new tokens."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]

@@ -23,7 +23,7 @@ _STATUSES = {
 
 
 class ErrorText(BaseModel):
-    """A problem of a request, as clients receive it."""
+    """The fields of an error in OpenAI's format."""
 
     message: str
     type: str
@@ -32,12 +32,12 @@ class ErrorText(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """The body of every answer that is an error."""
+    """The body of every error response."""
 
     error: ErrorText
 
 
-# The errors that every route may answer with, for the OpenAPI schema.
+# The error responses of every route, for the OpenAPI schema.
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": words} for status, (_, words) in _STATUSES.items()
 }
@@ -49,7 +49,7 @@ class Refused(Exception):
     Attributes:
         status: the HTTP status.
         message: the problem and its remedy.
-        param: the wrong key of the body.
+        param: the name of the wrong key in the body.
         code: a short name for programs.
         headers: headers of the answer.
     """
@@ -83,12 +83,12 @@ class Refused(Exception):
 
 
 def failed() -> Refused:
-    """Return the error that a client gets when the server is at fault."""
+    """Return the error for a failure of the server."""
     return Refused(500, "the server failed: its log says why")
 
 
 def not_finite(call: str, value: str) -> Refused:
-    """Return the error about NaN or infinity that a model computed from a valid request.
+    """Return the error for a valid request whose result is NaN or infinite.
 
     >>> not_finite("rerank", "the score of document 0 is").message
     'rerank: the score of document 0 is not finite: the weights or their type cannot compute this'

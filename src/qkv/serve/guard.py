@@ -36,7 +36,7 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 
 
 class Numbers:
-    """Counts of one server's requests, in a separate registry.
+    """The metrics of one server, in their own Prometheus registry.
 
     >>> numbers = Numbers()
     >>> numbers.count("/v1/embeddings", 200, 0.004)
@@ -57,7 +57,7 @@ class Numbers:
         )
 
     def watch(self, name: str, description: str, value: object, attribute: str) -> None:
-        """Show the current value of an object's attribute."""
+        """Add a metric that reports the current value of an object's attribute."""
         gauge = Gauge(name, description, registry=self._registry)
         gauge.set_function(lambda: float(getattr(value, attribute)))
 
@@ -67,12 +67,12 @@ class Numbers:
         self._seconds.labels(route).observe(seconds)
 
     def text(self) -> bytes:
-        """Return all numbers in the format of Prometheus."""
+        """Return all metrics in the format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class Guard:
-    """Refuses invalid requests, counts all requests, and answers when a route fails.
+    """Refuses invalid requests, counts all requests, and sends an error if a route fails.
 
     Args:
         app: the guarded application.
@@ -96,7 +96,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         begin, status = time.perf_counter(), 0
-        size = 0  # bytes of its body so far
+        size = 0  # the number of bytes of the body that have arrived
 
         async def bounded() -> Message:
             nonlocal size
@@ -122,7 +122,7 @@ class Guard:
             await self.app(scope, bounded, counted)
         except Refused as refused:
             await refused.answer()(scope, receive, counted)
-        except ClientDisconnect:  # in the middle of its body
+        except ClientDisconnect:  # before the whole body arrived
             status = 499
         except CancelledError:  # the client disconnected, or the server stops immediately
             status = status or 499

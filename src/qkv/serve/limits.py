@@ -1,37 +1,37 @@
-"""The limits of a server: sizes, numbers, seconds, hosts and the key."""
+"""The settings of a server: the address, the key, and the limits of requests."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one server.
+    """The settings and limits of one server.
 
     Attributes:
         host: the address where the server listens.
         port: the port; 0 for any free port.
-        allowed_hosts: names that a request's Host may have, besides the names of this machine.
+        allowed_hosts: valid names in the Host header, in addition to the names of this machine.
         key: the key that requests send as `Authorization: Bearer ...`; None for no key.
-        connections: the maximum number of connections that are open at once.
-        head: the maximum number of bytes of a request's line and headers.
+        connections: the maximum number of open connections.
+        head: the maximum number of bytes of a request line and its headers.
         body: the maximum number of bytes of a request's body.
         bodies: the maximum number of bytes of all bodies in memory at once.
         inputs: the maximum number of texts of one request.
         tokens: the maximum number of tokens of one request; texts are first truncated as in
             `encode`.
         edits: the maximum number of edits of a trace.
-        sources: the most other texts that the edits of a trace take activations from; each text
-            needs its own forward pass.
-        new_tokens: the most new tokens of one completion.
+        sources: the maximum number of other texts from which the edits of a trace take
+            activations; each text needs its own forward pass.
+        new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
         waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
-        streams: how many streams compute a piece between two batches.
-        stream_tokens: the approximate number of tokens of streams kept in memory; when the turn of
-            another stream comes, its earlier tokens are computed again.
-        gather: the seconds that a batch may wait for more requests when the server is busy.
+        streams: the number of streams that compute a piece between two batches.
+        stream_tokens: the approximate number of tokens that all streams keep in memory; a stream
+            without memory computes its earlier tokens again at its next turn.
+        gather: the seconds that a batch waits for more requests when the server is busy.
         half_sent: the seconds that a request may take to arrive.
-        unread: the seconds that a client may leave an answer unread.
+        unread: the seconds after which the server disconnects a client that stops reading.
     """
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""One connection: its time limits, the size of its heads, and clients that hang up."""
+"""One connection: time limits, the maximum size of headers, and clients that disconnect."""
 
 import asyncio
 from typing import Any
@@ -11,8 +11,8 @@ from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 
 LINGER = 0.2  # seconds that a connection without a request stays open when the server ends
-# Seconds between two checks whether a client that has finished sending still reads: the wait
-# doubles from the first number to the second.
+# The server checks repeatedly whether a client that has finished sending is still connected. The
+# wait between two checks doubles from the first number of seconds up to the second.
 PROBES = 0.05, 1.0
 _INTERIM = STATUS_LINE[100] + b"\r\n"
 
@@ -36,15 +36,15 @@ class Connection:
 class _Requests(HttpToolsProtocol):
     """The requests of a connection: uvicorn's protocol with additional limits.
 
-    A request has `half_sent` seconds to arrive in full, headers and body. If the client reads
-    nothing of a waiting answer for `unread` seconds, the connection ends. A client that closes its
-    sending side after a request still gets the answer. Only sending something shows whether the
-    client closed the whole connection instead: if the answer takes longer, the client gets an
-    interim `100 Continue`, which clients ignore.
+    A request, headers and body, must arrive within `half_sent` seconds. If the server has an answer
+    to send and the client reads nothing for `unread` seconds, the server closes the connection. A
+    client that closes its sending side after a request still gets the answer. To find out whether
+    the client closed the whole connection instead, the server sends an interim `100 Continue`
+    while the answer is computed; clients ignore this response.
 
-    A client may send several requests at once: the server answers them in order. It answers a
-    broken or incomplete request only after the answers to earlier requests are complete. The server
-    ignores offers to switch to another protocol.
+    A client may send several requests at once: the server answers them in order. The server reports
+    an invalid or incomplete request only after all earlier requests are answered. It ignores offers
+    to switch to another protocol.
     """
 
     def __init__(self, limits: Limits, **of_server: Any) -> None:
@@ -150,7 +150,7 @@ class _Requests(HttpToolsProtocol):
         return self._answering
 
     def shutdown(self) -> None:
-        """Answer the requests that have begun to arrive, then close: the server is stopping."""
+        """Answer the requests that have begun to arrive, then close the connection."""
         if self._ending:
             return
         self._ending = True
@@ -160,13 +160,13 @@ class _Requests(HttpToolsProtocol):
             self.loop.call_later(LINGER, self._close_if_idle)
 
     def pause_writing(self) -> None:
-        """Stop writing: the client has to read first."""
+        """Stop writing until the client reads."""
         super().pause_writing()
         if self._unread is None:
             self._wait_for_reader()
 
     def resume_writing(self) -> None:
-        """Continue writing: the client has read."""
+        """Continue writing after the client has read."""
         self._stop_waiting()
         super().resume_writing()
 
@@ -202,7 +202,7 @@ class _Requests(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """Whether a complete request still lacks its complete answer."""
+        """Whether a request has arrived in full and its answer is not complete."""
         return any(
             cycle is not None and not cycle.more_body and not cycle.response_complete
             for cycle in (self._current, self.cycle)

@@ -1,4 +1,4 @@
-"""Streams: iterators computed piece by piece, which take turns with all other requests."""
+"""Streams: iterators that are computed piece by piece, in turn with all other requests."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -9,8 +9,8 @@ from typing import Any
 from qkv.serve.waiting import Request, Turns, plain_error
 
 END = object()
-AHEAD = 16  # the most pieces that wait for the client to read them
-QUANTUM = 64  # after this many pieces of an open stream, another stream may take its memory
+AHEAD = 16  # the maximum number of computed pieces that the client has not read
+QUANTUM = 64  # after so many pieces, an open stream may be closed to make room for another stream
 
 
 @dataclass(eq=False, kw_only=True)
@@ -18,8 +18,8 @@ class Stream(Request):
     """An iterator, and its computed pieces that the client has not read yet.
 
     Attributes:
-        begin: makes the iterator; a later call makes an iterator that continues where the last
-            iterator was closed.
+        begin: a function that makes the iterator; if the last iterator was closed, the new iterator
+            continues at the same piece.
         size: the approximate number of tokens that the iterator keeps in memory.
         pieces: the iterator, while the stream is open.
         given: the number of computed pieces.
@@ -54,7 +54,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether the client has read enough for a full stream to continue."""
+        """Whether the client has read so many pieces that a full stream may continue."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -79,15 +79,15 @@ class Stream(Request):
 
 
 class Streams:
-    """Streams that take turns: a turn computes a few pieces, one stream per connection at a time.
+    """Streams that take turns: a turn computes a few pieces, and connections alternate.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
-    open while its iterator is in memory. If open streams would take more than `tokens`, a stream
-    closes that waits for its client or has given `QUANTUM` pieces; it opens again at its next turn.
-    Therefore other clients never wait until a slow client or a long stream ends.
+    open while its iterator is in memory. To make room, the class closes streams that wait for their
+    clients, and streams that have computed `QUANTUM` pieces since they were opened. A closed stream
+    opens again at its next turn. So no client waits for the end of a slow or long stream.
 
     Args:
-        most: the number of pieces computed in a turn.
+        most: the number of pieces that one turn computes.
         tokens: the approximate number of tokens that all open streams together keep in memory; a
             single stream may keep more.
     """
@@ -95,9 +95,9 @@ class Streams:
     def __init__(self, most: int, tokens: int) -> None:
         self._most, self._tokens = most, tokens
         self._all: dict[Stream, None] = {}
-        self._parked: dict[Stream, None] = {}  # streams that wait for their clients
+        self._parked: dict[Stream, None] = {}  # streams that wait until their clients read
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        self._lines = [self._closed, self._due]  # the two groups take turns too
+        self._lines = [self._closed, self._due]  # open and closed streams alternate
 
     def __len__(self) -> int:
         """Return the number of streams that have not ended."""
@@ -105,7 +105,7 @@ class Streams:
 
     @property
     def is_due(self) -> bool:
-        """Whether any stream has work to do."""
+        """Whether any stream can compute a piece or must be closed."""
         parked = (stream.dropped or stream.is_read for stream in self._parked)
         return bool(self._due or self._closed) or any(parked)
 
@@ -115,7 +115,10 @@ class Streams:
         self._closed.add(stream)
 
     def step(self) -> Iterator[tuple[Stream, Any, BaseException | None]]:
-        """Yield each stream's next piece and error; close streams whose client has left."""
+        """Compute one turn, and yield each stream with its piece and error.
+
+        Streams whose clients have disconnected are closed first.
+        """
         for left in [stream for stream in self._all if stream.dropped]:
             self._forget(left)
         for ready in [stream for stream in self._parked if stream.is_read]:
@@ -139,7 +142,7 @@ class Streams:
         self._closed.clear()
 
     def _chosen(self) -> list[Stream]:
-        """Return the streams whose turn it is: each is open, or memory has room to open it."""
+        """Return the streams of this turn: open streams, and closed streams that fit in memory."""
         chosen, lines = list[Stream](), self._lines.copy()
         self._lines.reverse()
         while lines and len(chosen) < self._most:
@@ -151,7 +154,7 @@ class Streams:
         return chosen
 
     def _next_open(self) -> Stream | None:
-        """Return the open stream whose turn it is."""
+        """Return the next open stream in the queue, or None."""
         while (stream := self._due.next()) is not None:
             if stream in self._all and stream.pieces is not None:
                 return stream
@@ -160,7 +163,7 @@ class Streams:
         return None
 
     def _next_closed(self, chosen: Sequence[Stream]) -> Stream | None:
-        """Return the closed stream whose turn it is; None if memory has no room for it yet."""
+        """Return the next closed stream in the queue, or None if it does not fit in memory yet."""
         while (stream := self._closed.first) is not None:
             if stream in self._all and not self._has_room(stream, chosen):
                 return None
@@ -170,7 +173,7 @@ class Streams:
         return None
 
     def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
-        """Close other streams to make room for this stream; return whether there is enough room."""
+        """Close other streams if this stream needs their memory; return whether the stream fits."""
         kept = [other for other in self._all if other.pieces is not None or other in chosen]
         closable = [other for other in kept if other in self._parked]
         closable += sorted(

@@ -1,4 +1,4 @@
-"""The queue: connections take turns, and a batch takes texts of many requests."""
+"""The queue, in which connections take turns; a batch has texts from many requests."""
 
 import asyncio
 import time
@@ -14,8 +14,8 @@ from qkv.arrays import Array
 from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encoder import Encoder
 
-LETTERS = 4  # the assumed number of characters in a token, until the text is tokenized
-CUTTING = 16  # about this many tokens are tokenized in the time in which one token is computed
+LETTERS = 4  # the estimated number of characters per token of a text that is not tokenized yet
+CUTTING = 16  # tokenizing this many tokens takes about as long as computing one token
 
 
 @dataclass(eq=False, kw_only=True)
@@ -25,7 +25,7 @@ class Request:
     Attributes:
         connection: the connection of the request; connections take turns.
         loop: the event loop that waits for the answer.
-        dropped: whether the request was canceled, because the client has left.
+        dropped: whether the request was canceled because the client disconnected.
     """
 
     connection: Hashable
@@ -33,7 +33,7 @@ class Request:
     dropped: bool = False
 
     def drop(self) -> None:
-        """Cancel the rest of the computation, because the client has left."""
+        """Cancel the rest of the computation."""
         self.dropped = True
 
     def tell(self, value: Any, error: BaseException | None) -> None:
@@ -55,7 +55,7 @@ class Single(Request):
         self.answer = self.loop.create_future()
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """Set the answer, unless the client has left."""
+        """Set the answer, unless the client has disconnected."""
         if self.answer.done():
             return
         if error is None:
@@ -76,11 +76,11 @@ class Texts(Single):
     """A request for the vectors of texts.
 
     Attributes:
-        texts: the texts that still wait, or their ids (T,), each with its number.
+        texts: the texts that are not in a batch yet; each has its number, and its text or ids (T,).
         encoder: the encoder that computes the vectors.
-        dimensions: how many numbers of each vector to return, None for all.
+        dimensions: the number of dimensions to return of each vector; None for all.
         whole: whether to refuse a text that would be truncated.
-        tokens: the number of tokens of each text, 0 until the text is tokenized.
+        tokens: the number of tokens per text; 0 until the text is tokenized.
         total: the sum of `tokens`.
         vectors: the computed vectors, (n, width).
         left: the number of texts that are not computed yet.
@@ -104,7 +104,7 @@ class Texts(Single):
         self.total = sum(self.tokens)
 
     def drop(self) -> None:
-        """Cancel the rest of the computation, because the client has left."""
+        """Cancel the rest of the computation, and free the texts."""
         super().drop()
         self.texts = deque()
 
@@ -124,7 +124,7 @@ class Texts(Single):
 
 
 def plain_error(error: BaseException) -> Exception:
-    """Return an error that a future accepts and that does not stop the event loop."""
+    """Convert an error to an `Exception` that a future can hold safely."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
@@ -134,9 +134,9 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """A queue in which clients take turns; the connections of each client also take turns.
+    """A queue in which clients take turns, and in which each client's connections take turns.
 
-    A connection is `(client, port)`, or any other value for a client with a single connection.
+    A connection is `(client, port)`. Any other value stands for a client with one connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()
@@ -157,7 +157,7 @@ class Turns(Generic[Some]):
         return bool(self._clients)
 
     def __iter__(self) -> Iterator[Some]:
-        """Yield the first request of each connection, in the order of their turns."""
+        """Yield the first request of each connection, in the order of the queue."""
         clients = [[(name, other) for other in lines] for name, lines in self._clients.items()]
         for key in [key for turn in zip_longest(*clients) for key in turn if key]:
             client, connection = key
@@ -165,7 +165,7 @@ class Turns(Generic[Some]):
 
     @property
     def first(self) -> Some | None:
-        """The request whose turn it is, or None."""
+        """The next request, or None."""
         lines = (line for lines in self._clients.values() for line in lines.values())
         return next((line[0] for line in lines), None)
 
@@ -174,7 +174,7 @@ class Turns(Generic[Some]):
         self._line(request).append(request)
 
     def next(self) -> Some | None:
-        """Remove and return the request whose turn it is, or None."""
+        """Remove and return the next request, or return None."""
         request = self.first
         if request is not None:
             self.remove(request)
@@ -185,14 +185,14 @@ class Turns(Generic[Some]):
         self._clients.clear()
 
     def served(self, connection: Hashable) -> None:
-        """Move a connection to the end of the queue after its turn, together with its client."""
+        """Move a connection and its client to the end of the queue, after their turn."""
         client = _client(connection)
         if connection in self._clients.get(client, ()):
             self._clients[client].move_to_end(connection)
             self._clients.move_to_end(client)
 
     def remove(self, request: Some) -> None:
-        """Remove a request that is the first of its connection."""
+        """Remove a request, which must be the first of its connection."""
         client, line = _client(request.connection), self._line(request)
         line.popleft()
         self.served(request.connection)
@@ -202,7 +202,7 @@ class Turns(Generic[Some]):
             del self._clients[client]
 
     def back(self, request: Some) -> None:
-        """Make a request the first of its connection again, and give it the next turn."""
+        """Put a request back at the front of its connection and of the queue."""
         line, client = self._line(request), _client(request.connection)
         if not line or line[0] is not request:
             line.appendleft(request)
@@ -239,8 +239,8 @@ class QueuedText:
 class TextTurns(Turns[Texts]):
     """The queue of requests for vectors; a batch takes one text from each connection in turn.
 
-    A text with more tokens than a batch is computed alone. The next batch takes shorter texts, if
-    any wait.
+    A text with more than `most` tokens is computed alone. If shorter texts wait, the next batch has
+    only shorter texts.
 
     Args:
         most: the approximate number of tokens in a batch.
@@ -258,7 +258,7 @@ class TextTurns(Turns[Texts]):
         return min(request.arrived for request in self)
 
     def take(self) -> list[QueuedText]:
-        """Remove and return texts for one batch; estimates decide how many texts fit."""
+        """Remove and return texts for one batch, whose size is estimated."""
         pieces = self._picked(no_long=self._was_long)
         if not pieces and self._was_long:
             pieces = self._picked(no_long=False)
@@ -266,7 +266,7 @@ class TextTurns(Turns[Texts]):
         return pieces
 
     def put_back(self, pieces: Sequence[QueuedText]) -> None:
-        """Return texts that did not fit to the queue; they come first in the next batch."""
+        """Put texts that did not fit back into the queue, as the first texts of the next batch."""
         for piece in reversed(pieces):
             if not piece.request.dropped:
                 piece.request.texts.appendleft((piece.number, piece.text))
@@ -296,7 +296,11 @@ class TextTurns(Turns[Texts]):
         return pieces
 
     def _tokens(self, text: str | Array) -> int:
-        """Estimate the tokens of a text, or the number of tokens that take as long to compute."""
+        """Return a text's number of tokens, or an estimate before the text is tokenized.
+
+        If tokenizing a long text takes longer than computing its first tokens, the estimate is the
+        number of tokens that could be computed in that time.
+        """
         if not isinstance(text, str):
             return len(text)
         about = len(text) // LETTERS + 2

@@ -1,4 +1,4 @@
-"""The only thread that computes: it forms batches, takes turns and gives answers."""
+"""The worker: one thread that forms batches, computes them, and sends the answers."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
 POLL = 0.01  # seconds between two checks whether the thread has ended
-SWITCH = 0.0005  # seconds until the computing thread gets the interpreter back
+SWITCH = 0.0005  # the maximum seconds that another Python thread delays this thread
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Embedded:
     """The answer to a request for vectors.
 
     Attributes:
-        vectors: (n, D), the same as from `encode`.
+        vectors: the vectors (n, D), equal to those of `encode`.
         tokens: the number of tokens of each text, after truncation at the model's limit.
     """
 
@@ -42,16 +42,17 @@ class Embedded:
 class Worker:
     """Computes all requests on a separate thread.
 
-    A batch packs the texts that arrived during the previous batch into rows: it takes one text from
-    each connection in turn, up to `limits.batch_tokens`. Between two batches, the thread calls
-    one function, and computes the next pieces of `limits.streams` streams.
+    While one batch is computed, the texts of the next batch arrive. A batch takes one text from
+    each connection in turn, up to `limits.batch_tokens`, and packs the texts into rows. Between two
+    batches, the thread calls one function, and computes the next pieces of `limits.streams`
+    streams.
 
     Args:
         model: the model that computes.
-        limits: the limits of the queue and of a batch.
+        limits: the maximum sizes of the queue and of a batch.
 
     Attributes:
-        ready: whether the thread runs, has computed once and accepts requests.
+        ready: whether the thread has finished its first computation and accepts requests.
         batches: the number of computed batches.
     """
 
@@ -123,8 +124,9 @@ class Worker:
         """Compute the vectors of a request's texts or token ids, in batches with other requests.
 
         Ids include special tokens, and are truncated at the same limit as texts. With `dimensions`,
-        vectors keep their first numbers, and are then scaled to length 1. The prompt and the task
-        are those of `encode`. With `whole`, a text that would be truncated is refused.
+        only the first dimensions of each vector are kept, and the vector is scaled to length 1.
+        `prompt_name` and `task` are arguments of `encode`. With `whole`, a text that would be
+        truncated is refused.
 
         Raises:
             Refused: too many requests wait (429); the server is shutting down (503); a text is
@@ -176,14 +178,14 @@ class Worker:
     async def stream(
         self, begin: Callable[[], Iterator[Any]], *, connection: Hashable, size: int = 0
     ) -> AsyncIterator[Any]:
-        """Yield the items of an iterator, one per turn; close the iterator when the reader leaves.
+        """Yield the items of an iterator, one per turn; close the iterator if the client leaves.
 
-        The iterator may be closed during the turns of other streams; then `begin` makes another
-        iterator, which continues.
+        The iterator may be closed to make room for other streams. Then `begin` makes another
+        iterator, which continues at the same item.
 
         Args:
-            begin: makes the iterator.
-            connection: the connection of the reader.
+            begin: a function that makes the iterator.
+            connection: the connection of the client.
             size: the approximate number of tokens that the iterator keeps in memory.
 
         Raises:
@@ -193,7 +195,7 @@ class Worker:
         self._submit(request)
         try:
             while (piece := await request.read()) is not END:
-                self._inbox.put(None)  # the stream may have waited for its reader
+                self._inbox.put(None)  # the stream may have waited until the client read
                 yield piece
         finally:
             self._asked.discard(request)
@@ -201,7 +203,7 @@ class Worker:
             self._inbox.put(None)
 
     async def stop(self) -> None:
-        """Accept no more requests, and end the thread when all accepted requests are answered."""
+        """Refuse new requests, answer all accepted requests, then end the thread."""
         self._stopping = True
         self.ready = False
         if self._thread is not None:
@@ -251,15 +253,15 @@ class Worker:
             sys.setswitchinterval(before)
 
     def _warm_up(self) -> None:
-        """Compute one text, so that weights are packed before the first request."""
+        """Compute one text, so that the kernel packs the weights before the first request."""
         if self._encoder is not None:
             try:
                 self._encoder.pooled(self._encoder.ids(["warm"]))
-            except Exception:  # requests will get the error
+            except Exception:  # the requests will report the error
                 self._failures += 1
 
     def _read(self) -> bool:
-        """Take new requests, or wait if the queue is empty; return False at the end."""
+        """Accept new requests; if no work is left, wait, or return False after `stop`."""
         while True:
             idle = not (self._texts or self._tasks or self._streams.is_due)
             if idle and self._stopping and self._inbox.empty() and not self._streams:
@@ -273,7 +275,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly for more texts if the last batch had many more requests than now wait."""
+        """Wait briefly for more texts if the last batch had far more requests than wait now."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

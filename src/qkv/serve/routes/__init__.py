@@ -1,1 +1,1 @@
-"""The routes, one per file: the body of the request, the answer, and the computation."""
+"""The routes. Each file has one route: its request body, its answer, and its computation."""

@@ -1,4 +1,4 @@
-"""Routes about the server: its page, its model, its health and its numbers."""
+"""Routes that describe the server: the page, the model, the health checks and the metrics."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ class ServedModels(BaseModel):
 
 
 class Health(BaseModel):
-    """The answer of a server that is alive, or ready."""
+    """The answer of a successful health check."""
 
     status: Literal["ok"] = "ok"
 
@@ -53,7 +53,7 @@ async def models(request: Request) -> ServedModels:
 
 @router.get("/v1/models/{name:path}", summary="One model, by its name")
 async def model(name: str, request: Request) -> ServedModel:
-    """Return the model by its name."""
+    """Return the model if the name is correct."""
     served = request.app.state.name
     if name != served:
         message = f"there is no model {name[:80]!r}: this server has {served}"
@@ -63,13 +63,13 @@ async def model(name: str, request: Request) -> ServedModel:
 
 @router.get("/healthz", summary="Whether the server is alive")
 async def healthz() -> Health:
-    """Answer, which shows that the server is alive."""
+    """Answer 200: the server is alive."""
     return Health()
 
 
 @router.get("/readyz", summary="Whether the server accepts requests")
 async def readyz(request: Request) -> Health:
-    """Answer 200 after the first computation, until the server is told to end; else 503."""
+    """Answer 200 from the first computation until the shutdown begins, otherwise 503."""
     if not request.app.state.worker.ready:
         raise Refused(503, "the server is not ready", headers={"Retry-After": "1"})
     return Health()
@@ -77,7 +77,7 @@ async def readyz(request: Request) -> Health:
 
 @router.get("/metrics", summary="Numbers for Prometheus", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Count requests by route and status, their seconds, and waiting requests."""
+    """Return the metrics: requests by route and status, durations, and waiting requests."""
     kind = "text/plain; version=0.0.4; charset=utf-8"
     return Response(request.app.state.numbers.text(), media_type=kind)
 
@@ -115,7 +115,7 @@ async def home(request: Request) -> HTMLResponse:
 
 
 def page_of(model: Any) -> str:
-    """Make the page of a model that reads texts; for other models, show name and description."""
+    """Return the live page if the model reads texts, else a page that describes the model."""
     if isinstance(model, VisionModel) or model.tokenizer is None:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
@@ -127,12 +127,12 @@ def page_of(model: Any) -> str:
 
 
 def _is_usual(scale: float, layer: Any) -> bool:
-    """Return whether scores are divided by the root of the head size, as the page says."""
+    """Return whether scores are divided by the square root of the head size, as on the page."""
     return math.isclose(scale * math.sqrt(layer.attn.d_query), 1)
 
 
 def routes_of(routes: Sequence[APIRoute], model: Any, address: str, *, key: bool) -> str:
-    """Return the list of routes under the page, for a server with or without a key."""
+    """Return the HTML list of routes; `key` says whether the server requires a key."""
     parts = [
         f"<h2><code>{escape(route)}</code></h2><p>{escape(words)}</p><pre>{escape(command)}</pre>"
         for route, words, command in commands(routes, model, address, key=key)
@@ -150,7 +150,7 @@ def routes_of(routes: Sequence[APIRoute], model: Any, address: str, *, key: bool
 def commands(
     routes: Sequence[APIRoute], model: Any, address: str, *, key: bool
 ) -> list[tuple[str, str, str]]:
-    """Return each route but this page, with its summary and a command that calls it.
+    """Return each route except the page, with its summary and a `curl` command.
 
     >>> import qkv
     >>> from qkv.serve.routes import about
@@ -177,7 +177,7 @@ def commands(
 
 
 def refused(path: str, model: Any) -> str:
-    """Return a sentence if the route refuses this model, else an empty string."""
+    """If the route refuses this model, return a sentence that says why, else an empty string."""
     if path == "/v1/completions" and not model.network.generates:
         return f" {model.name} predicts no next token: it refuses this."
     if path == "/v1/rerank" and not _ranks(model):

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: continue texts with a decoder; the keys are those of OpenAI."""
+"""`POST /v1/completions`: continue texts with a decoder; the keys have OpenAI's names."""
 
 import asyncio
 import logging

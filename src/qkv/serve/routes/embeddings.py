@@ -75,13 +75,13 @@ class EmbeddingsBody(Body):
         return [value] if isinstance(value, str) or isinstance(value[0], int) else value
 
     def prompt_of(self, model: Model) -> tuple[str | None, str | None]:
-        """Return the name of the requested prompt, and the task, as `encode` takes them.
+        """Return the arguments `prompt_name` and `task` of `encode` for this request.
 
         An `input_type` selects the model's prompt of that name, or a prompt with another name for
         the same purpose. If the model has no such prompt, `input_type` is ignored.
 
         Raises:
-            Refused: 400, with the known names.
+            Refused: 400, with the names of the model's prompts.
 
         >>> import qkv
         >>> body = EmbeddingsBody(input="the cat", input_type="search_query")
@@ -128,7 +128,7 @@ class Embeddings(BaseModel):
     openapi_extra=described(EmbeddingsBody, EXAMPLE),
 )
 async def embeddings(request: Request) -> Response:
-    """Compute a vector for each text, or for ids of its tokens; cut long texts as `encode` does."""
+    """Compute a vector per text or list of token ids; truncate long texts as `encode` does."""
     state = request.app.state
     json = await read_json(request)
     texts, most = json.get("input"), state.limits.inputs

@@ -1,4 +1,4 @@
-"""`POST /v1/rerank`: which documents answer a query best."""
+"""`POST /v1/rerank`: rank documents by how well they answer a query."""
 
 import asyncio
 from collections.abc import Iterator
@@ -109,10 +109,10 @@ async def rerank(request: Request) -> dict[str, Any]:
 
 
 def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Iterator[list[Pair]]:
-    """Yield lists of pairs, each of the query and a document.
+    """Yield lists of tokenized pairs; each pair has the query and one document.
 
     Raises:
-        Refused: the pairs have more than `most` tokens, or a text cannot be cut into tokens.
+        Refused: the pairs have more than `most` tokens, or a text cannot be tokenized.
     """
     try:
         [alone] = ranker.pairs(query, [""])

@@ -32,8 +32,8 @@ router = APIRouter()
 JSON = "application/json"
 # safetensors has no registered type; hubs and servers use application/octet-stream
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
-DIGITS = 12  # about how many bytes a number has in JSON
-WORK = 8  # times the largest answer: the memory that computing an answer may need
+DIGITS = 12  # the approximate number of bytes of a number in JSON
+WORK = 8  # computing an answer may need this many times the memory of the largest answer
 
 _Numbers = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _NumberOrNumbers = Annotated[
@@ -91,7 +91,7 @@ class TraceBody(Body):
 
 
 class TraceAnswer(BaseModel):
-    """The answer to a request for a trace: `pattern`, or with `top_k` the largest weights."""
+    """The answer to a request for a trace; with `top_k`, it has no `pattern`."""
 
     tokens: list[str] = Field(
         description="The tokens as the vocabulary spells them; ids if the input has ids."
@@ -126,12 +126,12 @@ class Wanted:
     """The parts of an answer; layers and heads count from 0.
 
     Attributes:
-        layers: the layers whose weights the answer has.
+        layers: the layers whose weights are in the answer.
         heads: the heads of each of these layers.
-        top_k: how many weights of each query; None for all.
-        resid: whether the answer has the vectors between the layers.
-        at: positions whose logits the answer has; None for no logits.
-        inside: layers of which the answer has more activations.
+        top_k: the number of weights per query; None for all weights.
+        resid: whether the vectors between the layers are in the answer.
+        at: the positions whose logits are in the answer; None for no logits.
+        inside: the layers whose other activations (`q`, `k` and so on) are in the answer.
     """
 
     layers: list[int]
@@ -154,10 +154,10 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
     openapi_extra=described(TraceBody, EXAMPLE),
 )
 async def trace(request: Request) -> Response:
-    """Compute the attention weights of a text; a long text is cut as in `trace`.
+    """Compute the attention weights of a text; a long text is truncated as in `trace`.
 
     With `Accept: application/vnd.safetensors`, or `application/octet-stream`, the answer is a
-    safetensors file: the arrays by their names, and all else as JSON in its metadata.
+    safetensors file with the named arrays; its metadata has the other fields as JSON.
     """
     state = request.app.state
     body = TraceBody.read(await read_json(request))
@@ -207,7 +207,7 @@ def _chosen(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
 
 
 def tokens_of(model: Model, body: TraceBody) -> Tokenized:
-    """Return the tokens of the input, cut as `trace` cuts them.
+    """Return the tokens of the input, truncated as in `trace`.
 
     Raises:
         Refused: 400, if this model cannot read the input.
@@ -230,11 +230,11 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
 
 
 def changed(model: Model, body: TraceBody, limits: Limits) -> Changes:
-    """Return the tokens of the input, and the edits of their run.
+    """Return the tokens of the input and the edits of their forward pass.
 
     Raises:
-        Refused: 400, if this model cannot read the text, an edit does not fit it, or there are more
-            tokens, edits or other texts than one request may have.
+        Refused: 400, if this model cannot read the text, an edit does not fit the model or text,
+            or the request has too many tokens, edits or other texts.
     """
     if (count := len(body.edits)) > limits.edits:
         problem = f"has {count:,} edits: send at most {limits.edits:,} in one request"
@@ -255,10 +255,10 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> Changes:
 
 
 def wanted_of(model: Model, body: TraceBody, changes: Changes) -> Wanted:
-    """Return the parts of the answer.
+    """Return the requested parts of the answer.
 
     Raises:
-        Refused: 400, if this model, or a text with these edits, does not have them.
+        Refused: 400, if a part does not exist in this model, or for this text and its edits.
     """
     counts = [layer.attn.num_heads for layer in model.layers]
     layers = _chosen("layers", body.layers, len(counts))
@@ -283,7 +283,7 @@ def wanted_of(model: Model, body: TraceBody, changes: Changes) -> Wanted:
 
 
 def check_size(model: Model, wanted: Wanted, changes: Changes, kind: str, limit: int) -> None:
-    """Refuse an answer that has too many bytes, or needs far more memory while it is computed.
+    """Refuse an answer that would be too large, or whose computation would need too much memory.
 
     Raises:
         Refused: 413.
@@ -343,7 +343,7 @@ def arrays_of(model: Model, changes: Changes, wanted: Wanted) -> dict[str, Array
 
 
 def check_finite(name: str, arrays: dict[str, Array], edits: Sequence[Any]) -> None:
-    """Refuse to answer with values that are not finite, which JSON cannot write.
+    """Refuse an answer with NaN or infinite values, which JSON cannot represent.
 
     Only masked scores may be -inf.
 
@@ -369,7 +369,7 @@ def _more(model: Model, wanted: Wanted) -> list[str]:
 
 
 def _inside(model: Model, layer: int) -> dict[str, str]:
-    """Return the activations inside a layer, by their short names in an answer."""
+    """Map the short names in an answer to the full names of a layer's activations."""
     known = set(model.network.hook_names)
     heads = ("q", "k", "v", "rot_q", "rot_k", "attn_scores", "z")
     stream = ("attn_out", "resid_mid", "mlp_out", "resid_post")
@@ -413,7 +413,7 @@ def written(about: dict[str, Any], arrays: dict[str, Array], kind: str) -> bytes
 
 
 def _nested(array: Array) -> Any:
-    """Write each head's matrix separately, so that other threads run between two of them."""
+    """Write each head's matrix separately, so that other threads can run between two matrices."""
     if array.ndim > 2:
         return [_nested(part) for part in array]
     numpy = orjson.OPT_SERIALIZE_NUMPY
@@ -449,7 +449,7 @@ class Changes:
         per_head = {mask.layer for mask in masked if mask.head is not None}
         layers = {mask.layer for mask in masked if mask.layer is not None}
         has_edges = any(mask.query is not None or mask.key is None for mask in masked)
-        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # arrays of all other layers
+        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # for all other layers
         masks += sum(tokens**2 * (heads[n] if n in per_head else 1) for n in layers)
         changed = [heads[parse(name).layer or 0] * tokens**2 for name in self.weights]
         return masks + max(changed, default=0) * COPIES * model.network.dtype.itemsize
@@ -460,8 +460,8 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
 
     Raises:
         TypeError: a record is not an object.
-        ValueError: an op, position, layer, head, number or word does not exist; the message names
-            the record and valid values.
+        ValueError: a record has an invalid op, position, layer, head, number or word; the message
+            names the record and valid values.
 
     >>> import qkv
     >>> model = qkv.load("random")
