@@ -94,17 +94,18 @@ INTRODUCTION = """\
 # Benchmarks
 
 This page compares the speed of `qkv.attention` with that of other libraries and with the machine's
-peak, in attention alone and in whole models. `make bench` measured all numbers in its tables: none
-was typed by hand.
+peak, for attention alone and for whole models. `make bench` measured all numbers in the tables; no
+number was typed by hand.
 
 - Each implementation was **verified against the formula, or the model, in float64** before it was
-  timed, on up to 256 queries of each head. The largest error is next to each time.
-- All implementations of a row ran **in one process and in turn**: the first round of each, then the
+  timed. For attention, up to 256 queries of each head were verified. The largest error is next to
+  each time.
+- All implementations in a row ran **alternately in one process**: the first round of each, then the
   second round of each, and so on. A time is the median of at least nine rounds. For models, whose
   rounds take up to a minute, it is the median of three or five rounds. Compare only times in the
-  same row: machines differ, and the same machine is not equally fast at all hours.
-- Each peer had its fastest configuration: inputs in its preferred layout before the
-  clock starts, onnxruntime with inputs and outputs bound, OpenVINO compiled for latency. `qkv` was
+  same row: machines differ, and the speed of one machine changes over time.
+- Each peer had its fastest configuration: inputs converted to its preferred layout before the
+  timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and allocated its result each time.
 """
 
@@ -112,7 +113,7 @@ DETAILS = """\
 Times are medians. "Of limit" is the share of the peak, or of the read rate if reading limits the
 speed. `onnxruntime` is the operator `MultiHeadAttention` of onnxruntime, `opset 24` is ONNX's
 `Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime. `openvino` is OpenVINO's SDPA
-operator, and `numpy` is attention as tutorials write it. Shapes are `(B, H, L, d)`, and for
+operator, and `numpy` is the usual attention of tutorials. Shapes are `(B, H, L, d)`, and for
 decoding `(B, Hq over Hkv, L x S, d)`.
 """
 
@@ -126,13 +127,13 @@ $ make bench ONLY=llama AGAIN=1
 $ make bench QUICK=1
 ```
 
-The first command measures everything, which takes {minutes}. The second measures only two claims,
-and the third measures a claim again and replaces it in this page. The last command uses an eighth
-of each length, to check that everything runs. `make bench` makes its own environment with torch,
-transformers, onnxruntime and OpenVINO (1.8 GB). It writes its results to `benchmarks/results/`,
-and after a full run it also writes this page. The texts of the models are from WordNet (Debian's
-`wordnet-base`). The folder `benchmarks/` has one file for each claim. Without those libraries,
-`qkv bench` compares a few shapes with plain NumPy in a quarter of a minute.
+The first command measures everything, which takes {minutes}. The second command measures only two
+claims. The third command measures one claim again, and replaces its numbers on this page. The last
+command uses an eighth of each length, to check that everything runs. `make bench` makes its own
+environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB). It writes its results to
+`benchmarks/results/`, and after a full run it also writes this page. The models read texts from
+WordNet (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim. `qkv bench`
+needs none of these libraries: in 15 seconds, it compares a few shapes with plain NumPy.
 """
 
 
@@ -278,10 +279,10 @@ def growth(found: dict[str, Any]) -> str:
     )
     text = (
         f"One head of size 64, {count(found['threads'])}, each call in a separate process.\n"
-        "Memory is the peak memory of a call without its inputs. An exponent is the slope of the\n"
-        "last four points in a log-log plot: 2 if twice the length takes four times as much,\n"
-        "and 1 if it takes twice as much. A line ends before a point that would take more than\n"
-        "20 s or 6 GB.\n"
+        "Memory is the peak memory of a call, excluding its inputs. An exponent is the slope of\n"
+        "the last four points in a log-log plot. It is 2 if twice the length takes four times as\n"
+        "much time or memory, and 1 if it takes twice as much. A line ends before a point that\n"
+        "would take more than 20 s or 6 GB.\n"
     )
     heading = ["", "exponent, time", "exponent, memory", "longest", "time", "memory"]
     return "\n".join([text, images, table(heading, lines)])
