@@ -14,7 +14,7 @@ from qkv.see.analysis.measures import OF_PLACES, STANDS_OUT, Link, attended
 
 ASKED = "it was requested"
 _LEAST = 0.05  # Links with smaller weights are not compared.
-_WEAK = 0.1  # If no link between content words reaches this weight, other links may be shown.
+_WEAK = 0.1  # If all links between content words are smaller, other links may be shown.
 
 
 class Notation(NamedTuple):
@@ -221,7 +221,7 @@ def _at_gap(
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """Return the key with a query's largest weight; prefer content words with a weight over 0.1."""
+    """Return the key with a query's largest weight; prefer content words with 0.1 or more."""
     links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
     best = next(links, None)
     if best is not None and best.weight >= _WEAK:

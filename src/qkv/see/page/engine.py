@@ -22,20 +22,27 @@ from qkv.see.page.html import bundle, script, script_json
 from qkv.see.page.payload import pack_halves, pack_rows
 from qkv.text.tokenizer import Tokenizer
 
-# The data for assets/engine/parameters.js, as JSON in a script element that never runs:
+# The data for assets/engine/parameters.js, as JSON in a script element that never runs. The file
+# assets/engine/door.js lists the requests of a page to `globalThis.qkv`.
 #
-#   "name": str, "exact": whether the packed parameters are equal to the model's parameters,
-#   "sizes": {"layers", "heads", "kv_heads", "size": the size of a head's queries, "dim",
-#             "vocabulary", "most": the most tokens in a text | null, "eps": the eps of the norms,
-#             "mask": the mask token | null, "next": whether logits are for the next token,
-#             "bert": whether the layers have the same steps as BERT's,
-#             "scales": [["", the factor of a layer's scores], ...]},
-#   "design": the differences between families, `_design`,
-#   "parameters": {our name: packed array; linear layers are (out, in). Each row is int8 with one
-#                  float16 scale if this gives the exact numbers, or else float16},
-#   "tokenizer": the tokenizer.json
+#   `name` is the name of the model.
+#   `exact` is true if the packed parameters are equal to the model's parameters.
+#   `sizes` has the numbers and facts below.
+#   `design` has the differences between model families (see `_design`).
+#   `parameters` maps qkv's names to packed arrays. Linear layers are (out, in). Each row is int8
+#   with one float16 scale if this is exact, and float16 otherwise.
+#   `tokenizer` has the contents of tokenizer.json.
 #
-# assets/engine/door.js lists the requests of a page: globalThis.qkv.
+# The entries of `sizes` are these.
+#
+#   `layers`, `heads`, `kv_heads`, `dim` and `vocabulary` are counts.
+#   `size` is the size of a head's queries.
+#   `most` is the maximum number of tokens in a text, or null.
+#   `eps` is the eps of the norms.
+#   `mask` is the mask token, or null.
+#   `next` is true if logits are for the next token.
+#   `bert` is true if the layers have the same steps as BERT's layers.
+#   `scales` has an empty string and the factor of the scores for each layer.
 
 
 # In characters: a page of LARGE or more is large; a browser holds no text longer than MOST.

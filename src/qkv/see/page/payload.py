@@ -16,53 +16,88 @@ from qkv.see.analysis.words import word_spans
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 
-# The payload, which the scripts in assets/ read. A packed array (see `pack_numbers`) has its
-# "shape" and the base64 of little-endian float32, or of integers with their "bits" (8, 16, 32).
-# Numbers are not rounded; the page rounds the numbers that it shows. Packed shares have the same
-# first four digits as the weights.
+# The payload, which the scripts in assets/ read. A packed array has its `shape` and the base64 of
+# little-endian float32, or of integers with their `bits` (8, 16, 32); see `pack_numbers`. Numbers
+# are not rounded; the page rounds the numbers that it shows. Packed shares have the same first four
+# digits as the weights.
 #
-# PAYLOAD = {
-#   "version": 1, "kind": "show" | "compare" | "walk" | "shift" | "replay" | "play",
-#   "title": str, "model": str, "theme": "auto" | "light" | "dark",
-#   "stretch": whether the page opens with scales that end at the largest weight,
-#   "texts": [TEXT, ...],       show: 1 text, or 3 for an encoder-decoder; compare: 2 texts
-#   "start": {"text": index in texts, "layer": number, "head": number,
-#             "query": position of a token | null, "chosen": the reason for this head,
-#             "sentence": str, "stands_out": bool | null (the reader asked for the head),
-#             "headline": a sentence about the head | "", "heads": [numbers] | null,
-#             "merge": whether subwords are merged into words} | null,
-#   "compare": COMPARE | null, "walk": WALK (see below) | null, "shift": SHIFT (see below) | null,
-#   "replay": what assets/pages/replay.js reads (see below) | null,
-#   play has the entries in page/play.py instead; its "texts" are empty, since the page runs the
-#   model, whose data are beside the payload (see page/engine.py)
-#   "notes": [sentences about the tokens] }
+# PAYLOAD is the whole payload.
 #
-# TEXT = {
-#   "name": str, "tokens": [L strings], "keys": [S strings] | null (the tokens),
-#   "special": [positions], "key_special": [positions] | null,
-#   "words": [[first, last + 1, word], ...] | null (no token is a subword), "key_words": the same,
-#   "split": the position at which the second of two sentences begins | null,
-#   "layers": [numbers], "heads": H, "length": L, "key_length": S,
-#   "weights": packed (layers, H, L, S) | null,
-#   "scores": packed (k, H, L, S) after scaling and masking, with "layers" | null,
-#   "scale": [for each layer the number by which raw scores are multiplied | null],
-#   "hidden": bits, 1 where masked | null,
-#   "norms": packed (layers, H, S), |v W_O| | null,
-#   "measures": {name: [layers x H] | null},
-#   "summary": in place of weights {"top_k": k, "indices": packed (layers, H, L, k), all bits 1 for
-#             no index, "weights": shares, "received": packed (layers, H, S),
-#             "kept": the share of all weight that the summary has} | null,
-#   "left_out": [sentences about data that this page does not have] }
-# Bits have the shape (1 or layers, 1 or H, L, S); an axis of 1 stands for all layers or heads.
+#   `version` is 1.
+#   `kind` is "show", "compare", "walk", "shift", "replay" or "play".
+#   `title` and `model` are strings.
+#   `theme` is "auto", "light" or "dark".
+#   `stretch` is true if the page opens with scales that end at the largest weight.
+#   `texts` is a list of TEXT. A show has one text, or three for an encoder-decoder. A compare has
+#   two texts.
+#   `start` is the first state of the page (START), or null.
+#   `compare`, `walk`, `shift` and `replay` are COMPARE, WALK, SHIFT and REPLAY, or null.
+#   `notes` has sentences about the tokens.
 #
-# COMPARE = {"what": "word", "word": str, "why": the reason for this word, "sentence": str,
-#            "texts": [A, B: the original texts],
-#            "places": [[positions in A], [in B]],
-#            "similarity": [a cosine at the embeddings and after each layer],
-#            "strongest": [[links of A, as in `to_dict`], [links of B]]}
-#        or {"what": "runs", "sentence": str, "of": str,
-#            "changes": [[token, distance, cosine, length in A], ...] largest first,
-#            "by_layer": [the mean distance at the embeddings and after each layer]}
+# The payload of `play` has other entries, which page/play.py describes. Its `texts` is empty,
+# because the page runs the model. The model's data are beside the payload (see page/engine.py).
+#
+# START is the first state of a page.
+#
+#   `text` is an index in `texts`.
+#   `layer` and `head` are numbers.
+#   `query` is the position of a token, or null.
+#   `chosen` is the reason for this head.
+#   `sentence` is a sentence about the head.
+#   `stands_out` is a bool, or null if the reader asked for the head.
+#   `headline` is another sentence about the head, or empty.
+#   `heads` has the numbers of the marked heads, or is null.
+#   `merge` is true if subwords are merged into words.
+#
+# TEXT is one text with its attention.
+#
+#   `name` is a string.
+#   `tokens` has L strings.
+#   `keys` has S strings, or is null if the keys are the tokens.
+#   `special` has the positions of the special tokens.
+#   `key_special` has the positions of the special keys, or is null.
+#   `words` is a list of [first, last + 1, word], or null if no token is a subword.
+#   `key_words` is the same list for the keys.
+#   `split` is the position at which the second of two sentences begins, or null.
+#   `layers` has the numbers of the layers.
+#   `heads` is H, `length` is L, and `key_length` is S.
+#   `weights` is a packed array (layers, H, L, S), or null.
+#   `scores` is a packed array (k, H, L, S) of scaled and masked scores, with their `layers`, or
+#   null.
+#   `scale` has for each layer the factor of the raw scores, or null.
+#   `hidden` has bits, 1 where masked, or is null. The shape of bits is (1 or layers, 1 or H, L, S);
+#   an axis of length 1 stands for all layers or heads.
+#   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
+#   `measures` maps each name to a list of layers x H numbers, or to null.
+#   `summary` is a SUMMARY in place of the weights, or null.
+#   `left_out` has sentences about data that the page does not have.
+#
+# SUMMARY has the largest weights of a long text.
+#
+#   `top_k` is k.
+#   `indices` is a packed array (layers, H, L, k); all bits are 1 where there is no index.
+#   `weights` has the shares of these keys.
+#   `received` is a packed array (layers, H, S).
+#   `kept` is the share of all weight that the summary has.
+#
+# COMPARE compares a word in two texts, A and B.
+#
+#   `what` is "word".
+#   `word` is the word.
+#   `why` is the reason for this word.
+#   `sentence` is a sentence about the comparison.
+#   `texts` has the original texts, A and B.
+#   `places` has two lists with the positions of the word in A and in B.
+#   `similarity` has the cosines at the embeddings and after each layer.
+#   `strongest` has two lists with the links of A and of B, as in `to_dict`.
+#
+# COMPARE compares two runs with these entries instead.
+#
+#   `what` is "runs".
+#   `sentence` is a sentence about the comparison.
+#   `of` is a string.
+#   `changes` is a list of [token, distance, cosine, length in A], the largest distance first.
+#   `by_layer` has the mean distances at the embeddings and after each layer.
 
 
 THEMES = ("auto", "light", "dark")
@@ -169,7 +204,7 @@ def payload_of(
 
 
 def start_at(layer: int, head: int, query: int | None, **others: Any) -> dict[str, Any]:
-    """Assemble the first state of a page ("start" in PAYLOAD); `others` are additional entries."""
+    """Assemble the first state of a page (START above); `others` are additional entries."""
     place = {"text": 0, "layer": layer, "head": head, "query": query}
     return place | {"heads": None, "merge": True} | others
 
@@ -181,20 +216,26 @@ def check_theme(theme: str, call: str) -> str:
     return theme
 
 
-# What assets/pages/replay.js reads, "replay" of the payload:
+# REPLAY is the data for assets/pages/replay.js. The `start` of the payload has the first head to
+# show.
 #
-#   "run": str, "tokens": [L strings], "special": [0 | 1, ...], "layers": [numbers], "heads": H,
-#   "steps": [of all snapshots], "shown": [indices in "steps" of the snapshots with weights],
-#   "weights": shares (shown, layers, H, L, L), "hidden": bits | null,
-#   "scores": [{"name", "of": the averaged weight, "head": the name of heads with a high score,
-#               "values": [for each step [layers x H]]}, ...],
-#   "score": index in "scores" of the score that the sentence describes,
-#   "becomes": from this score on, a head has the name "head" of the score,
-#   "losses": [[step, loss], ...], "logged": [the loss at each of "steps" | null],
-#   "knots": [the steps at equal distances in charts],
-#   "left_out": [sentences]
-#
-# "start" of the payload has the first head to show.
+#   `run` is the name of the run.
+#   `tokens` has L strings.
+#   `special` has 1 for each special token, and 0 for the others.
+#   `layers` has the numbers of the layers.
+#   `heads` is H.
+#   `steps` has the steps of all snapshots.
+#   `shown` has the indices in `steps` of the snapshots with weights.
+#   `weights` has shares (shown, layers, H, L, L).
+#   `hidden` has bits, or is null.
+#   `scores` is a list of measures. Each has a `name`, the averaged weight in words (`of`), a name
+#   for heads with a high score (`head`), and a list of layers x H numbers for each step (`values`).
+#   `score` is the index in `scores` of the score that the sentence describes.
+#   `becomes` is the smallest score with which a head gets the name in `head`.
+#   `losses` is a list of [step, loss].
+#   `logged` has the loss at each of the `steps`, or null.
+#   `knots` has the steps that charts draw at equal distances.
+#   `left_out` has sentences about data that the page does not have.
 
 
 def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
@@ -229,13 +270,17 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
     }
 
 
-# SHIFT = {
-#   "sentences": [str], "tokens": [str], "of": [sentence of each token],
-#   "before": [[x, y], ...], "explained": [share, share],
-#   "stages": [{"name": str, "points": [[x, y], ...], "moved": [length of each arrow],
-#               "held": share, "cosine": [number, ...]}, ...],
-#   "labelled": [positions of the labelled tokens],
-#   "pairs": [{"word": str, "a": position, "b": position, "cosine": [before, at each stage]}, ...] }
+# SHIFT has word vectors before and after attention, in one plane.
+#
+#   `sentences` and `tokens` are lists of strings.
+#   `of` has the number of each token's sentence.
+#   `before` is a list of points [x, y].
+#   `explained` has the share of the variance along each axis.
+#   `stages` is a list of stages. Each has a `name`, its `points` [x, y], the lengths of the arrows
+#   (`moved`), the share of the variance in the plane (`held`), and a `cosine` per token.
+#   `labelled` has the positions of the labelled tokens.
+#   `pairs` is a list of words in two sentences. Each has the `word`, two positions (`a` and `b`),
+#   and the `cosine` before attention and at each stage.
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
@@ -244,24 +289,43 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
     return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}
 
 
-# WALK = {
-#   "layer": number, "head": number, "tokens": [queries], "keys": [strings] | null (the tokens),
-#   "rows": [positions of the queries in the page] | null (all), "key_rows": [those of the keys],
-#   "arrays": {name: ARRAY}, "steps": [STEP, ...], "start": [row, column] of the first sum,
-#   "own": the name in the trace of the array "own", the model's numbers, "own_step": index of the
-#   step that is compared with "own", "difference": the largest difference of all steps,
-#   "said": a sentence with the likeliest word, or "",
-#   "which": the name of the head and its headline, "reasons": [reasons for this head] }
-# ARRAY = {"b64": base64 of little-endian float32, "shape": [...],
-#          "rows": "rows" | "key_rows" (the name of the list above) | null (all rows) | [indices],
-#          "columns": [indices of the columns], unless all are here}
-#         or {"shape": [...], "b64": null}: too large for the page
-# STEP = {"title", "formula", "shape", "code", "name" (of its array), "note": str,
-#         "side": "queries" | "keys" | "place" (one row, at the query of "start"),
-#         "columns": "keys" | null (numbers),
-#         "shown": {"at": [columns], "names": [strings]} | null (all columns),
-#         "weights": bool, "cell": [row, column] | null, "op": the origin of a cell (steps/step.py),
-#         "lengths": packed lengths of the rows in the page | null (the rows are no vectors) }
+# WALK has the steps of one head.
+#
+#   `layer` and `head` are numbers.
+#   `tokens` has the names of the queries.
+#   `keys` has the names of the keys, or is null if the keys are the tokens.
+#   `rows` has the positions of the queries in the page, or is null for all queries.
+#   `key_rows` has the positions of the keys in the page, or is null for all keys.
+#   `arrays` maps names to ARRAY. The array "own" has the model's own numbers.
+#   `steps` is a list of STEP.
+#   `start` is the [row, column] of the first sum.
+#   `own` is the name that the array "own" has in the trace.
+#   `own_step` is the index of the step that is compared with the array "own".
+#   `difference` is the largest difference of all steps.
+#   `said` is a sentence with the likeliest word, or empty.
+#   `which` names the head, and has its headline.
+#   `reasons` has the reasons for this head.
+#
+# ARRAY is one array of a walk.
+#
+#   `b64` is the base64 of little-endian float32, or null if the array is too large for the page.
+#   `shape` is the shape of the array.
+#   `rows` is "rows" or "key_rows" (the list above with the rows), a list of indices, or null for
+#   all rows.
+#   `columns` has the indices of the columns; the key is missing if the page has all columns.
+#
+# STEP is one step of a walk.
+#
+#   `title`, `formula`, `shape`, `code` and `note` are strings.
+#   `name` is the name of the step's array.
+#   `side` is "queries", "keys" or "place" (one row, at the query of `start`).
+#   `columns` is "keys", or null if the columns are numbers.
+#   `shown` has the indices of the shown columns (`at`) and their `names`, or is null for all
+#   columns.
+#   `weights` is true if the numbers are weights.
+#   `cell` is a [row, column], or null.
+#   `op` describes how each number is computed (see steps/step.py).
+#   `lengths` has the packed lengths of the rows in the page, or is null if rows are not vectors.
 
 
 MOST_TOKENS = 64

@@ -16,30 +16,51 @@ from qkv.see.page import html
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace
 
-# The entries of the payload of `play`. "texts" is empty, since the page runs the model. The model
-# and its script are a separate part after the payload (see page/engine.py).
+# The entries of the payload of `play`. The entry `texts` is empty, because the page runs the model.
+# The model and its script are a separate part after the payload (see page/engine.py).
 #
-#   "start": {"text": str, "edits": [records], "place": the position of the guess,
-#             "layer": number, "head": number, "said": a sentence about this head (if these three
-#             are left out, the page chooses a head), "query": position of a token | null,
-#             "hide": [positions of the first word to hide],
-#             "view": the first screen: "front" | "findings" | "lab" (the default)},
-#   "state": the part after the # of the address in whose state the page opens, or "",
-#   "stories": [STORY, ...],     the stories in the model's card
-#   "roles": {"layer.head": [role, the measure of this role]},
-#   "cards": [CARD, ...],        the cards of a first lesson; see training/play_cards.py
-#   "untrained": whether the model is untrained,
-#   "little": {"words": [...], "pieces": [...]}, function words in lower case, which the rule for a
-#   head leaves out (assets/store/rule.js),
-#   "next": whether logits are for the next token, "guesses": whether they are for masked words,
-#   "mask": the mask token | null,
-#   in a page of findings also "findings": [the contents of their files],
-#   "parts": the contents in order: [the index of a finding | the slot of an article's HTML],
-#   in a page with two models also "side": "encoder", "other": these entries for the decoder }
+#   `start` is the first state of the page (START).
+#   `state` is the part after the # of an address, or empty. The page opens in this state.
+#   `stories` is a list of STORY from the model's card.
+#   `roles` maps "layer.head" to a role and the measure of this role.
+#   `cards` has the cards of a first lesson; see training/play_cards.py.
+#   `untrained` is true if the model is untrained.
+#   `little` has the function words in lower case that the rule for a head leaves out. They are
+#   `words` or `pieces` (see assets/store/rule.js).
+#   `next` is true if logits are for the next token.
+#   `guesses` is true if logits are for masked words.
+#   `mask` is the mask token, or null.
 #
-# STORY = {"text": str, "hide": [positions of tokens] or "ablate": [[layer, head], ...],
-#          "change": the intervention in words,
-#          "before": [word, probability], "after": [word, probability], "why": str}
+# A page of findings has two more entries.
+#
+#   `findings` has the contents of the finding files.
+#   `parts` has the contents in order. A part is the index of a finding, or the slot of an article's
+#   HTML.
+#
+# A page with two models has two more entries.
+#
+#   `side` is "encoder".
+#   `other` has all these entries for the decoder.
+#
+# START is the first state of the page. Without `layer`, `head` and `said`, the page chooses a head.
+#
+#   `text` is a string.
+#   `edits` has records of edits.
+#   `place` is the position of the guess.
+#   `layer` and `head` are numbers.
+#   `said` is a sentence about this head.
+#   `query` is the position of a token, or null.
+#   `hide` has the positions of the first word to hide.
+#   `view` is the first screen, which is "front", "findings" or "lab" (the default).
+#
+# STORY is a sentence in which an intervention changes the guess.
+#
+#   `text` is a string.
+#   `hide` has the positions of hidden tokens.
+#   `ablate` is a list of [layer, head]. A story has `hide` or `ablate`.
+#   `change` is the intervention in words.
+#   `before` and `after` are each a word and its probability.
+#   `why` is the reason for the change.
 
 
 ROLES, CARDS = "roles.json", "cards.json"  # files in the folder of a model that comes with qkv
@@ -111,7 +132,7 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
     Args:
         model: the model that the server runs.
-        scales: for each layer, the factor of the scores, and the factor of the model itself.
+        scales: for each layer, the activation that scales the scores, and the model's own factor.
         plain: whether the scores of every layer are only products of queries and keys.
     """
     about = about_of(model, scales, plain)
