@@ -84,7 +84,7 @@ _ROOMS = (
     "text",
 )
 
-# The package of each name that loads on first use. The package qkv.see lists its own such names.
+# The package of each name that loads on first use. The package qkv.see has a list of further names.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",

@@ -23,8 +23,8 @@ def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Write to a new file that replaces `path` at the end; on an error, remove the new file.
 
-    The new file gets the permissions of the old file. It also gets the old owner and group, if the
-    user may set them. If `path` is a link, the target of the link is replaced.
+    The new file gets the permissions of the old file. The new file also gets the old owner and
+    group, if the user may set them. If `path` is a link, the target of the link is replaced.
 
     Raises:
         OSError: the file cannot be written; the error names `path`.

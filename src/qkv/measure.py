@@ -20,8 +20,8 @@ from qkv.ops.threads import run_all
 Call = Callable[[], Any]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
-LEAST = 2e-3  # In seconds; a round repeats calls that are shorter.
-SHORT = 0.02  # In seconds; each round warms up shorter calls again.
+LEAST = 2e-3  # In seconds; shorter calls run several times per round.
+SHORT = 0.02  # In seconds; shorter calls are warmed up again in every round.
 
 
 def in_turn(
@@ -107,7 +107,7 @@ def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **optio
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: slices of the queries. The result, `(..., Hq, rows, dv)`, has all queries in them.
+        rows: slices of the queries. The result, `(..., Hq, rows, dv)`, covers all slices.
         options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
             and `q_offset` must be a number.
     """

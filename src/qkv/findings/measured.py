@@ -263,9 +263,9 @@ def publish(
 ) -> None:
     """Write one page with findings and their model; the page works offline.
 
-    The page opens with the claims. It shows the predictions for each text before and after the
-    edits, measures them again with the embedded model, and says whether the claim holds. Readers
-    can change the text and the edits.
+    The page opens with the claims. For each text, the page shows the predictions before and after
+    the edits, measures them again with the embedded model, and says whether the claim holds.
+    Readers can change the text and the edits.
 
     Args:
         path: the HTML file.

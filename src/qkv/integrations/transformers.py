@@ -79,7 +79,7 @@ def attend(
         softcap: as for `qkv.attention`.
         s_aux: `(Hq,)`, the sinks.
         position_bias: a bias that is added to the scores; broadcasts to `(B, Hq, L, S)`.
-        **others: ignored, except those in `REFUSED` and `output_attentions`.
+        **others: ignored, except `output_attentions` and the names in `REFUSED`.
 
     Returns:
         `(out, weights)`: the output `(B, L, Hq, dv)`; the weights `(B, Hq, L, S)` with
@@ -191,7 +191,7 @@ def _options(
 ) -> tuple[dict[str, Any], Any, Ran]:
     """Return `(options, mask, ran)`: which keys are visible, as options of `qkv.attention`.
 
-    A mask describes the visible keys if the options cannot; otherwise it is None.
+    A mask describes the visible keys if the options cannot; otherwise the mask is None.
     """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:
@@ -217,7 +217,7 @@ def _options(
 def _collects_weights() -> bool:
     """Return whether `transformers` collects attention weights.
 
-    If it does, it does not pass `output_attentions` to every layer.
+    The library can do so without passing `output_attentions` to every layer.
     """
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)
@@ -241,7 +241,7 @@ def _answer(
     weights: bool,
     lse: bool = False,
 ) -> tuple[Any, Any, Any]:
-    """Return `(out, weights, lse)`; weights and lse are None if they are not wanted.
+    """Return `(out, weights, lse)`; weights and lse are None if not requested.
 
     The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. During a backward pass
     nothing is recorded, because gradient checkpointing repeats the forward pass then.
@@ -328,7 +328,7 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
             continue
         if vectors.ndim > 2 or (texts, length) != (1, len(vectors)):
             raise NotImplementedError(
-                f"record: {type(one.module).__name__} was given {len(vectors)} rows and "
+                f"record: {type(one.module).__name__} was given {len(vectors)} rows, but "
                 f"{type(ran.owner).__name__} attends within {texts} x {length} tokens: inputs "
                 "that are cut or packed cannot be traced: record a single input, or leave this "
                 "part out, record(module=another part)"

@@ -1,1 +1,1 @@
-"""Analysis of attention heads: the tokens they attend to, in numbers and in words."""
+"""Analysis of attention heads: numbers and sentences about the tokens that a head attends to."""

@@ -14,7 +14,7 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # Texts of this many tokens, or more, show only each query's largest weights.
+LONG = 512  # For texts of this many tokens, or more, views show only each query's largest weights.
 _MOST = 1e30  # Larger weights are replaced by NaN.
 
 
@@ -296,7 +296,7 @@ def kept_in(
 
 
 def summable(weights: Array) -> Array:
-    """Replace infinite weights, and weights too large to be summed, by NaN.
+    """Replace infinite weights, and weights that are too large to be summed, with NaN.
 
     >>> summable(np.array([0.5, np.inf, -1e300]))
     array([0.5, nan, nan])

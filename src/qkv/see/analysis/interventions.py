@@ -131,7 +131,7 @@ def removals(
         heads = np.arange(model.layers[layer].attn.num_heads)
 
         def remove(z: Array, heads: Array = heads) -> Array:
-            """Remove one head from each copy of the text, a different head from each."""
+            """Remove a different head from each copy of the text."""
             z[heads, :, heads] = 0
             return z
 
@@ -173,9 +173,9 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     """Choose the first position that the page of a text shows, and the word to hide.
 
     The position is the first mask token, or else the last content word; for a decoder it is the
-    last token, which the guessed word follows. The hidden word is a content word. If
-    hiding some words changes the likeliest word, only these words are considered. The function
-    chooses the word that changes the probabilities most (half the sum of the absolute changes).
+    last token, which the guessed word follows. The hidden word is a content word. Words that change
+    the likeliest word when hidden are preferred. Among equals, the function chooses the word that
+    changes the probabilities most (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

@@ -1,4 +1,4 @@
-"""Measures that describe heads, and links: large weights between two words."""
+"""Measures that describe heads, and links, which are large weights between two words."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -78,7 +78,7 @@ def rank_heads(
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
 ) -> list[Link]:
-    """Return the strongest link of each head, ordered by how far it is above the usual weight.
+    """Return the strongest link of each head, sorted by the distance above the usual weight.
 
     A link joins two different content words, or the requested positions. The usual weight is the
     larger of two numbers: twice the head's average weight for words at the same distance, and the
@@ -128,7 +128,9 @@ def choose_head(
     removing: Removing | None = None,
     written: Notation = TERMINAL,
 ) -> tuple[ChosenHead, list[Link]]:
-    """Choose the head to show first, by the rule of all views; return `(head, ranked links)`.
+    """Choose the head to show first, by the rule that all views share.
+
+    The function returns `(head, ranked links)`.
 
     For a text with a gap, choose the head whose removal changes the guess most, as `removing`
     measures it. Without a gap, or if positions were requested, choose the head whose strongest link
@@ -365,8 +367,8 @@ def changed_head(
     """Choose the head whose weights differ most between two runs of one text.
 
     The difference is half the sum of the absolute changes of a query's weights, averaged over the
-    queries. Heads in `without`, which at least one run ablated, are not chosen. Ties go to the
-    lowest layer, then the lowest head.
+    queries. Heads that at least one run ablated (`without`) are not chosen. Ties go to the lowest
+    layer, then the lowest head.
 
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.

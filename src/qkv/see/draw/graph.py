@@ -20,7 +20,7 @@ class Edge(NamedTuple):
         sender: the node where the edge begins.
         receiver: the node where the edge ends.
         input: the receiver's input: "q", "k" or "v"; empty if the receiver has only one input.
-        value: the number of the edge.
+        value: the number that the edge shows.
     """
 
     sender: str

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def drawable(texts: Sequence[str]) -> list[str]:
-    r"""Replace by a box each character that no installed font can draw.
+    r"""Replace each character that no installed font can draw with a box.
 
     >>> drawable(["river", "a\nb"])
     ['river', 'a□b']

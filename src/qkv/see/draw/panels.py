@@ -96,7 +96,7 @@ class HeatMap(Panel):
 
     @property
     def shares(self) -> Array:
-        """Scale each number by its distance from the ground: -1 to 1 at the ends."""
+        """Scale each number by its distance from `ground`; the ends of the scale are -1 and 1."""
         ground = self.ground if self.top is None else 0.0
         return np.asarray((self.values - ground) / (self.ends[1] - ground))
 

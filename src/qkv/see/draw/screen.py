@@ -134,7 +134,7 @@ class Screen:
         return max(least, min(most, max((cell_len(self.safe(t)) for t in texts), default=0)))
 
     def room(self, most: int, *, beside: int) -> int:
-        """Return the width left over next to `beside` columns, up to `most`."""
+        """Return the screen's width minus `beside` columns, but at least 4 and at most `most`."""
         return max(4, min(most, self.width - beside))
 
 
@@ -193,7 +193,7 @@ _END = re.compile(rb"\x1b\[\?[\d;]*c")
 
 
 def ground_of(file: IO[str]) -> str | None:
-    """Find the background of the terminal at a stream: "light", "dark" or None (not known)."""
+    """Return the background of a stream's terminal, "light" or "dark"; None if it is not known."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
     if ground.isdigit():  # the number of one of 16 colours, interpreted like in vim
         return "dark" if int(ground) in (*range(7), 8) else "light"

@@ -33,7 +33,7 @@ from qkv.text.tokenizer import Tokenizer
 #   with one float16 scale if this is exact, and float16 otherwise.
 #   `tokenizer` has the contents of tokenizer.json.
 #
-# The entries of `sizes` are these.
+# The entry `sizes` has more entries.
 #
 #   `layers`, `heads`, `kv_heads`, `dim` and `vocabulary` are counts.
 #   `size` is the size of a head's queries.

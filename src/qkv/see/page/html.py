@@ -58,9 +58,9 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
 
     Args:
         title: the title above the panels.
-        lines: lines of words below the panels, before the prose of the panels.
+        lines: lines of text between the panels and the prose of the panels.
         rows: the panels.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
     """
     prose, shown = pictured(rows)
     names = ("light", "dark") if theme == "auto" else (theme,)

@@ -91,7 +91,7 @@ from qkv.see.steps.walk import Walk
 #   `similarity` has the cosines at the embeddings and after each layer.
 #   `strongest` has two lists with the links of A and of B, as in `to_dict`.
 #
-# COMPARE compares two runs with these entries instead.
+# COMPARE has other entries if it compares two runs.
 #
 #   `what` is "runs".
 #   `sentence` is a sentence about the comparison.
@@ -426,7 +426,7 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
 
 
 def _pack(array: Array) -> dict[str, Any]:
-    """Pack numbers, unless there are too many."""
+    """Pack an array; if the array is too large, pack only its shape."""
     if array.size > MOST_NUMBERS:
         return {"b64": None, "shape": list(array.shape)}
     return pack_numbers(array)

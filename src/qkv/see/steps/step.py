@@ -233,8 +233,8 @@ class Step:
         values: the result, `(n, m)`.
         op: how each number is computed, in the format that `_made` reads.
         rows: names for the rows: the tokens of the queries, or the tokens of the keys.
-        side: the meaning of the rows: "queries", "keys", or "place" for one row at the walk's
-            query.
+        side: "queries" if the rows are queries, "keys" if they are keys, or "place" for one row at
+            the walk's query.
         columns: names for the columns, if the columns are tokens.
         shown: the shown columns and their names, if some columns are left out.
         weights: whether the numbers are weights; weights are shaded.

@@ -1,4 +1,4 @@
-"""A word in two texts, or two runs of one text: `compare`."""
+"""The view `compare`, for a word in two texts or for two runs of one text."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -299,7 +299,7 @@ def compare(
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
         pieces: whether subwords are shown separately, instead of merged into words.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The words that a model guesses, and their probabilities: `guess`."""
+"""The view `guess`, with the words that a model guesses and their probabilities."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,7 +128,7 @@ def guess(
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
 
     Raises:
         TypeError: as for `Model.predict`, or `ablate` or `hide` is given together with a story.

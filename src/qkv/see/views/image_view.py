@@ -188,12 +188,12 @@ def image_view(
 
     Args:
         trace: the trace of one image, from `model.trace(image)`.
-        image: the image in any size: (H, W, 3) or (H, W) of uint8, or a Pillow image.
+        image: the image in any size, as (H, W, 3) or (H, W) of uint8 or as a Pillow image.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show in the large picture, from 0, or from the end with -1.
         query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
             3 and column 4.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether the scale of each head ends at the head's largest weight instead of 1. This
             helps if weights are spread over hundreds of patches.
 

@@ -1,4 +1,4 @@
-"""Pages that contain a model and compute with it: `play`, and the page of published findings."""
+"""Pages that contain a model and compute with it, for `play` and for published findings."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def play(
         hide: words, positions and links to hide at first, as for `Model.trace`.
         state: the address of a page, or the part of the address after the #. The page opens in the
             state of this address; `text` and interventions must be left out.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
         embed: whether a notebook contains the whole page, so that no other file is needed.
 
     Raises:

@@ -22,7 +22,7 @@ from qkv.trace import Trace
 
 _STRIP = 6  # the largest number of steps side by side in a picture
 _MOST_ROWS = 24
-# the dashes of lines, which also have different colours
+# the dashes of lines; the colours of the lines differ too
 _DASHES = ((), (8, 4), (2, 4), (10, 3, 2, 3))
 
 
@@ -218,13 +218,13 @@ def replay(
     first snapshot to the last; ties go to the lowest layer, then the lowest head.
 
     Args:
-        run: the folder of a run of `qkv train`, which has models in `snapshots/step-00000100/` and
-            so on, and losses in `metrics.jsonl`. Or a mapping from each step to a model or to a
+        run: the folder of a `qkv train` run, with models in `snapshots/step-00000100/` and so on,
+            and losses in `metrics.jsonl`. Or a mapping from each step to a model or to a
             trace of one text.
         text: the text, or the ids of its tokens; leave it out if `run` holds traces.
         layer: the layer to show first, from 0, or from the end with -1.
         head: the head to show first, from 0.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:

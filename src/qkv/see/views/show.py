@@ -1,4 +1,4 @@
-"""One head of one text: `show`, and `head_view` with bertviz's arguments."""
+"""The views `show` and `head_view` (with bertviz's arguments), for one head of one text."""
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -141,7 +141,7 @@ def show(
             link ranks the heads.
         pieces: whether subwords are shown separately, instead of merged into words. Merging sums
             the weights on the subwords of a word, and averages the weights from these subwords.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
@@ -272,7 +272,7 @@ def head_view(
         html_action: "view" shows the view at once in a notebook, and returns the view elsewhere;
             "return" always returns the view, with its HTML in `.data`.
         pieces: whether subwords are shown separately, instead of merged into words.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Returns:

@@ -62,7 +62,7 @@ class View(ABC):
     numbers.
 
     Attributes:
-        theme: the theme of the page: "auto", "light" or "dark".
+        theme: "auto", "light" or "dark", the theme of the page.
         stretch: whether scales end at the largest weight instead of 1.
     """
 
@@ -191,7 +191,7 @@ class View(ABC):
     def _page(
         self, kind: str, title: str, texts: Sequence[dict[str, Any]] = (), **parts: Any
     ) -> dict[str, Any]:
-        """Assemble the data of a page from its parts: `start` and others."""
+        """Assemble the data of a page from `start` and other parts."""
         model = one_model([text.model for text in self._headings()])
         return payload_of(
             kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts

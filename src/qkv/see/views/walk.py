@@ -1,4 +1,4 @@
-"""One head step by step: `walk`."""
+"""The view `walk`, for one head step by step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,7 +86,7 @@ class WalkView(View):
 
     @property
     def reasons(self) -> list[str]:
-        """Explain the choice of the head, unless the reader asked for it."""
+        """Explain the choice of the head, unless the reader chose the head."""
         if self.head is None or self.head.stands_out is None:
             return []
         return [f"This head is shown because {self.head.reason}."]
@@ -240,7 +240,7 @@ def walk(
         head: the head, from 0; by default the rule of `show` chooses it. For a layer without a
             model, the default is head 0.
         model: the model, or its name; for a text, by default the default model.
-        theme: "light", "dark", or "auto", which follows the site or the system.
+        theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
         context: `(S, D)`, the word vectors that a layer attends to, if they are not `x`.
