@@ -82,5 +82,5 @@ def test_an_onnx_file_is_judged(tmp_path):
     model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20)])
     path.write_bytes(model.SerializeToString())
     report = qkv.conform(str(path), features=["plain", "large scores"])
-    assert report.remark("plain") == "as if the scale were not applied"
+    assert report.remark("plain") == "as if the kernel did not apply the scale"
     assert np.prod([report.findings["plain"].case.case.B]) == 1

@@ -1,4 +1,4 @@
-"""Mark your own functions: which of the known mistakes do they make?"""
+"""Mark your own functions: find known mistakes, and judge attention functions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -45,12 +45,12 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load tasks, files and conformance on first use, so that `import qkv` stays quick."""
+    """Load tasks, files and conformance on first use, so that `import qkv` stays fast."""
     if name in _WHERE:
         return getattr(import_module(f"qkv.marking.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'qkv.marking' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """List all public names, also those that load on first use."""
+    """List all public names, including names that load on first use."""
     return [*__all__]

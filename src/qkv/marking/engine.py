@@ -1,4 +1,4 @@
-"""Draw random inputs, run tests on a function, and report the findings as points and text."""
+"""Draw random inputs, test a function on them, and report the findings as points and text."""
 
 from __future__ import annotations  # np.random loads on first use
 
@@ -26,7 +26,7 @@ _SEED: ContextVar[int] = ContextVar("seed", default=0)
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Draw the inputs from this seed in this context; seed 0 draws inputs that print shortest."""
+    """Set the random seed for inputs in this context; seed 0 gives the shortest printed inputs."""
     before = _SEED.set(seed)
     try:
         yield
@@ -35,12 +35,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def by_seed() -> bool:
-    """Is the seed of the inputs not 0?"""
+    """Is the random seed for inputs nonzero?"""
     return _SEED.get() != 0
 
 
 def generator(number: int) -> np.random.Generator:
-    """Return the random generator of the input with this number.
+    """Return the random generator for an input, given by its number.
 
     >>> bool(generator(3).integers(9) == np.random.default_rng(3).integers(9))
     True
@@ -49,7 +49,7 @@ def generator(number: int) -> np.random.Generator:
 
 
 def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
-    """Cache a function that makes inputs, once for each seed."""
+    """Cache the result of a function that makes inputs, separately for each seed."""
 
     @functools.lru_cache(maxsize=8)
     def of_seed(seed: int) -> _T:
@@ -62,29 +62,29 @@ def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
     return of_this_seed
 
 
-# for each kind of finding, the worst first: the words before the finding that comes first
+# the words before the first finding, keyed by its kind; the worst kind comes first
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
     "convention": " is right, but follows another convention",
 }
-# the words before a later finding of another kind
+# the words before a later finding of a different kind
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
 
 # a function that computes the result of a case with the given steps
 Compute = Callable[[Any, Steps], Array]
-NO_FIT = (ValueError, IndexError)  # errors about shapes that do not fit
+NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
-    """Do these steps give the result of a call of the function, or fail for the same reason?
+    """Do these steps give the same result as the call, or fail for the same reason?
 
     Args:
         run: the call.
-        steps: the steps that may have given the result.
+        steps: the steps to compare with the call.
         compute: computes a case with given steps.
-        exactly: two errors are equal only if their words are equal. If false, it is enough that the
-            same two sizes do not fit in both errors.
+        exactly: whether equal errors must have equal messages. If false, two errors are also equal
+            if they report the same mismatch of sizes.
     """
     try:
         predicted = compute(run.case, steps)
@@ -94,7 +94,7 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
 
 
 def _can_be_reproduced(run: Outcome) -> bool:
-    """Did the call return numbers, or raise an error that wrong steps could also raise?"""
+    """Did the call return an array or raise an error that wrong steps could also raise?"""
     if run.error is None:
         return run.out is not None
     return isinstance(run.error, NO_FIT) or bool(clash(run.error))
@@ -103,11 +103,11 @@ def _can_be_reproduced(run: Outcome) -> bool:
 def explain(
     runs: list[Outcome], steps: Steps, known: Sequence[Mistake], compute: Compute
 ) -> tuple[Steps, list[Mistake]] | None:
-    """Find the mistakes that reproduce every run: none, one, or two if one is not enough.
+    """Find up to two mistakes that reproduce every run, as few as possible.
 
     Returns:
-        `(steps, mistakes)`: the steps with the mistakes in them, and the mistakes. None if no one
-        or two mistakes reproduce the runs.
+        `(steps, mistakes)`: the steps including the mistakes, and the mistakes. None if even two
+        mistakes do not reproduce the runs.
     """
     if not all(map(_can_be_reproduced, runs)):
         return None
@@ -120,7 +120,8 @@ def explain(
     )
     none: list[tuple[list[Mistake], Steps]] = [([], {})]
     searches = [(False, chain(none, each, pairs))]
-    if any(run.error is not None for run in runs):  # equal words say more than equal sizes
+    # equal messages are stronger evidence than equal sizes
+    if any(run.error is not None for run in runs):
         searches = [(True, chain(none, each)), *searches]
     for exactly, candidates in searches:
         for mistakes, variant in candidates:
@@ -131,21 +132,22 @@ def explain(
 
 
 def nothing_known(wrong: Outcome) -> Finding | None:
-    """Return None: this group of calls has no finding of its own."""
+    """Return None, for a group of calls without its own finding."""
     return None
 
 
 @dataclass(frozen=True)
 class Group:
-    """One test: its calls, the smallest first, and the mistakes that these calls may show.
+    """A test: its calls, smallest first, and the mistakes that the calls may reveal.
 
     Attributes:
         what: the subject of the test, as in "Tried: one row, scores of 1000".
         cases: the calls.
-        known: mistakes that this group shows and no earlier group shows.
-        otherwise: makes a finding from the first wrong call if no known mistake explains the call.
-        may_refuse: an error in this test is no mistake: a function may refuse these inputs.
-        if_right: run the test only if all earlier tests were right.
+        known: mistakes that this group reveals and earlier groups do not.
+        otherwise: a function that creates a finding from the first wrong call if no known mistake
+            explains that call.
+        may_refuse: whether a function may refuse these inputs, so that an error is not a mistake.
+        if_right: whether to run the test only if all earlier tests passed.
     """
 
     what: str
@@ -157,12 +159,12 @@ class Group:
 
 
 class Marking:
-    """A function, the tests that were run on it, and their findings.
+    """A function, its completed tests, and their findings.
 
     Args:
         task: the name of the task.
         name: the name of the function.
-        call: calls the function on a case.
+        call: a function that calls the student's function on a case.
         compute: computes a case with given steps.
         steps: the right steps.
         returns: the statement that returns the right result.
@@ -182,9 +184,9 @@ class Marking:
         self.returns = returns
         self.steps: Steps | None = steps  # the function's steps; None: unknown
         self.nothing_done = findings.nothing_done
-        # cases that stay right if weights are cut off to 0 or 1
+        # cases that stay right if weights are truncated to 0 or 1
         self.of_weight_one: Sequence[Case] = ()
-        self.explained = False  # did the outputs of any test fit known steps (not only its errors)?
+        self.explained = False  # did outputs of a test (not only errors) match known steps?
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
         self.tried: list[str] = []
@@ -193,13 +195,13 @@ class Marking:
 
     @property
     def wrong(self) -> bool:
-        """Has any test so far found a mistake, not only fragile code or another convention?"""
+        """Has a test found a mistake, as opposed to fragile code or another convention?"""
         return any(finding.kind == "wrong" for finding in self.found)
 
     def run(
         self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None
     ) -> list[Outcome]:
-        """Call the function on each case; `call` replaces the usual way to call it."""
+        """Call the function on each case, with `call` instead of `self.call` if given."""
         return [(call or self.call)(case) for case in cases]
 
     def find(self, finding: Finding | None) -> None:
@@ -210,7 +212,7 @@ class Marking:
     def explain(
         self, runs: list[Outcome], known: Sequence[Mistake]
     ) -> tuple[Steps, list[Mistake]] | None:
-        """Find which of these mistakes, added to the mistakes found before, reproduce the runs."""
+        """Find the mistakes that, together with earlier findings, reproduce the runs."""
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(
@@ -221,7 +223,7 @@ class Marking:
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
     def first_call(self, case: Case) -> None:
-        """Report a function that returns no array, or another array when it is called again."""
+        """Report a function that returns no array, or a different array in a second call."""
         run, again = self.call(case), self.call(case)
         if run.error is None and run.out is None:
             self.find(findings.no_array(run, self.returns))
@@ -232,7 +234,7 @@ class Marking:
             self.steps = None
 
     def test(self, group: Group) -> None:
-        """Run a test; if a result is wrong, find the mistakes that earlier tests did not show."""
+        """Run a test; if a result is wrong, find mistakes that earlier tests did not reveal."""
         if group.if_right and self.wrong:
             return
         runs = self.run(group.cases)
@@ -241,7 +243,7 @@ class Marking:
             self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # skipped: an unexplained mistake of an earlier test would show here too
+            return  # an unexplained mistake of an earlier test would also appear here
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -261,17 +263,17 @@ class Marking:
                 self.steps = None
 
     def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
-        """Do zeros come from a known mistake, and not from a function that is not filled in?"""
+        """Do zeros come from a known mistake and not from an unfinished function?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
         return right and self.explain(runs, known) is not None
 
     def whole_numbers(self, case: Case, remedy: str) -> None:
-        """Test integer inputs: a function may refuse them, but must not cut off fractions."""
+        """Test integer inputs, which a function may refuse; it must not truncate the results."""
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
-        if run.error is not None and "UFuncTypeError" not in kinds:  # it writes floats to integers
+        if run.error is not None and "UFuncTypeError" not in kinds:  # floats in an integer array
             self.limits.append(sentence(f"It refuses whole numbers: {in_words(run.error)}"))
             return
         self.runs.append(run)
@@ -287,7 +289,7 @@ class Marking:
         return findings.changed_inputs(self.runs) or findings.overwritten(self.runs)
 
     def result(self) -> CheckResult:
-        """Return the verdict with all findings, the worst first."""
+        """Return the verdict with all findings, worst first."""
         if not self.wrong:
             self.find(self.at_last())
         if not self.wrong:
@@ -309,7 +311,7 @@ class Marking:
         )
 
     def _points(self, wrong: int, fragile: int) -> int:
-        """Count the points; return 0 if no output could be explained."""
+        """Return the points, which are 0 if no output could be explained."""
         nothing = not self.explained if self.tried else self.steps is None
         return 0 if nothing else max(0, 10 - 4 * wrong - fragile)
 
@@ -331,7 +333,7 @@ class Marking:
                 yield f"What mends it: {other.remedy}"
 
     def _tests(self) -> Iterator[str]:
-        """Yield sentences on the tests that were run, and on the tests that could not be run."""
+        """Yield sentences about the completed tests and the tests that could not run."""
         yield f"Tried: {', '.join(self.tried)}."
         yield from self.limits
         if self.untried:
@@ -368,12 +370,13 @@ def mark_in_steps(
     *,
     returns: str = "return the result",
 ) -> CheckResult:
-    """Mark a function by a computation in steps; each known mistake replaces some steps.
+    """Mark a function against a step-by-step computation; a known mistake replaces some steps.
 
     Args:
         task: the name of the task.
         name: the name of the function.
-        call: calls the function with the inputs of a case, and returns its result.
+        call: a function that calls the student's function with the inputs of a case and returns the
+            result.
         compute: computes a case with given steps.
         steps: the right steps.
         groups: the tests, in order; the first case of the first test is the smallest case.

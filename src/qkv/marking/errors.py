@@ -1,4 +1,4 @@
-"""Read an error of a student's function: its words, its line, and the sizes that do not fit."""
+"""Read an error of a student's function: its message, its line and mismatched sizes."""
 
 import math
 import re
@@ -9,8 +9,8 @@ from typing import Any
 
 _MARKING = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
-_LONGEST = 60  # maximum letters of a code line that a message quotes
-_MOST = 1000  # maximum letters of an error's words
+_LONGEST = 60  # the maximum length of a quoted code line
+_MOST = 1000  # the maximum length of an error message
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
@@ -33,11 +33,11 @@ _RESHAPES = (
 
 
 class RaisedElsewhere(BaseException):
-    """An exception that was raised in another process; its frames stay there.
+    """An exception from another process, without its frames.
 
     Attributes:
-        line: the line of the student's code that raised it, as in "line 3: scores = q @ k"; empty
-            if no line of the student's code raised it.
+        line: the line of the student's code that raised the exception, such as "line 3: scores = q
+            @ k"; empty if no such line exists.
         likely: the `Mistake` that most likely caused the error, or None.
     """
 
@@ -46,7 +46,7 @@ class RaisedElsewhere(BaseException):
 
 
 def type_name(thing: Any) -> str:
-    """Return the name of an object's type, even if its metaclass changes `__name__`."""
+    """Return the name of an object's type, even if a metaclass overrides `__name__`."""
     name: str = type.__dict__["__name__"].__get__(type(thing))
     return name
 
@@ -75,7 +75,7 @@ def sentence(text: str) -> str:
 
 
 def frames_of(error: BaseException | None) -> list[traceback.FrameSummary]:
-    """List the traceback lines of an exception; return an empty list if they cannot be read."""
+    """Return the traceback entries of an exception, or an empty list if they are unreadable."""
     try:
         return [] if error is None else traceback.extract_tb(error.__traceback__)
     except Exception:  # the source file is missing or unreadable
@@ -83,7 +83,7 @@ def frames_of(error: BaseException | None) -> list[traceback.FrameSummary]:
 
 
 def line_of(error: BaseException | None) -> str:
-    """Return the student's line that raised an error, as in "line 3: scores = q @ k"; else ""."""
+    """Return the student's line that raised an error, such as "line 3: scores = q @ k", or ""."""
     if isinstance(error, RaisedElsewhere):
         return error.line
     frames = frames_of(error)
@@ -99,9 +99,9 @@ def line_of(error: BaseException | None) -> str:
 
 
 def clash(error: BaseException) -> frozenset[int]:
-    """Return the sizes that do not fit in a product, a sum or a reshape.
+    """Return the mismatched sizes in an error of a product, a sum or a reshape.
 
-    Return an empty result for other errors.
+    The result is empty for other errors.
 
     >>> import numpy as np
     >>> try:
@@ -127,12 +127,12 @@ def clash(error: BaseException) -> frozenset[int]:
 
 
 def _sizes(shape: str) -> list[int]:
-    """Read the sizes of a printed shape; a new axis has the size 1."""
+    """Parse the sizes of a printed shape; a new axis has the size 1."""
     return [int(n) if n.strip().isdigit() else 1 for n in shape.split(",") if n.strip()]
 
 
 def _apart(shapes: list[list[int]]) -> frozenset[int]:
-    """Return the sizes of an axis that do not broadcast: they are neither equal nor 1."""
+    """Return the sizes that do not broadcast, which are neither equal nor 1."""
     return frozenset(
         size
         for shape, other in combinations(shapes, 2)
@@ -143,7 +143,7 @@ def _apart(shapes: list[list[int]]) -> frozenset[int]:
 
 
 def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
-    """Do two errors have the same reason: equal words, or the same two sizes that do not fit?"""
+    """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
         exactly = True  # the message names left and right: (12, 24) is not (24, 12)

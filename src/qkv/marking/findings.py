@@ -17,7 +17,7 @@ RANDOM = described("random")
 
 @dataclass(frozen=True)
 class Finding(Mistake):
-    """A mistake, and the run whose numbers show the mistake; `more` is added to the example."""
+    """A mistake and the run that shows it; `more` is added to the example."""
 
     run: Outcome | None = field(kw_only=True)
     more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
@@ -36,12 +36,12 @@ class Finding(Mistake):
 def of_mistake(
     mistake: Mistake, run: Outcome | None, more: Mapping[str, Any] | None = None
 ) -> Finding:
-    """Join a mistake with the run that shows it; `run` is None for a mistake in values."""
+    """Combine a mistake with the run that shows it; `run` is None for a mistake in values."""
     return Finding(**vars(mistake), run=run, more=more or {})
 
 
 def told(run: Outcome) -> str:
-    """Say what is wrong in a run: the output, or an error and its line; add the inputs' shapes."""
+    """Describe a wrong run: the output or the error with its line, and the shapes of the inputs."""
     if run.error is None:
         return f"the output is wrong on {shapes(run)}"
     line = line_of(run.error)
@@ -49,7 +49,7 @@ def told(run: Outcome) -> str:
 
 
 def shapes(run: Outcome) -> str:
-    """List the arguments of a call, with the shapes of its arrays."""
+    """List the arguments of a call, with the shapes of arrays."""
     shown = run.case.shown().items()
     return ", ".join(
         f"{name} {a.shape}" if isinstance(a, np.ndarray) else f"{name} = {a}" for name, a in shown
@@ -57,7 +57,7 @@ def shapes(run: Outcome) -> str:
 
 
 def no_array(run: Outcome, remedy: str) -> Finding:
-    """Report that the function returned no array of numbers."""
+    """Report a function that returned no array of numbers."""
     if run.returned is None:
         return nothing_returned(run, "it returns None", remedy)
     mistake = described("wrong-type", returned=kind_of(run.returned))
@@ -67,12 +67,12 @@ def no_array(run: Outcome, remedy: str) -> Finding:
 
 
 def nothing_returned(run: Outcome, says: str, remedy: str) -> Finding:
-    """Report that the function returned None."""
+    """Report a function that returned None."""
     return of_mistake(replace(described("returns-nothing", returned=says), remedy=remedy), run)
 
 
 def nothing_done(runs: list[Outcome]) -> Finding | None:
-    """Report that the function returns its input unchanged, or the same number for every input."""
+    """Report a function that returns its input unchanged, or the same number for every input."""
     outs = [run.out for run in runs]
     if all(run.is_right for run in runs) or any(out is None or not out.size for out in outs):
         return None
@@ -101,7 +101,7 @@ def changed_inputs(runs: list[Outcome]) -> Finding | None:
 
 
 def overwritten(runs: list[Outcome]) -> Finding | None:
-    """Report a function whose later calls write to the result of an earlier call."""
+    """Report a function that overwrites the result of an earlier call."""
     for run in runs:
         if (now := run.overwritten) is not None:
             more = {"yours after other calls": now}
@@ -119,7 +119,7 @@ def prints(runs: list[Outcome]) -> Finding | None:
 
 
 def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
-    """Report a function that cuts off the fractions of its results if its inputs are integers."""
+    """Report a function that truncates its results if its inputs are integers."""
     if run.is_right:
         return None
     mistake = described("integer-inputs")
@@ -129,7 +129,7 @@ def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
 
 
 def raises(run: Outcome, tested: str) -> Finding:
-    """Report that the function raises an error; name the likeliest cause if it is known."""
+    """Report a function that raises an error, and name the most likely cause if known."""
     cause = raised.known(run.error)
     if cause is None:
         key = raised.key_of(run.error, "raises")
@@ -138,13 +138,13 @@ def raises(run: Outcome, tested: str) -> Finding:
 
 
 def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]) -> Finding:
-    """Report a wrong output: name the input, and say how large the error is.
+    """Report a wrong output, with the input and the size of the error.
 
     Args:
-        runs: the calls of one test; at least one of them is wrong.
+        runs: the calls of one test, at least one of which is wrong.
         tested: the subject of the test.
         returns: the statement that returns the right result.
-        hints: properties of the wrong output, in words.
+        hints: properties of the wrong output, as text.
     """
     wrong = first_wrong(runs)
     if wrong.error is not None:

@@ -1,7 +1,8 @@
 """A child process that runs a student's code, with time and memory limits and a request protocol.
 
-`Isolated` is this side, and `serve` the other side. Requests are lines of JSON on the process's
-standard input, replies are lines on its standard output; the student's code has neither.
+`Isolated` runs in the parent process, and `serve` runs in the child. Requests are lines of JSON on
+the child's standard input, and replies are lines on its standard output. The student's code has
+access to neither.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ from qkv.marking.outcome import getpid
 Packed = dict[str, Any]
 Answer = Callable[[Packed, Callable[[Any], None]], Packed]
 _NO_REPLY = 70  # the exit code of a process that could not send its reply
-_START = 60.0  # maximum seconds to load Python and NumPy on a busy machine
-_PATIENCE = 20  # the time limit is multiplied by this while other programs use the processors
+_START = 60.0  # the maximum number of seconds for loading Python and NumPy on a busy machine
+_PATIENCE = 20  # the factor on the time limit while other programs use the processors
 _TICK = 0.1
-_LINE = 1 << 26  # maximum bytes of a line; every verdict is shorter
-_MOVES = 0.02  # processor seconds per second; a process that uses more is not asleep
+_LINE = 1 << 26  # the maximum length of a line in bytes; every verdict is shorter
+_MOVES = 0.02  # CPU seconds per second; a process above this value is not asleep
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 leave = os._exit  # saved before a student's code can replace it
 
 
 class Ended(BaseException):
-    """Raised when the child process has ended, or did not answer within its time limit.
+    """Raised if the child process has ended or exceeds its time limit.
 
     Args:
         key: the key of the mistake to report.
@@ -52,15 +53,15 @@ class Ended(BaseException):
 
 
 class Isolated:
-    """A child process that answers requests; it is ended when its `with` block ends.
+    """A child process that answers requests until its `with` block ends.
 
     Args:
         module: a module of qkv, whose `main` runs in a new process, or a function, which runs in a
             fork of this process.
-        arguments: `sys.argv` of the child. One more argument is added at the end: the seconds after
-            which the child ends by itself.
-        seconds: how long an answer may take.
-        waiting: is called several times a second.
+        arguments: `sys.argv` of the child. A last argument is added: the number of seconds after
+            which the child ends on its own.
+        seconds: the time limit for an answer.
+        waiting: a function that is called several times per second.
         call: the name of the public function, for error messages.
     """
 
@@ -93,7 +94,7 @@ class Isolated:
         self.begin()
 
     def begin(self, seconds: float | None = None) -> None:
-        """Restart the time limit with these seconds, or with the seconds of the constructor."""
+        """Restart the time limit, with `seconds` or the value from the constructor."""
         self._seconds = self.seconds if seconds is None else seconds
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
@@ -104,15 +105,15 @@ class Isolated:
         seconds: float | None = None,
         of_part: Callable[[Any], float | None] = lambda part: None,
     ) -> Mapping[str, Any]:
-        """Send a request, and return the reply.
+        """Send a request; return the reply.
 
         Args:
             request: the request.
             seconds: the time limit for this reply and later replies; None keeps the limit.
-            of_part: returns the time limit of a part of the work; the child names the part.
+            of_part: a function that returns the time limit for a part of the work, given its name.
 
         Raises:
-            Ended: the process has ended or takes too long, so there is no reply.
+            Ended: the process has ended or takes too long to reply.
         """
         if not self._worker:
             self._start()
@@ -134,7 +135,7 @@ class Isolated:
                 self.begin(of_part(reply["part"]))
 
     def _start(self) -> None:
-        """Wait until the child runs."""
+        """Wait until the child is running."""
         try:
             first = self._hear(_START)
         except Ended:
@@ -147,7 +148,7 @@ class Isolated:
         self.begin()
 
     def _listen(self) -> None:
-        """Put the content of each reply line into the queue, and None after the last line."""
+        """Put each reply into the queue, and None after the last reply."""
         assert self._child.stdout is not None
         with self._child.stdout as lines:
             while line := lines.readline(_LINE):
@@ -158,7 +159,7 @@ class Isolated:
         self._lines.put(None)
 
     def _hear(self, seconds: float) -> Mapping[str, Any] | None:
-        """Return the next line, or None if the child has ended; raise `Ended` after the time."""
+        """Return the next reply, or None if the child has ended; raise `Ended` after `seconds`."""
         begin = time.monotonic()
         try:
             while True:
@@ -171,7 +172,7 @@ class Isolated:
                 if now - self._noted >= 1:
                     self._moves = used - self._used_then >= _MOVES
                     self._noted, self._used_then = now, used
-                # on a busy machine the child may not have got its processor time yet
+                # on a busy machine, the child may still be waiting for CPU time
                 held_up = (waits or self._moves) and used - self._used < seconds / 2
                 if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
                     raise Ended("endless-loop", f"it was ended after {seconds:g} s")
@@ -211,7 +212,7 @@ class Isolated:
         if self._child.stdin is not None:
             with suppress(OSError):  # the request could not be written: the child has ended
                 self._child.stdin.close()
-        self._listener.join(_TICK)  # it goes on if another process holds the pipe
+        self._listener.join(_TICK)  # the thread continues if another process holds the pipe
         self._stderr.close()
 
 
@@ -219,7 +220,7 @@ class Forked:
     """A fork of this process, with the methods of `subprocess.Popen` that `Isolated` uses.
 
     Args:
-        main: the function that the fork runs; the fork ends when it returns.
+        main: the function to run; the fork ends when `main` returns.
         stderr: the file that receives the fork's standard error.
     """
 
@@ -245,14 +246,14 @@ class Forked:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit code, or None while the fork runs."""
+        """Return the exit code, or None if the fork is running."""
         if self._code is None:
             ended, code = os.waitpid(self.pid, os.WNOHANG)
             self._code = os.waitstatus_to_exitcode(code) if ended else None
         return self._code
 
     def wait(self, timeout: float = float("inf")) -> int:
-        """Wait until the fork has ended, and return the exit code."""
+        """Wait until the fork has ended; return the exit code."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -282,8 +283,8 @@ def _started(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> subpro
 def processor(pid: int) -> tuple[bool, float]:
     """Return `(active, seconds)` of a process.
 
-    `active` is true if the process runs or waits for a processor; `seconds` is the processor time
-    that it has used. Only Linux provides both; other systems get `(False, 0.0)`.
+    `active` is true if the process runs or waits for a processor; `seconds` is its CPU time. Only
+    Linux provides both values; the result on other systems is `(False, 0.0)`.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -295,15 +296,16 @@ def processor(pid: int) -> tuple[bool, float]:
 def serve(
     begin: Callable[[], Answer], megabytes: int, seconds: float, *, again: bool = True
 ) -> None:
-    """Answer requests in the child process, and end it.
+    """Answer requests in the child process, then end the process.
 
     Args:
-        begin: returns the function that answers a request. This function may call its second
-            argument before each part of its work, with the name of the part.
+        begin: a function that returns the answering function, which gets a request and a function.
+            The answering function may call this second argument with the name of each part of its
+            work, before the part starts.
         megabytes: the memory limit.
-        seconds: the process ends after this time, whatever it is doing.
-        again: continue in a child of this process: student's code that ends its parent process then
-            does not end the marker.
+        seconds: the maximum lifetime of the process.
+        again: whether to continue in a child of this process, so that code that ends its parent
+            process does not end the marker.
     """
     _limit_memory(megabytes)
     if again:
@@ -326,7 +328,7 @@ def serve(
 
 
 def _go_on_in_a_child() -> None:
-    """Continue in a fork; this process waits for the fork, and ends with its exit code."""
+    """Continue in a fork; this process waits for the fork and returns the fork's exit code."""
     if not hasattr(os, "fork"):  # Windows
         return
     child = os.fork()
@@ -343,7 +345,7 @@ def _go_on_in_a_child() -> None:
 
 
 def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
-    """Keep standard input and output for `serve`; the student's code gets empty streams."""
+    """Reserve standard input and output for `serve`, and give the student's code empty streams."""
     requests, replies, process = os.fdopen(os.dup(0), "rb"), os.dup(1), getpid()
     nobody = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -360,7 +362,7 @@ def _private_ends() -> tuple[Callable[[], bytes], Callable[[Packed], None]]:
 
 
 def _limit_memory(megabytes: int) -> None:
-    """Limit the memory, and switch off core files."""
+    """Limit the memory, and disable core files."""
     try:
         import resource
     except ImportError:  # Windows has no such module

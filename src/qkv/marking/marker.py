@@ -22,40 +22,41 @@ def check(
     *,
     seed: int = 0,
 ) -> CheckResult:
-    """Mark your own function: which mistake does it make, or is it right?
+    """Mark your own function: find its mistakes, or confirm that it is right.
 
-    The function runs on small inputs, the smallest first. Its results are compared with the right
-    results and with the results of each known mistake. Its output is not shown, and its warnings
-    are ignored. `qkv check --list` prints each task, with its function or values.
+    The function runs on small inputs, smallest first. Its results are compared with the right
+    results and with the results of each known mistake. Its printed output and its warnings are
+    hidden. `qkv check --list` prints each task with its function or values.
 
     An attention function is also tested with these options, if it has parameters for them:
 
-    - `mask`, `attn_mask` or `attention_mask`: bool (L, S), True = may attend. A function that fails
-      on bool gets 0 and -inf, to be added. Adding True and False to the scores is a mistake.
+    - `mask`, `attn_mask` or `attention_mask`: bool (L, S), True = may attend. If the function fails
+      on a bool mask, it gets a float mask of 0 and -inf to add to the scores. Adding True and False
+      to the scores is a mistake.
     - `is_causal` or `causal`: a causal mask.
     - `q_offset` and `num_heads`.
 
     Args:
         function: the function or class for the task, or a tuple of values if `qkv check --list`
-            names values. An attention function takes arrays, and returns an array or
-            `(out, weights)`. It is called with float64 arrays of two dimensions, with integers,
-            with batches, and with scores of 1000.
+            names values. An attention function takes arrays and returns an array or `(out,
+            weights)`. The tests call it with two-dimensional float64 arrays, integers, batches, and
+            scores of 1000.
         signature: the signature of an attention function. `"qkv"`: function(query (L, d),
             key (S, d), value (S, dv)) -> (L, dv). `"x,w_q,w_k,w_v"`: function(x (T, D),
-            w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv); if it takes `num_heads`, the weights
-            have the shape (D, heads * size). Every other task has only one signature.
+            w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv); with a parameter `num_heads`, the
+            weights have the shape (D, heads * size). Other tasks have only one signature.
         task: the name of a task, or of the function that the task expects.
-        seed: draws the inputs; 0 draws the inputs that print shortest. To mark a class, choose a
-            seed that no student can know in advance.
+        seed: the random seed for the inputs; 0 gives the shortest printed inputs. To mark a class,
+            choose a seed that students do not know in advance.
 
     Returns:
-        A `CheckResult`: true if nothing is wrong. Print it to read the verdict. Its three lists are
-        mistakes, fragile code (which fails for large numbers or fully masked rows), and other
-        conventions (correct code that does not follow the field's convention).
+        A `CheckResult`, which is true if nothing is wrong. Print the result to read the verdict.
+        Its three lists are mistakes, fragile code (fails for large numbers or fully masked rows)
+        and conventions (correct code that does not follow the usual convention).
 
     Raises:
         TypeError: `function` cannot be called, or does not take these arrays.
-        ValueError: an unknown task or signature, or a seed below 0.
+        ValueError: the task or signature is unknown, or the seed is negative.
 
     >>> def mine(q, k, v):
     ...     scores = q @ k.T / np.sqrt(q.shape[-1])
@@ -103,12 +104,12 @@ def _values(things: Any, task: Task) -> CheckResult:
 
 
 def task_of(name: str) -> Task:
-    """Return the task that has this name, or whose function has this name.
+    """Return a task by its name or by the name of its function.
 
     >>> task_of("many_heads").name
     'heads'
     """
-    from qkv.marking.tasks import TASKS  # imported here, so that `import qkv` is quick
+    from qkv.marking.tasks import TASKS  # imported here, so that `import qkv` stays fast
 
     for task in TASKS.values():
         if name == task.name or (name in task.looks_for and not task.by_name):

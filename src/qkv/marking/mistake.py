@@ -1,4 +1,4 @@
-"""Known mistakes: for each the error, its effect, its correction, and its computation."""
+"""Known mistakes, each with a description, an effect, a correction and a computation."""
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from qkv.marking.errors import sentence
 
 Kind = Literal["wrong", "fragile", "convention"]
 
-# a computation: maps the name of each step to the step
+# a computation: its steps, keyed by name
 Steps = Mapping[str, Callable[..., Any]]
 
 _NO_NUDGE = "Compute the smallest input on paper: which of your steps gives the first wrong number?"
@@ -23,17 +23,17 @@ class Mistake:
     """A known mistake in a task.
 
     Attributes:
-        key: its short name.
-        says: what is wrong, in words.
+        key: the short name of the mistake.
+        says: a description of the error.
         shows: its effect on the result.
-        remedy: the line that corrects it.
+        remedy: the line that corrects the mistake.
         kind: "wrong", "fragile" (fails for large numbers or fully masked rows), or "convention"
             (correct, but follows another convention).
-        variants: for each way to write the mistake, the steps that replace the right steps.
-        nudge: what to try or to look at first, without giving the mistake away.
+        variants: replacements for the right steps, one mapping per variant of the mistake.
+        nudge: a first hint that does not give the mistake away.
         where: where to look in the code.
         alone: report this mistake only if it explains all results without a second mistake. In
-            pairs, it would fit too many results by chance.
+            pairs, the mistake would fit too many results by chance.
     """
 
     key: str
@@ -54,10 +54,10 @@ class Mistake:
 
 
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read the mistakes in the TOML file that has the name of a module and is in its folder.
+    """Read the mistakes in the TOML file next to a module, with the module's name.
 
-    A table is a mistake; a table that contains tables is a group, whose fields are the defaults of
-    the mistakes in it.
+    A table is a mistake. A table that contains tables is a group, whose fields are defaults for its
+    mistakes.
     """
     package, _, name = module.rpartition(".")
     tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
@@ -67,7 +67,7 @@ def read_texts(module: str) -> dict[str, dict[str, Any]]:
 def _rows(
     tables: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the name and the fields of each mistake in these tables."""
+    """Yield the name and fields of each mistake in these tables."""
     for name, table in tables.items():
         inner = {key: value for key, value in table.items() if isinstance(value, dict)}
         fields = {**defaults, **{key: table[key] for key in table.keys() - inner.keys()}}
@@ -105,7 +105,7 @@ def mended(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> tuple[Mistake, ...]:
-    """Set the remedy, nudge and place of all mistakes that do not have their own."""
+    """Set the remedy, nudge and place of mistakes that lack them."""
     return tuple(
         replace(
             one,

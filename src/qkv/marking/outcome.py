@@ -1,4 +1,4 @@
-"""Inspect a student's function, call it on a case, and record its result and its errors."""
+"""Inspect a student's function, call it on cases, and record results and errors."""
 
 import contextlib
 import copy
@@ -24,17 +24,17 @@ def options_of(
     names: Sequence[str],
     known: Mapping[str, tuple[str, ...]],
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Return `(taken, required)`: the options that a function takes, and those that it requires.
+    """Return `(taken, required)`: the options that a function accepts and requires.
 
-    `taken` maps our name of an option to the function's name; `required` holds our names.
+    `taken` maps an option's name in qkv to the function's name; `required` holds names in qkv.
 
     Args:
         function: a student's function.
         names: its positional arguments.
-        known: maps our name of each option to the names that a function may give it.
+        known: the names that a function may use for each option, keyed by the name in qkv.
 
     Raises:
-        TypeError: the function cannot be called with these names, or requires other arguments.
+        TypeError: the function does not accept these arguments, or requires other arguments.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -62,7 +62,7 @@ def options_of(
 
 
 def is_number(default: Any) -> bool:
-    """Is the default of a parameter a number (for example 0.0, for a mask that is added)?"""
+    """Is the default of a parameter a number, such as 0.0 for an additive mask?"""
     return type(default) in (int, float)
 
 
@@ -95,16 +95,17 @@ def is_stub(thing: Any) -> bool:
 
 
 def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of arrays that tries tensors of torch if `function` fails on arrays.
+    """Return a function that takes arrays and retries with torch tensors if `function` fails.
 
-    Classes are returned unchanged. If torch was never imported, functions are unchanged too.
+    Classes are returned unchanged. Functions are also returned unchanged if torch was never
+    imported.
 
     Args:
-        function: takes arrays, or tensors of torch, or mappings of names to them.
+        function: a function of arrays, torch tensors, or mappings with such values.
 
     Returns:
-        A function of arrays. If `function` fails on arrays and on tensors, the error for arrays is
-        raised.
+        A function of arrays. If `function` fails on both arrays and tensors, the error for arrays
+        is raised.
     """
     if "torch" not in sys.modules or inspect.isclass(function):
         return function
@@ -129,7 +130,7 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_tensors(values: Any) -> Any:
-    """Turn arrays into tensors that share their memory, also inside tuples and mappings.
+    """Turn arrays, including arrays in tuples and mappings, into tensors that share their memory.
 
     If torch was never imported, return the arrays themselves.
     """
@@ -142,15 +143,15 @@ def as_tensors(values: Any) -> Any:
     return values
 
 
-# relative to the largest value: larger than rounding errors of float32, far smaller than mistakes
+# relative to the largest value; above rounding errors of float32, far below errors from mistakes
 TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # for float16
-_FEW = 100_000  # an output with at most this many numbers is always copied
+_FEW = 100_000  # outputs up to this number of values are always copied
 RAISED = (Exception, SystemExit)  # errors of a student's code, which are reported
 
 
 class Elsewhere:
-    """The marker's stand-in for an object in the process of a student's file."""
+    """A proxy for an object in the process of a student's file."""
 
     def held_arrays(self) -> list[tuple[str, Array]]:
         """List the arrays inside the object, each with its path."""
@@ -162,16 +163,16 @@ class Elsewhere:
 
 
 class Case(Protocol):
-    """One call of a function, with small numbers that people can read."""
+    """The arguments of one call, with small numbers that are easy to read."""
 
     def shown(self) -> dict[str, Any]:
-        """Return the arrays and options of the call, by name."""
+        """Return the arrays and options of the call, keyed by name."""
         ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The output of a call, the right output, changed inputs, and the number of printed lines."""
+    """The result of a call: the output, the right output, changed inputs and printed lines."""
 
     case: Any
     right: Array
@@ -185,7 +186,7 @@ class Outcome:
 
     @property
     def overwritten(self) -> Array | None:
-        """An output that a later call has written to, or None."""
+        """An output that a later call has overwritten, or None."""
         return next((a for kept, a in self.given_back if not same_numbers(kept, a)), None)
 
     @property
@@ -197,13 +198,13 @@ class Outcome:
 def outcome(
     case: Case, call: Callable[[Any], Any], right: Array, *, beside: bool = False
 ) -> Outcome:
-    """Call a function on a copy of a case; the outcome holds its result or its error.
+    """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:
         case: the call; the arrays in its `shown()` are the function's arguments.
-        call: calls the function with the copy, and returns its result.
+        call: a function that calls the student's function with the copy and returns the result.
         right: the right result.
-        beside: the function may return a tuple of two arrays: the result and a second array.
+        beside: whether the function may return a tuple of the result and a second array.
     """
     copied, process = copy.deepcopy(case), getpid()
     try:
@@ -218,7 +219,7 @@ def outcome(
     except RAISED as error:
         return Outcome(case, right, error=error)
     finally:
-        if getpid() != process:  # this is a fork made by the student's code: end it
+        if getpid() != process:  # end a fork that was made by the student's code
             _leave(0)
     after = copied.shown()
     changed = {
@@ -232,7 +233,7 @@ def outcome(
 
 
 def _kept(a: Array | None, right: Array) -> Array | None:
-    """Copy an output, because a later call may write to it; do not copy a huge output."""
+    """Copy an output, which a later call may overwrite; do not copy a huge output."""
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
@@ -257,7 +258,7 @@ class Unread(io.TextIOBase):
 
 @contextlib.contextmanager
 def muted() -> Iterator[Unread]:
-    """Hide printed text in this context, and make `input()` raise an EOFError."""
+    """Hide printed text in this context, and let `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
         with contextlib.redirect_stdout(Unread()) as unread:
@@ -267,7 +268,7 @@ def muted() -> Iterator[Unread]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a function for use in a message."""
+    """Return the name of a function for messages."""
     try:
         name = getattr(function, "__name__", None)
     except RAISED:
@@ -282,13 +283,13 @@ def is_tuple(thing: Any) -> bool:
 
 
 def kind_of(thing: Any) -> str:
-    """Return the type of an object with its article, as in "a str" or "an int"."""
+    """Return the type of an object with an article, such as "a str" or "an int"."""
     name = type_name(thing)
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
 def numbers(out: Any) -> Array | None:
-    """Return an output as an array of numbers, or None if it is not an array of numbers."""
+    """Return an output as an array of numbers, or None if the conversion is impossible."""
     if out is None or isinstance(out, Elsewhere):
         return None
     with contextlib.suppress(AttributeError):
@@ -307,7 +308,7 @@ def close(got: Array, want: Array) -> bool:
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
-    if math.isfinite(apart):  # all numbers are finite: this test is ten times as fast
+    if math.isfinite(apart):  # a ten times faster test, for finite numbers
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))
@@ -320,10 +321,10 @@ def same_numbers(a: Array, b: Array) -> bool:
 
 
 def differ(a: Array | None, b: Array | None) -> bool:
-    """Are both outputs arrays, and are they different?"""
+    """Are both outputs arrays with different values?"""
     return a is not None and b is not None and not close(a, b)
 
 
 def first_wrong(runs: list[Outcome]) -> Outcome:
-    """Return the first wrong run; it is the smallest, because runs are ordered by size."""
+    """Return the first wrong run, which is the smallest because runs are ordered by size."""
     return next((run for run in runs if not run.is_right), runs[0])

@@ -1,11 +1,11 @@
-"""A pytest plugin: a test for each feature of your own attention.
+"""A pytest plugin that creates a test for each feature of your own attention.
 
     @pytest.mark.conform(my_attention, dtypes=["float32"])
     def test_my_attention(conformance):
         assert conformance
 
-Tests of refused or absent features are skipped. pytest imports this module wherever qkv is
-installed, so the judging code is imported only when the first of these tests runs.
+Tests of refused or absent features are skipped. pytest imports this module in every environment
+with qkv, so the judging code is imported only when the first of these tests runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """The value of the fixture: a feature of a report card; true if the feature is right.
+    """The fixture's value, a feature of a report card; true if the feature is right.
 
     Args:
         report: the whole card.
@@ -50,7 +50,7 @@ def pytest_configure(config: Any) -> None:
 
 
 def pytest_generate_tests(metafunc: Any) -> None:
-    """Make a test for each feature."""
+    """Create one test per feature."""
     if "conformance" in metafunc.fixturenames:
         from qkv.marking.conformance.cases import FEATURES
 
@@ -68,7 +68,7 @@ def _fixtures() -> Any:
     class Fixtures:
         @pytest.fixture
         def conformance(self, request: Any) -> Feature:
-            """Return a feature of the function that is the argument of the marker `conform`."""
+            """Return a feature of the function in the marker `conform`."""
             marker = request.node.get_closest_marker("conform")
             if marker is None:
                 pytest.fail(

@@ -1,4 +1,4 @@
-"""Find the likeliest cause of an error in a student's code: a missing name or a common slip."""
+"""Find the most likely cause of an error in a student's code, such as a missing name."""
 
 import builtins
 import contextlib
@@ -25,31 +25,31 @@ _IMPORTS = MappingProxyType(
         "F": "import torch.nn.functional as F",
     }
 )
-# names of NumPy that are often written without "np."
+# NumPy names that are often written without "np."
 _OF_NUMPY = frozenset(
     {"exp", "log", "sqrt", "sin", "cos", "tanh", "zeros", "ones", "array", "arange", "where", "pi"}
     | {"tril", "triu", "concatenate", "stack", "einsum", "matmul", "dot", "inf", "swapaxes"}
 )
-# the type of an error, and the key of the mistake that causes it
+# types of errors, and the keys of the mistakes that cause them
 _BY_TYPE = (
     (SystemExit, "exits"),
     (EOFError, "asks-for-input"),
     (MemoryError, "out-of-memory"),
     (RecursionError, "endless-recursion"),
 )
-# a pattern of an error's words, and the key of the mistake that causes it
+# patterns of error messages, and the keys of the mistakes that cause them
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
-# mistakes that only report an error: perhaps the function was not written for the task
+# mistakes that only report an error, perhaps of a function for a different purpose
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})
 
 
 def key_of(error: BaseException | None, otherwise: str) -> str:
-    """Return the key of the mistake that causes errors of this type, or `otherwise`."""
+    """Return the key of the mistake behind this type of error, or `otherwise`."""
     return next((key for kind, key in _BY_TYPE if isinstance(error, kind)), otherwise)
 
 
 def known(error: BaseException | None) -> Mistake | None:
-    """Return the likeliest cause of an error, or None if no known cause fits."""
+    """Return the most likely cause of an error, or None if no known cause fits."""
     if isinstance(error, RaisedElsewhere):
         likely: Mistake | None = error.likely
         return likely
@@ -104,7 +104,7 @@ def _of_name(error: NameError) -> Mistake:
 
 
 def _is_of_self(name: str, error: BaseException) -> bool:
-    """Was the error raised in a method of an object that has an attribute of this name?"""
+    """Was the error raised in a method of an object with an attribute of this name?"""
     for frame in _frames(error):
         with contextlib.suppress(Exception):  # attributes of a student's class may raise
             if hasattr(frame.f_locals["self"], name):
@@ -131,7 +131,7 @@ def _of_attribute(error: AttributeError) -> Mistake | None:
 
 
 def _of_key(error: KeyError) -> Mistake | None:
-    """Explain a KeyError of a mapping that has a similar key."""
+    """Explain a KeyError of a mapping with a similar key."""
     key = error.args[0] if error.args else None
     mappings = (
         value

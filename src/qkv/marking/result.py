@@ -1,4 +1,4 @@
-"""The verdict of the marker: words, points, and their printed form."""
+"""The marker's verdict: findings, points, and their printed form."""
 
 import textwrap
 from collections.abc import Mapping
@@ -12,25 +12,24 @@ from qkv.marking.errors import words_of
 
 @dataclass(frozen=True, repr=False, eq=False)
 class CheckResult:
-    """The marker's verdict on a function; true if the function is right.
+    """The marker's verdict on a function, which is true if the function is right.
 
     Attributes:
-        message: the verdict as text: the findings with their effects and corrections, and the tests
-            that were run.
+        message: the verdict as text: the findings with their effects and corrections, and the
+            completed tests.
         mistakes: short names of the mistakes, such as `"softmax-whole-matrix"`.
         fragile: short names of fragile findings: the function fails for large numbers, fully masked
             rows or integers.
         conventions: short names of findings in correct code that follows another convention.
-        points: 10, less 4 for each mistake and 1 for each fragile finding, but at least 0. A
-            function that is not filled in has 0 points, and so has a function whose outputs no
-            known mistake explains.
-        example: the smallest inputs that show the first finding, by name; then `"yours"`, the
-            output or the exception; then `"right"`, the right output. If the function returns
+        points: 10 minus 4 per mistake and 1 per fragile finding, but at least 0. A function has 0
+            points if it is not filled in or if no known mistake explains its outputs.
+        example: a mapping with the smallest inputs that show the first finding, `"yours"` (the
+            output or the exception) and `"right"` (the right output). If the function returns
             several arrays, the names are `"yours d_w_q"` and so on. Empty if nothing was found.
-        task: the task that was marked; None for a file that could not be marked for any task.
+        task: the marked task; None for a file that could not be marked for any task.
         hint: three hints for the first finding: what to try, where to look, and the line that
             corrects it. Empty if nothing was found.
-        helped_by: for a file, the functions of qkv, torch and scipy that answered for the student.
+        helped_by: for a file, the functions of qkv, torch and scipy that computed the answer.
     """
 
     message: str
@@ -62,7 +61,7 @@ class CheckResult:
         Args:
             hints: the number of hints, from 0 to 3. The third hint is the line that corrects the
                 first finding, so it gives the answer away. For a convention, which costs no points,
-                this line is always shown.
+                this line always appears.
         """
         paragraphs = self.message.splitlines()
         mends = [line.removeprefix(_MENDS) for line in paragraphs if line.startswith(_MENDS)]
@@ -110,7 +109,7 @@ def _labelled(label: str, text: str) -> list[str]:
 
 
 def _named(name: str, value: Any) -> list[str]:
-    """Print an input or an output after its name."""
+    """Format an input or an output after its name."""
     side, _, part = name.partition(" ")
     label = " ".join(filter(None, [_LABELS.get(side, side), part]))
     if type(value) is not np.ndarray:

@@ -94,7 +94,7 @@ def test_where_queries_stand_can_be_said():
         return softmax(scores) @ value
 
     report = qkv.conform(first, features=["causal"])
-    assert report.remark("causal") == "as if the causal mask were aligned to the first key"
+    assert report.remark("causal") == "as if the kernel aligned the causal mask to the first key"
     assert qkv.conform(first, features=["causal"], aligned="start")
 
 

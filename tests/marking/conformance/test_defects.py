@@ -38,16 +38,28 @@ def test_tiles_and_numbers_are_told():
 @pytest.mark.parametrize(
     ("function", "feature", "said"),
     [
-        (others.split_keys, "plain", "each tile of 32 keys took its own maximum"),
-        (others.packed_groups, "grouped heads", "heads were grouped 0 1 0 1"),
-        (others.banded, "window", "the window reached one key less to the left"),
-        (others.with_log2, "sinks", "sinks were taken in base 2"),
-        (others.paged, "lengths", "key_lengths were rounded up to whole tiles of 16 keys"),
-        (blind.forgotten_output, "plain", "the running output were not rescaled"),
-        (blind.mask_after_softmax, "bool mask", "masked weights were set to 0 after the softmax"),
-        (blind.cap_of_raw_scores, "softcap", "scores were not divided by softcap before tanh"),
-        (blind.symmetric_window, "window", "the right side of the window were as wide as the left"),
-        (blind.lse_without_maximum, "LSE", "the maximum were not added to the LSE"),
+        (others.split_keys, "plain", "each tile of 32 keys used its own maximum"),
+        (others.packed_groups, "grouped heads", "the kernel grouped heads as 0 1 0 1"),
+        (others.banded, "window", "the window reached one key too few to the left"),
+        (others.with_log2, "sinks", "the kernel used base 2 for sinks"),
+        (others.paged, "lengths", "the kernel rounded key_lengths up to whole tiles of 16 keys"),
+        (blind.forgotten_output, "plain", "the kernel did not rescale the running output"),
+        (
+            blind.mask_after_softmax,
+            "bool mask",
+            "the kernel set masked weights to 0 after the softmax",
+        ),
+        (
+            blind.cap_of_raw_scores,
+            "softcap",
+            "the kernel did not divide scores by softcap before tanh",
+        ),
+        (
+            blind.symmetric_window,
+            "window",
+            "the right side of the window had the width of the left",
+        ),
+        (blind.lse_without_maximum, "LSE", "the kernel did not add the maximum to the LSE"),
     ],
 )
 def test_a_mistake_of_a_kernel_in_another_style_is_named(function, feature, said):

@@ -77,8 +77,8 @@ def spoiled(how):
     ("how", "said"),
     [
         ("query", "the gradient of queries left out the scale"),
-        ("mean", "were means over the query heads of a group"),
-        ("tile", "after the last whole tile of 8 were left at 0"),
+        ("mean", "were means instead of sums over the query heads"),
+        ("tile", "left gradients at 0 for keys after the last whole tile of 8"),
     ],
 )
 def test_a_planted_mistake_is_named(how, said):

@@ -1,6 +1,6 @@
-"""Call the attention functions of other libraries as their documentation says.
+"""Call the attention functions of other libraries as documented.
 
-Features that a library does not have are absent in its report.
+Features that a library lacks are absent from its report.
 """
 
 import functools
@@ -15,9 +15,9 @@ import numpy as np
 from qkv.extras import need
 from qkv.marking.conformance.called import Callee, callee
 
-_UNSAID = frozenset({"hidden NaN"})  # no documentation describes masked NaN
+_UNSAID = frozenset({"hidden NaN"})  # no library documents NaN at masked positions
 _NO_FLOAT_MASK = _UNSAID | {"float mask"}
-_FAR = 1 << 30  # the width of a window's side that has no limit
+_FAR = 1 << 30  # the width of an unlimited side of a window
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -240,7 +240,7 @@ def _openvino() -> Callee:
 
     @functools.cache
     def compiled(kinds: _Kinds, causal: bool) -> Any:
-        """Compile a model of the operator, which computes in the type of its inputs."""
+        """Compile a model of the operator in the dtype of its inputs."""
         nodes = {
             name: opset.parameter([-1] * axes, np.dtype(kind).type, name=name)
             for name, kind, axes in kinds
@@ -302,7 +302,7 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def known(function: Any) -> Callee | None:
-    """Return how to call a library's attention as documented, or None for other functions."""
+    """Return the documented way to call a library's attention; None for other functions."""
     for module, name, target in (
         ("torch.nn.functional", "scaled_dot_product_attention", "torch.sdpa"),
         ("torch.nn.attention.flex_attention", "flex_attention", "torch.flex"),

@@ -1,4 +1,4 @@
-"""The judged function: the arguments that it takes, and the library of its arrays."""
+"""The judged function: its arguments and its array library."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -34,13 +34,13 @@ _ALSO = MappingProxyType(
 
 @dataclass(frozen=True)
 class Callee:
-    """A function that is judged, and how to call it.
+    """The judged function and the way to call it.
 
     Attributes:
         function: takes (query, key, value, **arguments).
-        names: the arguments that it takes: our name -> its name.
-        absent: features that it does not support, although it has arguments for them.
-        arrays: the library whose arrays it takes.
+        names: the function's argument names, keyed by the name in qkv.
+        absent: features that the function does not support despite having arguments for them.
+        arrays: the library of the function's arrays.
         aligned: the position of the queries if there is no `q_offset`: the "start" or the "end" of
             the keys.
         says: its library and version.
@@ -54,7 +54,7 @@ class Callee:
     says: str = ""
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Call the function with arguments by our names."""
+        """Call the function with options that have the argument names of qkv."""
         return self.function(query, key, value, **{self.names[k]: v for k, v in options.items()})
 
 
@@ -63,12 +63,12 @@ def callee(
     names: Mapping[str, str] | None = None,
     also: Iterable[str] = (),
 ) -> Callee:
-    """Find how to call a function, from its signature and from `names`.
+    """Derive the way to call a function from its signature and `names`.
 
     Args:
         function: the function.
-        names: the names that differ: its name -> our name, or our name -> its name.
-        also: names of its arguments; they replace the signature.
+        names: argument names that differ: theirs -> ours, or ours -> theirs.
+        also: names of the function's arguments, which replace the signature.
     """
     taken: dict[str, str] = {}
     theirs = [*also]
@@ -86,7 +86,7 @@ def callee(
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Turn names in both directions into a mapping of our names to its names."""
+    """Turn names in both directions into a mapping from our names to theirs."""
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):
@@ -105,12 +105,12 @@ LIBRARIES = ("numpy", "torch", "jax")
 
 
 class Library(NamedTuple):
-    """How to convert arrays from and to a library.
+    """Conversions between NumPy and an array library.
 
     Attributes:
         give: converts a NumPy array to an array of the library, on the device.
         take: converts an array of the library to NumPy; half precision becomes float32.
-        halves: the library's types of half precision.
+        halves: the library's half-precision dtypes.
         absent: features and layouts that the library cannot express.
         backward: computes gradients from a function, its inputs and the upstream gradient.
     """
@@ -123,7 +123,7 @@ class Library(NamedTuple):
 
 
 def library(name: str, device: str) -> Library:
-    """Return the library of this name."""
+    """Return a library by its name."""
     return {"numpy": _numpy, "torch": _torch, "jax": _jax}[name](device)
 
 

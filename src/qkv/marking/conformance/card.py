@@ -40,40 +40,41 @@ def conform(
     seconds: float = 10.0,
     waiting: Callable[[], None] = lambda: None,
 ) -> Report:
-    """Judge an attention function: which features of the formula are right, and which are wrong?
+    """Judge an attention function: report which features are right and which are wrong.
 
     The function is called as `function(query, key, value, **arguments)`. The arrays have the shape
-    `(B, H, L, d)`; the arguments are those of `qkv.attention` that are in the function's signature.
-    The results are compared with the formula in float64, within the error bounds of
-    `qkv.attention`. The function runs in a separate process: if a call crashes or does not end, the
-    case is wrong, and the other cases still run.
+    `(B, H, L, d)`; the arguments are the arguments of `qkv.attention` that the function's signature
+    contains. The results are compared with the formula in float64, within the error bounds of
+    `qkv.attention`. The function runs in a separate process: if a call crashes or hangs, its case
+    is wrong, and the other cases still run.
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
-    random cases. For a wrong feature, the report has the smallest case that shows the error, and
-    the known kernel defects that would give the same output.
+    random cases. For a wrong feature, the report shows the smallest case with the error and the
+    known kernel defects that would give the same output.
 
     Args:
         function: a function, or `"package.module:function"`, `"file.py:function"`, `"model.onnx"`,
             or the name of another library's attention, such as `"torch.sdpa"`.
-        arrays: the library whose arrays it takes: `"numpy"`, `"torch"` or `"jax"`.
-        names: its argument names that differ from ours, for example `{"mask": "attn_mask"}`.
-        dtypes: the types in which all features are judged. Half precision is a separate feature.
-        gradient: its backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
-            It returns the gradients of query, key and value first, as `qkv.attention_grad` does.
-            Without it, torch and JAX differentiate the function themselves.
+        arrays: the library of the function's arrays: `"numpy"`, `"torch"` or `"jax"`.
+        names: argument names that differ from `qkv.attention`, for example `{"mask": "attn_mask"}`.
+        dtypes: the dtypes in which all features are judged. Half precision is a separate feature.
+        gradient: the backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
+            Its first three results are the gradients of query, key and value, as in
+            `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
         features: the features to judge; None for all.
         aligned: the position of the queries if L and S differ and the function takes no `q_offset`.
-            `"end"`: the last query is at the last key. `"start"`: the first query is at the first.
+            `"end"` aligns the last query with the last key, `"start"` the first query with the
+            first key.
         device: the device of torch or JAX arrays, such as `"cuda"`.
-        seed: draws the random cases.
+        seed: the random seed for the random cases.
         seconds: the time limit of a call.
-        waiting: is called several times a second.
+        waiting: a function that is called several times per second.
 
     Returns:
-        A `Report`: true if nothing is wrong. Print it to read the card.
+        A `Report`, which is true if nothing is wrong. Print the report to read the card.
 
     Raises:
-        ValueError: an unknown library, type or feature; or the function cannot be loaded, or
+        ValueError: a library, dtype or feature is unknown; or the function cannot be loaded or
             refuses a call without options.
         TypeError: `function` cannot be called.
 
@@ -88,7 +89,7 @@ def conform(
     >>> report.features
     {'plain': 'right', 'causal': 'wrong'}
     >>> report.remark("causal")
-    'as if the causal mask were aligned to the first key'
+    'as if the kernel aligned the causal mask to the first key'
     """
     chosen = _checked(arrays, dtypes, features, aligned, seed)
     task = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
@@ -113,7 +114,7 @@ def _of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Compute matrix products on one thread in this context: small products are then faster."""
+    """Limit matrix products in this context to one thread, which is faster for small products."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
@@ -123,7 +124,7 @@ def one_blas_thread() -> Iterator[None]:
 def _checked(
     arrays: str, dtypes: Sequence[str], features: Collection[str] | None, aligned: str, seed: int
 ) -> list[str]:
-    """Check the arguments, and return the features to judge in order."""
+    """Check the arguments; return the features to judge, in order."""
     whole_number(seed, call="conform", name="seed", least=0)
     if not dtypes or isinstance(dtypes, str):
         raise ValueError(f'conform: dtypes is {dtypes!r}: write names, as ("float32",)')
@@ -140,7 +141,7 @@ def _checked(
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
-    """Return what starts the process: a new process for names, a fork for function objects."""
+    """Return a function that starts a new process (for names) or a fork (for function objects)."""
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]
     for function in (target, target if gradient is None else gradient):
@@ -176,7 +177,7 @@ def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Ite
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
-    """Run each case; skip the rest of a feature after several cases have ended the process."""
+    """Run each case; skip the rest of a feature once several cases have ended the process."""
     results: list[CaseResult] = []
     ended: dict[str, int] = {}
     for case in cases:
@@ -212,10 +213,10 @@ def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
 def _findings(
     runs: Runs, results: Sequence[CaseResult]
 ) -> tuple[list[CaseResult], dict[str, Finding]]:
-    """Return `(results, findings)`: each wrong or refused feature has a finding.
+    """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
-    A finding has the smallest case that shows the error. A case that only shows the defect of an
-    earlier feature does not count against its own feature.
+    A finding holds the smallest case with the error. A case that only shows a defect of an earlier
+    feature does not count against its own feature.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}
@@ -245,7 +246,7 @@ def _findings(
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Assign a wrong case to another feature if it is still wrong without its own feature."""
+    """Assign a case to another feature if removing its own feature leaves the case wrong."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -273,7 +274,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Move the queries of a smaller case to the end of its keys, if they were at the end before."""
+    """Move the queries of a smaller case to the end of its keys, as in the case before."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

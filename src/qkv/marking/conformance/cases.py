@@ -24,20 +24,20 @@ _PLACED = ("is_causal", "window", "alibi_slopes")  # depend on query and key pos
 
 @dataclass(frozen=True)
 class Case:
-    """A test call without its arrays: sizes, options, and the seed that draws the arrays.
+    """A test call without its arrays: sizes, options, and the random seed for the arrays.
 
     Attributes:
         feature: the feature that the call tests.
         name: the difference from other cases of the feature.
-        options: arguments of `qkv.attention`. An array is described as text, as in "bool B1LS".
+        options: arguments of `qkv.attention`. An array is described by a text such as "bool B1LS".
         layout: the memory layout of query, key and value.
-        spread: the factor on the scores.
+        spread: a factor that multiplies the scores.
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
-        constant: all values of a head are equal, so that outputs show whether weights sum to 1.
-        poison: masked positions hold NaN.
-        optional: the function may refuse the case and still be right.
-        unsaid: options that the formula applies but the function does not get: it has no parameter
-            for them, and does the same by default.
+        constant: whether all values of a head are equal, so that outputs show if weights sum to 1.
+        poison: whether masked positions hold NaN.
+        optional: whether the function may refuse the case and still be right.
+        unsaid: options that are passed only to the formula. The function has no parameter for these
+            options and applies them by default.
     """
 
     feature: str
@@ -63,11 +63,11 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """Are queries and keys integers? Large scores then have no rounding errors."""
+        """Are queries and keys integers, so that large scores have no rounding errors?"""
         return self.feature == "large scores"
 
     def packed(self) -> dict[str, Any]:
-        """Return the case as JSON stores it."""
+        """Return the case as a dict for JSON."""
         return asdict(self)
 
     @classmethod
@@ -76,7 +76,7 @@ class Case:
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
     def stripped(self) -> Case | None:
-        """Return the call without its feature; None if the feature is not one option or size."""
+        """Return the call without its feature; None unless the feature is one option or size."""
         own = {
             name: value
             for name, value in self.options.items()
@@ -133,8 +133,8 @@ class Case:
 
         Args:
             offered: the arguments of the function.
-            aligned: where the function places the queries if L and S differ and it has no
-                `q_offset`: at the "start" or the "end" of the keys.
+            aligned: the position of the queries if L and S differ and the function has no
+                `q_offset`: the "start" or the "end" of the keys.
             absent: features and layouts that the function lacks, such as "causal, L != S".
         """
         kind = str(self.options.get("attn_mask", "")).partition(" ")[0]
@@ -157,7 +157,7 @@ _FIELDS = {one.name for one in fields(Case)}
 
 
 def _case(row: Mapping[str, Any], **changes: Any) -> Case:
-    """Make a case from a row whose values are not lists."""
+    """Create a case from a row without lists."""
     values: dict[str, Any] = {
         name: value.format_map(row) if isinstance(value, str) else value
         for name, value in row.items()
@@ -180,7 +180,7 @@ _FEATURES_OF = {
 
 
 def structured(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Case]:
-    """Yield, for each type, the cases of each feature (the simplest first), then pairs."""
+    """For each dtype, yield the cases of each feature (simplest first), then pairs."""
     for dtype in dtypes:
         for feature in FEATURES:
             if feature != "half precision":
@@ -208,12 +208,12 @@ def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
 
 
 def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Do two sets of options set the same argument, such as the two kinds of masks?"""
+    """Do both sets of options set the same argument, such as `attn_mask`?"""
     return bool(options.keys() & others.keys() - {"q_offset"})
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Join two options in one case; the feature is that of the later option in the formula."""
+    """Join two options in one case, with the feature that comes later in the formula."""
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))
     return replace(
         later,
@@ -226,7 +226,7 @@ def _pair(one: Case, other: Case, dtype: str) -> Case:
 
 
 def random(seed: int, count: int, dtypes: Collection[str]) -> Iterator[Case]:
-    """Draw cases with random sizes and random combinations of options."""
+    """Yield cases with random sizes and random combinations of options."""
     rng = np.random.default_rng(seed)
     kinds = [*dtypes]
     for number in range(count):
@@ -258,7 +258,7 @@ def random(seed: int, count: int, dtypes: Collection[str]) -> Iterator[Case]:
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Yield the same call with smaller sizes, the smallest first."""
+    """Yield the call with smaller sizes, smallest first."""
     for name in ("L", "S", "d", "dv", "B", "Hq", "Hkv"):
         now = getattr(case, name)
         for size in dict.fromkeys((1, 2, now // 2, now - 1)):

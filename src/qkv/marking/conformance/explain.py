@@ -1,4 +1,4 @@
-"""Find the known defects that give the same results as a wrong function."""
+"""Find known defects that give the same results as a wrong function."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _MOST = 120  # maximum cases with which an explanation is compared
 _LARGE = 10_000  # cases with more numbers are skipped: trying all defects takes too long
 _ROUNDING = 1e-5  # allowed rounding error, relative to the largest number
 _ENOUGH = 0.8  # the search ends if defects of earlier features explain this share of the cases
-_CLOSER = 3.0  # an explanation must be this many times closer than the right answer
-_ROUGH = 0.6  # a rough explanation wins if exact ones explain less than this share of the cases
-_LIKE = 3.0  # the errors may be this many times larger than those of a rough explanation
+_CLOSER = 3.0  # an explanation must fit this many times better than the right answer
+_ROUGH = 0.6  # a rough explanation wins if no exact one explains this share of the cases
+_LIKE = 3.0  # the errors may exceed the errors of a rough explanation by this factor
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Explanation:
     Attributes:
         says: the defects as text, after "as if".
         defects: the short names of the defects.
-        lines: pairs of a line of the formula and the line that replaces it.
-        explains: `(explained, tried)`: numbers of the feature's cases.
+        lines: pairs `(line of the formula, its replacement)`.
+        explains: `(explained, tried)`, the number of explained cases and of tried cases.
         beside: earlier features whose defects also affect these cases.
     """
 
@@ -71,14 +71,14 @@ class _Seen:
         return not self.right.fits(predicted) or self.right.worst(predicted)[0] > self.bound
 
     def explained(self, candidates: tuple[Defect, ...]) -> bool:
-        """Would these defects together give the result of the case?"""
+        """Would the combination of these defects give the result of the case?"""
         name = tuple((defect.key, defect.number) for defect in candidates)
         if name not in self.known:
             self.known[name] = self._explained(candidates)
         return self.known[name]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
-        """Compare the errors of these defects with the real errors: return |log(ratio)|."""
+        """Return `|log(ratio)|` of the errors of these defects and the actual errors."""
         expected = _with(candidates, self.values)
         error = 0.0
         if expected is not None:
@@ -106,7 +106,7 @@ class _Seen:
 
 
 def _differs(result: CaseResult) -> bool:
-    """Are numbers or shapes of the result wrong (not only side effects of the call)?"""
+    """Are values or shapes of the result wrong, not only side effects of the call?"""
     return (
         result.status == "wrong"
         and bool(result.outputs)
@@ -123,7 +123,7 @@ def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -
 
 
 def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected | None:
-    """Run the formula with several defects; return None if two of them replace the same line."""
+    """Run the formula with several defects; return None if two defects replace the same line."""
     lines: dict[str, str] = {}
     for defect in candidates:
         if lines.keys() & defect.lines.keys():
@@ -153,7 +153,7 @@ class Explainer:
         self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]
 
     def explain(self, results: Sequence[CaseResult]) -> Explanation | None:
-        """Find defects that give the results of a feature's cases; return None if none do."""
+        """Find defects that give the results of a feature's cases, or return None."""
         results = [result for result in results if result.case.size()[1] < _LARGE]
         wrong = sorted(filter(_differs, results), key=lambda result: result.case.size())
         if not wrong:
@@ -190,7 +190,7 @@ class Explainer:
         return ""
 
     def _best(self, seen: Sequence[_Seen]) -> tuple[Defect, ...]:
-        """Return the defects that explain the first case and most others; prefer few defects."""
+        """Return the fewest defects that explain the first case and most other cases."""
         known = tuple(defect for defect in self.known if not defect.rough)
         steps: list[list[tuple[Defect, ...]]] = [
             _some(known),
@@ -217,10 +217,10 @@ class Explainer:
     def _score(
         self, candidates: tuple[Defect, ...], seen: Sequence[_Seen]
     ) -> tuple[float, float, int]:
-        """Return the score of some defects. Compare scores from the left; larger is better.
+        """Return the score of a set of defects: a tuple whose first number matters most.
 
-        The numbers are the share of right cases that the defects keep right, the share of the
-        feature's cases that they explain, and minus the number of lines that they change.
+        The numbers are the share of right cases that stay right with the defects, the share of the
+        feature's cases that the defects explain, and the number of changed lines, negated.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:
@@ -234,11 +234,11 @@ class Explainer:
 
 
 def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
-    """Select the first results, and an even selection of the rest."""
+    """Select the first results and, at equal distances, some of the rest."""
     first, rest = results[: count // 2], results[count // 2 :]
     return [*first, *rest[:: max(1, 2 * len(rest) // count)]]
 
 
 def _some(known: tuple[Defect, ...]) -> list[tuple[Defect, ...]]:
-    """Return candidates: each known defect alone, and all known defects together."""
+    """Return candidates: each known defect alone, then all known defects combined."""
     return [*((defect,) for defect in known), *([known] if len(known) > 1 else [])]

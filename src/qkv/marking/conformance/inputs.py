@@ -13,7 +13,7 @@ Drawn = dict[str, Any]
 
 
 def float_type(name: Any) -> np.dtype[Any]:
-    """Return a NumPy type by its name, bfloat16 included."""
+    """Return a NumPy dtype by its name, which may be bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
 
@@ -23,7 +23,7 @@ def float_type(name: Any) -> np.dtype[Any]:
 
 
 def draw(case: Case) -> Drawn:
-    """Draw the arguments of a case, `Case.unsaid` included, as contiguous NumPy arrays."""
+    """Draw the arguments of a case, including `Case.unsaid`, as contiguous NumPy arrays."""
     rng = np.random.default_rng(case.seed)
     dtype = float_type(case.dtype)
     query, key = (
@@ -72,7 +72,7 @@ def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
 
 
 def _mask(case: Case, description: str, rng: np.random.Generator) -> Array:
-    """Draw a mask of the described type and shape, as in "bool B1LS"."""
+    """Draw a mask from a description of its dtype and shape, such as "bool B1LS"."""
     words = description.split()
     letters = next(word for word in words if not word.islower())
     sizes = {"B": case.B, "H": case.Hq, "L": case.L, "S": case.S, "1": 1}
@@ -106,7 +106,7 @@ def _poison(case: Case, drawn: Drawn) -> None:
 
 
 def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
-    """Return the variables of the formula's lines, in float64 or another type."""
+    """Return the variables of the formula's lines, in float64 or another dtype."""
 
     def wide(name: str, *axes: int) -> Any:
         a = drawn.get(name)
@@ -151,7 +151,7 @@ def expected(case: Case, drawn: Drawn | None = None) -> Expected:
 
 
 class Laid(NamedTuple):
-    """An array in memory, and the view of the array that the function gets."""
+    """An array in memory, and the view that is passed to the function."""
 
     base: Array
     view: Callable[[Any], Any]
@@ -160,7 +160,7 @@ class Laid(NamedTuple):
 def laid(case: Case, name: str, a: Array) -> Laid:
     """Store an array with the memory layout of a case; `view` also works on tensors."""
     layout = case.layout
-    if layout == "transposed":  # (B, T, H, d), as a projection gives it
+    if layout == "transposed":  # (B, T, H, d), as from a projection
         return Laid(np.ascontiguousarray(a.swapaxes(1, 2)), lambda x: x.swapaxes(1, 2))
     if layout == "packed":  # (B, T, 3, H, d), from one projection
         B, H, T, d = a.shape

@@ -1,4 +1,4 @@
-"""The formula of attention as a table of lines; a defect replaces some of these lines."""
+"""The attention formula as a table of lines, some of which a defect replaces."""
 
 import functools
 import tomllib
@@ -47,7 +47,7 @@ LINES = MappingProxyType(
 
 
 _SCORES = ("scores", "softcap", "bias", "alibi", "added")
-# variables that are rounded to another type after their line
+# variables that are rounded to another dtype after their line
 _RESULTS = MappingProxyType(
     {**dict.fromkeys((*_SCORES, "hide"), "s"), "finite top": "top", "exp": "e", "sinks": "total"}
     | {"weights": "w", "out": "out", "lse": "lse"}
@@ -70,7 +70,7 @@ GRADIENT = MappingProxyType(
 
 
 class Expected(NamedTuple):
-    """The right results of a call, or its results with a defect."""
+    """The results of a call, either right or with a defect."""
 
     out: Array
     weights: Array
@@ -95,8 +95,8 @@ def run(
 
     Args:
         values: the variables that the lines read.
-        changes: name of a line -> the line that replaces it.
-        dtype: the type to which results are rounded after each line.
+        changes: replacements for lines, keyed by the name of the line.
+        dtype: the dtype to which results are rounded after each line.
     """
     names: dict[str, Any] = {"np": np, "weigh": weigh, **_HELPERS, **values, "steps": []}
     lines = LINES | GRADIENT if values.get("grad_out") is not None else LINES
@@ -123,10 +123,10 @@ class Defect(NamedTuple):
     Attributes:
         key: its short name.
         says: completes the sentence "as if ...".
-        lines: name of a line of the formula -> the line that replaces it.
-        number: a number that the lines contain, such as a tile size, or None.
-        rough: the defect predicts only the size of errors, because rounding depends on the order of
-            sums.
+        lines: replacements for lines of the formula, keyed by the name of the line.
+        number: a number in the lines, such as a tile size, or None.
+        rough: whether the defect predicts only the size of errors, because rounding depends on the
+            order of sums.
     """
 
     key: str
@@ -136,12 +136,12 @@ class Defect(NamedTuple):
     rough: bool = False
 
     def run(self, values: Mapping[str, Any], beside: Mapping[str, str] | None = None) -> Expected:
-        """Run the formula with this defect and with further replaced lines."""
+        """Run the formula with this defect and other replaced lines."""
         return run({**values, "number": self.number}, {**(beside or {}), **self.filled})
 
     @property
     def filled(self) -> dict[str, str]:
-        """The lines, in which NUMBER is replaced by the number."""
+        """The lines, with NUMBER replaced by the number."""
         if self.number is None:
             return dict(self.lines)
         return {
@@ -160,7 +160,7 @@ class Defect(NamedTuple):
 
 @functools.cache
 def defects() -> tuple[Defect, ...]:
-    """Return all known defects, the commonest first."""
+    """Return all known defects, most common first."""
     table = tomllib.loads(files(__package__).joinpath("defects.toml").read_text("utf-8"))
     for key, row in table.items():
         if unknown := row["lines"].keys() - {*LINES, *GRADIENT}:
@@ -205,7 +205,7 @@ def _summed(x: Array, bits: float) -> Array:
 
 
 def _tiles(e: Array, v: Array, tile: int) -> Array:
-    """Compute an output for each tile of keys separately, and return the mean of the outputs."""
+    """Return the mean of the outputs that are computed separately for each tile of keys."""
     parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
     outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
     return np.mean(outs, axis=0) if outs else e @ v

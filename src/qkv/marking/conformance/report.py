@@ -14,17 +14,17 @@ from qkv.files import replacing
 from qkv.marking.conformance.explain import Explanation
 from qkv.marking.conformance.runs import CaseResult
 
-_NAMED = 3  # maximum refused cases that are listed
+_NAMED = 3  # the maximum number of refused cases to list
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The smallest case of a feature that is wrong or refused, and its explanation.
+    """The smallest wrong or refused case of a feature, and its explanation.
 
     Attributes:
         case: the smallest case that shows the error.
         explanation: the known defects that give this result, or None.
-        like: the earlier feature at which these defects were found, or "".
+        like: the earlier feature in which these defects were found, or "".
     """
 
     case: CaseResult
@@ -41,8 +41,8 @@ class Report:
         features: the status of each feature: "right", "wrong", "refused" (the function raises an
             error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
-        findings: for each feature that is wrong or refused, the smallest case that shows it, and
-            the known defects that explain it.
+        findings: the smallest case of each wrong or refused feature, and the known defects that
+            explain the case, keyed by feature.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Report:
         return [result for result in self.cases if result.feature == feature]
 
     def details(self, feature: str) -> list[str]:
-        """List lines about a wrong feature: its smallest case and its lines of the formula."""
+        """Describe a wrong feature in lines: its smallest case and the changed formula."""
         finding = self.findings.get(feature)
         if finding is None:
             return []
@@ -127,7 +127,7 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the card as values that JSON can store."""
+        """Return the card as a dict for JSON."""
         return {
             "name": self.name,
             "passed": self.passed,
@@ -137,9 +137,9 @@ class Report:
         }
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the card as one HTML page that needs no network.
+        """Write the card as an HTML page that works offline.
 
-        The file at `path` is replaced only when the whole page is written.
+        The file at `path` is replaced only when the page is complete.
         """
         page = files(__package__).joinpath("card.html").read_text("utf-8")
         text = Template(page).substitute(
@@ -161,7 +161,7 @@ class Report:
         )
 
     def to_junit(self, path: str | os.PathLike[str]) -> None:
-        """Write a test for each feature as JUnit XML; refused and absent features are skipped."""
+        """Write features as tests in JUnit XML; refused and absent features are skipped tests."""
         from qkv.marking.files.exports import write_features
 
         tests = [(name, status, self._told(name)) for name, status in self.features.items()]
@@ -202,15 +202,15 @@ def _case(result: CaseResult) -> dict[str, Any]:
 
 
 def _number(value: float | None) -> float | str | None:
-    """Write infinity as a string, since JSON has none."""
+    """Turn infinity into a string, because JSON has no infinity."""
     return str(value) if value is not None and abs(value) == float("inf") else value
 
 
 def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature, which is wrong if any of its cases is wrong.
 
-    Optional cases may be refused. A case that a defect of another feature explains counts only if
-    the feature has no other cases.
+    Optional cases may be refused. A case that is explained by a defect of another feature counts
+    only if the feature has no other cases.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

@@ -1,4 +1,4 @@
-"""Run cases in the process of the judged function, and judge the results by error bounds."""
+"""Run cases in the process of the judged function, and compare results with error bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.marking.conformance.reference import Expected, run
 from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
-_LOADING = 12  # loading may take this many times the limit of a call: it may import torch
+_LOADING = 12  # the time limit for loading (perhaps torch) in multiples of the limit of a call
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,11 +26,12 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: the error of the worst array; None if the results cannot be compared.
+        error: the largest error of an array relative to its bound; None if results cannot be
+            compared.
         bound: the allowed error.
-        message: what happened, if `error` does not say enough.
+        message: an explanation, if `error` is not enough.
         outputs: the arrays that the function returned.
-        ended: whether the process has ended, by itself or at its time limit.
+        ended: whether the process has ended, on its own or at its time limit.
         like: another feature whose defect explains the case, or "".
     """
 
@@ -56,7 +57,7 @@ class CaseResult:
 
 
 class Runs:
-    """Runs one case after another.
+    """Runs cases one at a time.
 
     Args:
         start: starts a process.
@@ -68,7 +69,7 @@ class Runs:
         self._process: Isolated | None = None
 
     def load(self) -> Mapping[str, Any]:
-        """Load the function, and return its description.
+        """Load the function; return its description.
 
         Raises:
             ValueError: it cannot be loaded.
@@ -107,7 +108,7 @@ class Runs:
         return self._process, self._about
 
     def close(self) -> None:
-        """End the process if it runs."""
+        """End the process if it is running."""
         self._processes.close()
         self._process = None
 
@@ -144,7 +145,7 @@ _JUDGED = 1e4  # larger scores do not widen the bound: such cases only test that
 
 @dataclass(frozen=True)
 class Answer:
-    """The right results of a call: for each array its name, numbers and error bound."""
+    """The right results of a call: names, arrays and error bounds."""
 
     names: tuple[str, ...]
     arrays: tuple[Array, ...]
@@ -152,7 +153,7 @@ class Answer:
     judged: Any  # bool (B, Hq, L): the rows that are judged; `...` for all rows
 
     def errors(self, outputs: Sequence[Array]) -> list[float]:
-        """Return the largest error of each array; it is infinite if only one array has a NaN."""
+        """Return the largest error of each array, which is infinite if only one array has NaN."""
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
             for a, b in zip(self.arrays, outputs, strict=True)
@@ -169,7 +170,7 @@ class Answer:
 
 
 def answer(case: Case, drawn: Drawn) -> Answer:
-    """Compute the right answer to a case, with its bounds."""
+    """Compute the right answer to a case and its error bounds."""
     right = run(values(case, drawn))
     names = returned(case)
     every = case.feature in ("rows that see nothing", "empty")
@@ -183,7 +184,7 @@ def answer(case: Case, drawn: Drawn) -> Answer:
 
 
 def returned(case: Case) -> tuple[str, ...]:
-    """List the names of the arrays that a call returns, in order."""
+    """Return the names of a call's results, in order."""
     if case.feature == "gradient":
         return ("d_query", "d_key", "d_value")
     names = ["out"]
@@ -193,7 +194,7 @@ def returned(case: Case) -> tuple[str, ...]:
 
 
 def parts(expected: Expected, names: Sequence[str]) -> list[Array]:
-    """Select the arrays that a call returns from the results of the formula."""
+    """Select arrays from the results of the formula by name."""
     return [getattr(expected, name) for name in names]
 
 
@@ -217,7 +218,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 def _half_bounds(
     case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Any
 ) -> list[float]:
-    """Return bounds: twice the error of the formula in half precision, plus one rounding."""
+    """Return error bounds: twice the error of the formula in half precision, plus one rounding."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
@@ -232,7 +233,7 @@ def _half_bounds(
 
 
 def _distance(right: Array, outputs: Array) -> float:
-    """Return the largest difference of two arrays; equal infinities and two NaN count as 0."""
+    """Return the largest difference of two arrays; equal infinities and pairs of NaN count as 0."""
     with np.errstate(invalid="ignore"):
         away = np.abs(right - outputs)
     away = np.where((right == outputs) | (np.isnan(right) & np.isnan(outputs)), 0, away)

@@ -1,4 +1,4 @@
-"""The child process of `conform`: it makes the arrays of a case, and calls the function."""
+"""The child process of `conform`, which draws the arrays of a case and calls the function."""
 
 import importlib
 import importlib.util
@@ -30,7 +30,7 @@ _LAID = ("query", "key", "value")
 
 
 def main() -> None:
-    """Load the function that the first argument describes, then answer requests."""
+    """Load the function from the first command-line argument, then answer requests."""
     task, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
     sys.path[:] = dict.fromkeys([*task.pop("path"), *sys.path])
     worker = Worker(task, lambda target: load(target, task["names"]))
@@ -72,14 +72,14 @@ def load(target: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def of_function(thing: Any, names: Mapping[str, str] | None) -> Callee:
-    """Find how to call a function; known library functions are called as documented."""
+    """Return the way to call a function; known library functions are called as documented."""
     if not callable(thing):
         raise ValueError(f"it is a {type_name(thing)}, which cannot be called")
     return adapters.known(thing) or callee(thing, names)
 
 
 class Worker:
-    """Calls a function on cases.
+    """Calls a function with the arrays of cases.
 
     Args:
         task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays
@@ -123,7 +123,7 @@ class Worker:
         }
 
     def _call(self, case: Case) -> Packed:
-        """Call the function `case.repeats` times, and note the inputs that it changes."""
+        """Call the function `case.repeats` times, and record the inputs that it changes."""
         drawn = draw(case)
         bases, arguments = {}, {}
         for name, a in drawn.items():
@@ -173,7 +173,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return the case whose layout a mask gets: transposed if the inputs are transposed."""
+    """Return a case with the memory layout for a mask: transposed if the inputs are transposed."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

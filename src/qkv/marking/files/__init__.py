@@ -1,4 +1,4 @@
-"""Mark the functions and values of a file; the file's code runs in a separate process."""
+"""Mark the functions and values of a file, whose code runs in a separate process."""
 
 from qkv.marking.files.process import check_file
 

@@ -1,6 +1,6 @@
-"""The child process: it runs a student's file, and calls the file's functions on request.
+"""The child process, which runs a student's file and calls the file's functions on request.
 
-The marker judges their results in its own process.
+The marker judges the results in its own process.
 """
 
 import importlib.util
@@ -29,18 +29,18 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks.self_attention_class.layers import arrays_of
 
 NAME = "submission"
-_LONGEST = 1000  # maximum letters of a text that is sent, for example of a list of parameters
-_WATCHED = 64  # arrays that were returned last: a later call may write to them
+_LONGEST = 1000  # the maximum length of a text in a reply, such as a list of parameters
+_WATCHED = 64  # the number of latest outputs to watch, because later calls may write to them
 
 
 def main() -> None:
-    """Run the file that the first argument names, then answer requests."""
+    """Run the file that is named by the first argument, then answer requests."""
     file, megabytes, seconds = sys.argv[1:]
     serve(lambda: _Submission(file).answer, int(megabytes), float(seconds))
 
 
 class _Submission:
-    """A student's file, and those of its objects that the marker refers to.
+    """A student's file, and the objects of the file to which the marker refers.
 
     Args:
         file: the path.
@@ -48,17 +48,18 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # number -> object; kept, so that no id is used twice
+        self.things: list[Any] = []  # objects by number, kept so that no id is used twice
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
 
     def answer(self, request: Packed, tell: Callable[[list[str]], None]) -> Packed:
-        """Reply to a request; an error of the student's code is a reply.
+        """Reply to a request; errors of the student's code are also replies.
 
         Args:
             request: the request.
-            tell: gets the tasks of a notebook before its first cell and after each cell.
+            tell: a function that gets the tasks of a notebook before the first cell and after each
+                cell.
         """
         process = getpid()
         try:
@@ -76,7 +77,7 @@ class _Submission:
         except BaseException as error:
             return {"error": _packed_error(error)}
         finally:
-            if getpid() != process:  # the file has forked: one process is enough to mark it
+            if getpid() != process:  # the file has forked: only one process may reply
                 leave(0)
 
     def _read(self, tasks: list[str], tell: Callable[[list[str]], None]) -> Packed:
@@ -105,14 +106,14 @@ class _Submission:
         return {"tasks": tasks, "failures": failures, "own": _own(self.module)}
 
     def _values(self, names: list[str]) -> list[Packed] | str:
-        """Return the values of these names, or the first name that the file does not have."""
+        """Return the values of these names, or the first name that the file lacks."""
         for name in names:
             if not hasattr(self.module, name):
                 return name
         return [self._packed(getattr(self.module, name)) for name in names]
 
     def _find(self, names: list[str]) -> list[Any] | None:
-        """Return the first of these names that the file has, its object, and its parameters."""
+        """Return the first of these names in the file, with its object and parameters."""
         name = next((name for name in names if hasattr(self.module, name)), None)
         if name is None:
             return None
@@ -121,7 +122,7 @@ class _Submission:
         return [name, packed, _parameters(thing)]
 
     def _call(self, thing: Any, request: Packed) -> Packed:
-        """Call a function; note the inputs that it changes, library calls, and printed lines."""
+        """Call a function; record changed inputs, library calls and printed lines."""
         function = self.callable.setdefault(request["of"], takes_tensors(thing))
         sent: dict[int | str, Packed] = {**dict(enumerate(request["given"])), **request["named"]}
         values = {place: unpack(packed, self._held) for place, packed in sent.items()}
@@ -168,11 +169,11 @@ class _Submission:
         return words_of(thing)[:_LONGEST]
 
     def _packed(self, thing: Any) -> Packed:
-        """Pack an object for the marker; the object and its parts get numbers."""
+        """Pack an object for the marker, with numbers for the object and its parts."""
         return Packer(self._number).pack(thing)
 
     def _plain(self, thing: Any) -> Packed:
-        """Pack the present contents of an argument; give no numbers to its parts."""
+        """Pack the current contents of an argument, without numbers for its parts."""
         return Packer(lambda _: None).pack(thing)
 
     def _number(self, thing: Any) -> int:
@@ -189,7 +190,7 @@ class _Submission:
         return self.things[number]
 
     def _stale(self) -> list[Any]:
-        """Pack the arrays that earlier calls returned and later calls have changed."""
+        """Pack the arrays that were returned by earlier calls and changed by later calls."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
         stale = [[number, self._packed(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:
@@ -204,7 +205,7 @@ def _packed_error(error: BaseException) -> Packed:
     except BaseException:
         words = "(its own words raise an error)"
     likely = None
-    with suppress(Exception):  # attributes of the error's object may raise an error
+    with suppress(Exception):  # attributes of a student's object may raise an error
         likely = known(error)
     texts = likely and {name: text for name, text in vars(likely).items() if name != "variants"}
     return {
@@ -223,7 +224,7 @@ def _verdict(result: CheckResult) -> Packed:
 
 
 def _module(file: str, loader: SourceFileLoader) -> ModuleType:
-    """Make a module for the file that can import from the file's folder; do not run it yet."""
+    """Create a module for the file, without running it; it can import from the file's folder."""
     sys.path.insert(0, str(Path(file).parent))
     module = importlib.util.module_from_spec(ModuleSpec(NAME, loader, origin=file))
     module.__file__ = file
@@ -232,14 +233,14 @@ def _module(file: str, loader: SourceFileLoader) -> ModuleType:
 
 
 def _default(parameter: inspect.Parameter) -> Any:
-    """Return a parameter's default: "" if it has no default, None if the default is no number."""
+    """Return a parameter's default: "" if it is missing, None if it is not a number."""
     if parameter.default is parameter.empty:
         return ""
     return parameter.default if is_number(parameter.default) else None
 
 
 def _parameters(function: Callable[..., Any]) -> str:
-    """Return the parameters of a function as they were defined."""
+    """Return the parameters of a function as in its definition."""
     try:
         return str(inspect.signature(function))[:_LONGEST]
     except Exception:  # compiled code may have no signature, and printing a default may fail

@@ -1,4 +1,4 @@
-"""The files of a class: the student of each file, and a table of the verdicts."""
+"""The files of a class: assign them to students, and write a table of the verdicts."""
 
 import csv
 import io
@@ -28,16 +28,15 @@ class Student:
 
     Attributes:
         names: the first cells of the row: a file, a student's folder, or the id and the name in a
-            roster. If a file belongs to nobody in the roster, the id is empty and the name is the
-            file's path.
-        files: the files of that student.
+            roster. For a file without a student, the id is empty and the name is the file's path.
+        files: the student's files.
     """
 
     names: tuple[str, ...]
     files: tuple[str, ...] = ()
 
     def marked(self, marks: dict[str, Sequence[CheckResult]]) -> list[Marked]:
-        """Return the verdicts on each file; without files, return one verdict that says so."""
+        """Return the verdicts on each file; without files, return a verdict about this."""
         if not self.files:
             shows = f"no file or folder is named after {' or '.join(filter(None, self.names))}"
             return [(self.names[0], (not_marked("nothing-handed-in", shows, None),))]
@@ -46,7 +45,7 @@ class Student:
 
 @dataclass(frozen=True)
 class Students:
-    """The rows of a class's table, and the names of the columns that identify a row."""
+    """The rows of a class table, and the names of the columns that identify a row."""
 
     columns: tuple[str, ...]
     rows: tuple[Student, ...]
@@ -84,7 +83,7 @@ def read_roster(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
 
 
 def by_file(files: Sequence[str], folders: Sequence[str] = ()) -> Students:
-    """Make a row for each file; if every file is in a student's folder, make a row per student."""
+    """Create a row per file, or a row per student if every file is in a student's folder."""
     owners = {file: _owner(file, folders) for file in files}
     if not folders or None in owners.values():
         return Students(("file",), tuple(Student((file,), (file,)) for file in files))
@@ -94,12 +93,12 @@ def by_file(files: Sequence[str], folders: Sequence[str] = ()) -> Students:
 def by_roster(
     roster: Sequence[tuple[str, str]], files: Sequence[str], folders: Sequence[str] = ()
 ) -> Students:
-    """Make a row for each student of the roster, then a row for each file that belongs to nobody.
+    """Create a row for each student in the roster, then for each file without a student.
 
-    A file belongs to a student if the student's id is a word in the file's name, or in the name of
-    a folder between the file and the folder that was given. For example, the id `s12` is a word in
-    `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no id is found, the student's name is searched.
-    If several ids are found, the longest id wins.
+    A file belongs to a student if the student's id is a word in the name of the file or of a folder
+    above it, up to the given folder. For example, the id `s12` is a word in `s12_lesson3.ipynb`,
+    but not in `s123.ipynb`. If no id is found, names are searched for the student's name. If
+    several ids are found, the longest id wins.
     """
     keys = [_finder(identity) for identity, _ in roster], [_finder(name) for _, name in roster]
     owners = [_belongs(_names_above(file, folders), roster, keys) or ("", file) for file in files]
@@ -125,7 +124,7 @@ def _owner(file: str, folders: Sequence[str]) -> str | None:
 
 
 def _names_above(file: str, folders: Sequence[str]) -> list[str]:
-    """List the names that may contain a student's id: the file's name and its folders' names."""
+    """Return the names that may contain a student's id: of the file and of its folders."""
     path = Path(file)
     above = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
     inside = path.relative_to(above)
@@ -151,7 +150,7 @@ def _belongs(
 
 
 def _finder(name: str) -> Callable[[str], bool]:
-    """Return a function that finds the words of a name in a text, also with other words between."""
+    """Return a function that finds the words of a name in a text, with any separators."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
     joined = r"[\W_]+".join(words)
     pattern = re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)
@@ -162,13 +161,13 @@ class ClassTable:
     """The marked files of a class.
 
     Args:
-        marked: each file's name, and its verdicts.
+        marked: the name and the verdicts of each file.
         students: the students and their files; if None, each file has its own row.
 
     Attributes:
         columns: the names of the columns that identify a row: file, student, or id and name.
-        marked: each file's name, and its verdicts; for a student without files, one verdict that
-            says so.
+        marked: the name and the verdicts of each file; a student without files has one verdict
+            about this.
     """
 
     def __init__(self, marked: Sequence[Marked], students: Students | None = None) -> None:
@@ -180,13 +179,13 @@ class ClassTable:
 
     @property
     def tasks(self) -> list[str]:
-        """The tasks for which any file was marked, in the order of the course."""
+        """The tasks with at least one marked file, in the order of the course."""
         marked = {result.task for result in self._results()}
         return [name for name in TASKS if name in marked]
 
     @property
     def commonest(self) -> list[tuple[int, str, str]]:
-        """Each mistake as `(number of verdicts, task, name)`, the commonest mistake first."""
+        """Mistakes as `(number of verdicts, task, name)`, most common first."""
         counted = Counter(
             (result.task or "file", key)
             for result in self._results()
@@ -199,7 +198,7 @@ class ClassTable:
         return [result for _, results in self.marked for result in results]
 
     def rows(self) -> Iterator[tuple[tuple[str, ...], list[int | None], int, str]]:
-        """Yield the names of each row, the points in each task, their sum, and the mistakes.
+        """Yield each row's names, points per task, total points and mistakes.
 
         If several files of a student are marked for a task, the best file counts.
         """
@@ -216,7 +215,7 @@ class ClassTable:
             yield names, points, sum(counted.values()), " ".join(keys)
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a line for each row: its names, points in each task, their sum, and mistakes.
+        """Write a line per row: names, points per task, total points and mistakes.
 
         Raises:
             OSError: the file cannot be written.
@@ -230,7 +229,7 @@ class ClassTable:
             out.write(text.getvalue().encode("utf-8", "replace"))
 
     def write_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the table as a page, with the commonest mistakes.
+        """Write the table as an HTML page with the most common mistakes.
 
         Raises:
             OSError: the file cannot be written.
@@ -274,17 +273,17 @@ def _points(results: Sequence[CheckResult]) -> int:
 
 
 def _plain(name: str) -> str:
-    """Mark a name as text, so that no spreadsheet takes it for a formula."""
+    """Mark a name as text, so that a spreadsheet does not treat the name as a formula."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
 def files_in(folder: str | os.PathLike[str]) -> list[str]:
     """List the Python files and notebooks in a folder and its subfolders, sorted by name.
 
-    Hidden files are left out; broken links are included.
+    Hidden files are omitted; broken links are included.
 
     Raises:
-        FileNotFoundError: the folder has no such file.
+        FileNotFoundError: the folder has no Python files and no notebooks.
     """
     paths = [
         str(path)
@@ -299,7 +298,7 @@ def files_in(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is the path a file, or unreadable? Return False for a folder, a pipe or a device."""
+    """Is the path a file or unreadable, and not a folder, a pipe or a device?"""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

@@ -1,6 +1,6 @@
-"""Write verdicts for other programs: as JUnit XML, or as Gradescope's results.json.
+"""Write verdicts for other programs, as JUnit XML or as Gradescope's results.json.
 
-JUnit XML is read by continuous integration and learning platforms. The format of Gradescope:
+CI systems and learning platforms read JUnit XML. The format of Gradescope:
 https://gradescope-autograders.readthedocs.io/en/latest/specs/
 """
 
@@ -22,9 +22,9 @@ _ELEMENTS = MappingProxyType({"right": "system-out", "wrong": "failure"})
 
 
 class _Test(NamedTuple):
-    """A test of a JUnit suite. It passes if `status` is "right", and fails if it is "wrong".
+    """A test in a JUnit suite, which passes if `status` is "right" and fails if it is "wrong".
 
-    With any other status, such as "refused", the test is written as skipped.
+    With any other status, such as "refused", the test counts as skipped.
     """
 
     name: str
@@ -38,7 +38,7 @@ class _Test(NamedTuple):
 def write_junit(
     path: str | os.PathLike[str], marked: Iterable[tuple[str, Sequence[CheckResult]]]
 ) -> None:
-    """Write a test suite for each file, with a test for each task.
+    """Write a test suite per file, with one test per task.
 
     The file at `path` is replaced only when all the new content is written.
 
@@ -56,15 +56,15 @@ def write_junit(
 def write_features(
     path: str | os.PathLike[str], name: str, tests: Sequence[tuple[str, str, str]]
 ) -> None:
-    """Write a test suite with a test for each feature of a report.
+    """Write a test suite with one test per feature of a report.
 
     The file at `path` is replaced only when all the new content is written.
 
     Args:
         path: the file to write.
         name: the function that was judged.
-        tests: for each feature its name, its status ("right", "wrong", "refused" or "absent") and
-            a remark.
+        tests: the name, the status ("right", "wrong", "refused" or "absent") and a remark for each
+            feature.
     """
     rows = [
         _Test(feature, status, f"{status}: {words.partition(chr(10))[0]}", words)
@@ -76,7 +76,7 @@ def write_features(
 def write_gradescope(
     path: str | os.PathLike[str], marked: Sequence[tuple[str, Sequence[CheckResult]]]
 ) -> None:
-    """Write the verdicts on one submission: a test for each task, of 10 points.
+    """Write the verdicts on one submission, with a test of 10 points for each task.
 
     Args:
         path: the file to write.

@@ -1,4 +1,4 @@
-"""Read a Jupyter notebook that a student handed in: its code cells and its tasks."""
+"""Read the code cells and the tasks of a student's Jupyter notebook."""
 
 import ast
 import json
@@ -24,9 +24,9 @@ class Notebook:
 
     Attributes:
         cells: the code cells in order, each as `(number, code)`; numbers start at 1. Magics are
-            removed, and cells that only show a live page are left out.
-        tasks: the tasks (or names of functions) for which the notebook is marked; None if the
-            notebook names no task.
+            removed, and cells that only show a live page are omitted.
+        tasks: the tasks (or function names) for which to mark the notebook; None if the notebook
+            names no task.
     """
 
     cells: tuple[tuple[int, str], ...]
@@ -38,10 +38,10 @@ class Notebook:
         Args:
             module: the module.
             name: the name of the notebook.
-            done: is called after each cell.
+            done: a function that is called after each cell.
 
         Returns:
-            A message for each cell that failed.
+            One message per failed cell.
         """
         vars(module)["display"] = lambda *_things, **_options: None  # replaces IPython's display()
         failed = []
@@ -57,10 +57,10 @@ class Notebook:
 
 
 def read(text: bytes) -> Notebook:
-    r"""Read a notebook of format 4, which is JSON.
+    r"""Read a notebook in format 4, which is JSON.
 
     Raises:
-        SyntaxError: it is not a notebook.
+        SyntaxError: the content is not a notebook.
 
     >>> book = read(b'{"cells": [{"cell_type": "code", "source": ["%time\\n", "x = 1"]}]}')
     >>> book.cells, book.tasks
@@ -81,7 +81,7 @@ def read(text: bytes) -> Notebook:
 
 
 def python(notebook: Notebook) -> Iterator[str]:
-    """Yield the cells that are Python."""
+    """Yield the Python cells."""
     for _, source in notebook.cells:
         if _parses(source):
             yield source

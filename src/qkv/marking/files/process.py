@@ -1,4 +1,4 @@
-"""Mark a student's file; its code runs in a separate process with time and memory limits."""
+"""Mark a student's file, whose code runs in a separate process with time and memory limits."""
 
 import os
 import re
@@ -20,7 +20,7 @@ from qkv.marking.tasks import TASKS, Task
 from qkv.marking.tasks.task import SECONDS
 
 MEGABYTES = 2048
-_CELL = 6  # a cell of a notebook has six times the time limit: some lessons train a model
+_CELL = 6  # the factor on the time limit for a notebook cell: some lessons train a model
 
 _WORDS = re.compile(r"\w+")
 
@@ -34,41 +34,41 @@ def check_file(
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[CheckResult, ...]:
-    r"""Mark a Python file or a Jupyter notebook; its code runs in a separate process.
+    r"""Mark a Python file or a Jupyter notebook, whose code runs in a separate process.
 
-    A notebook of a lesson is marked only for the tasks of this lesson, not for functions that the
+    A lesson's notebook is marked only for the tasks of the lesson, not for functions that the
     lesson itself defines. The code cells run in order, without magics. If a cell fails, the verdict
     names the cell, and the next cells still run.
 
-    The file's functions are called in the separate process. Their results are judged in this
-    process, by code that the file cannot change. If a function of qkv, torch or scipy computes the
-    answer, the file gets no points, and `helped_by` names the function.
+    The file's functions run in the separate process. Their results are judged in this process by
+    code that the file cannot change. If a function of qkv, torch or scipy computes the answer, the
+    file gets no points, and `helped_by` names the function.
 
     The separate process is ended when a task takes too long, and its memory is limited. The limits
-    protect against accidents, such as an endless loop, not against malice: the process is no
-    sandbox, and the file has the rights of the user who runs it. The file's output is not shown,
-    and `input()` raises an EOFError. A syntax error, a call of `sys.exit` and a missing function
-    are reported like any other mistake. If the file makes the marker itself fail, the verdict is
-    `"not-marked"` and gives the reason.
+    protect against accidents, such as an endless loop, but not against malicious code: the process
+    is not a sandbox, and the file has all rights of the user who runs it. The file's output is not
+    shown, and `input()` raises an EOFError. Syntax errors, calls of `sys.exit` and missing
+    functions are reported like other mistakes. If the file causes an error in the marker itself,
+    the verdict is `"not-marked"` with the reason.
 
     Args:
         path: the file.
-        task: the name of a task, or of its function; None for each task whose function the file
-            has.
-        seed: draws the inputs, as for `check`.
-        seconds: the time limit for reading the file, and for each task. None uses each task's own
-            limit, which is 10 seconds for most tasks. A cell of a notebook may take six times the
-            longest limit of its tasks, since some lessons train a model. All limits are longer
-            while other programs keep the processors busy.
+        task: the name of a task or of its function; None for all tasks whose function is in the
+            file.
+        seed: the random seed for the inputs, as for `check`.
+        seconds: the time limit for reading the file and for each task. None uses each task's own
+            limit, which is 10 seconds for most tasks. A notebook cell may take six times the
+            longest limit of the notebook's tasks, because some lessons train a model. All limits
+            are extended while other programs keep the processors busy.
         megabytes: the memory limit, in addition to the memory of the libraries (not on Windows).
-        waiting: is called several times a second.
+        waiting: a function that is called several times per second.
 
     Returns:
-        A verdict for each task. If the file could not be read, the list has one verdict, and its
-        `task` is the argument `task`.
+        One verdict per task. If the file cannot be read, the only verdict has the argument `task`
+        as its `task`.
 
     Raises:
-        ValueError: an unknown task, a limit that is not above 0, or a seed below 0.
+        ValueError: the task is unknown, a limit is not positive, or the seed is negative.
         OSError: the file cannot be read; FileNotFoundError if it does not exist.
 
     >>> import tempfile
@@ -109,7 +109,7 @@ def check_file(
 
 
 def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
-    """Remove the verdicts on helper functions, and name the helpers in the first other verdict."""
+    """Remove the verdicts on helper functions, which the first other verdict then mentions."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]
@@ -123,7 +123,7 @@ def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]
 
 
 def _named(result: CheckResult, task: str | None) -> CheckResult:
-    """Put the name of the requested task into a verdict on the file."""
+    """Set the requested task in a verdict on the file."""
     if result.task is not None or task is None:
         return result
     return replace(result, task=task_of(task).name)
@@ -136,10 +136,11 @@ def _marked(
     seed: int,
     limit_of: Callable[[Sequence[str]], float],
 ) -> tuple[list[tuple[CheckResult, str]], list[str]]:
-    """Run the file, and return `(verdicts, left)`.
+    """Run the file; return `(verdicts, left)`.
 
-    `left` has the tasks that need another process, because this process has ended. Each verdict is
-    paired with the function if the function seems to be a helper that has its name by chance.
+    `left` lists the tasks that need another process, because this process has ended. Each verdict
+    comes with a function signature if the function seems to have the task's name by chance, and
+    otherwise with "".
     """
     results: list[tuple[CheckResult, str]] = []
     try:
@@ -174,12 +175,12 @@ def _marked(
 def _verdict(
     remotes: Remotes, name: str, own: list[str], file: str, seed: int
 ) -> tuple[CheckResult, str]:
-    """Mark a file's function or values for a task; errors of its objects become findings."""
+    """Mark a file's function or values for a task; errors in the file's objects become findings."""
     try:
         task = task_of(name)
         if task.values:
             values = remotes.values(task.values)
-            if isinstance(values, str):  # the file lacks the value of this name
+            if isinstance(values, str):  # the name of a missing value
                 return _missing(task, values, task.name, own), ""
             return check(values, task=task.name), ""
         by_task = name == task.name  # otherwise `name` is the function's name
@@ -189,7 +190,7 @@ def _verdict(
         function_name, function, parameters = row
         result = _judged(task, function_name, function, parameters, name, seed)
         return result, _helper(task, function_name, parameters, result)
-    except Exception as error:  # the marker's own error: the student's are findings
+    except Exception as error:  # an error of the marker, not of the student's code
         return failed(error, file, name), ""
 
 
@@ -202,7 +203,7 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
 def _judged(
     task: Task, function_name: str, function: Any, parameters: str, name: str, seed: int
 ) -> CheckResult:
-    """Mark a function with the first signature of the task that the function accepts."""
+    """Mark a function with the first of the task's signatures that the function accepts."""
     about = {"name": function_name, "signature": task.signature}
     if not callable(function):
         return not_marked("not-a-function", f"it is a {type_name(function)}", name, **about)
@@ -227,7 +228,7 @@ def _helper(task: Task, function_name: str, parameters: str, result: CheckResult
 
 
 def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:
-    """Return a verdict without points if a library function computed the answer."""
+    """Return the verdict, without points if a library function computed the answer."""
     if not helped_by:
         return result
     shows = f"it calls {', '.join(helped_by)}"
@@ -243,6 +244,6 @@ def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResul
 
 
 def _of_file(packed: Mapping[str, Any]) -> CheckResult:
-    """Unpack the verdict on a file that could not be read."""
+    """Unpack the verdict on an unreadable file."""
     mistakes, hint = (tuple(map(str, packed[name])) for name in ("mistakes", "hint"))
     return CheckResult(str(packed["message"]), mistakes, points=0, task=None, hint=hint)

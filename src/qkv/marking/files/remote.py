@@ -1,4 +1,4 @@
-"""The marker's stand-ins for a student's functions and objects; calls run in their process."""
+"""Proxies for a student's functions and objects; calls run in the student's process."""
 
 import builtins
 import inspect
@@ -20,25 +20,26 @@ Reply = Mapping[str, Any]
 
 
 class Remotes:
-    """The marker's stand-ins for objects of a student's process.
+    """The marker's proxies for objects in a student's process.
 
     Args:
-        ask: sends a request, and returns the reply.
+        ask: a function that sends a request and returns the reply.
 
     Attributes:
-        helped: the library functions that were called since this set was last cleared.
+        helped: the library functions called since this set was last cleared.
     """
 
     def __init__(self, ask: Callable[[Packed], Reply]) -> None:
         self._ask = ask
-        self._things: dict[int, Any] = {}  # by their numbers in that process
-        self._numbers: dict[int, int] = {}  # by their ids here; `_things` keeps them
+        self._things: dict[int, Any] = {}  # keyed by number in the student's process
+        self._numbers: dict[int, int] = {}  # keyed by id in this process; `_things` keeps objects
         self.helped: set[str] = set()
 
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
-        """Call a student's function, and return its result or raise its error.
+        """Call a student's function; return its result or raise its error.
 
-        If the function changes its arrays, lists or mappings, the copies here change too.
+        If the function changes its arrays, lists or mappings, the copies in this process also
+        change.
         """
         packer = Packer(self._known)
         sent = {
@@ -58,7 +59,7 @@ class Remotes:
         return self._read(_good(reply)["value"])
 
     def ask(self, do: str, thing: Any, **more: Any) -> Any:
-        """Send a request about an object that is not a call, and return the value in the reply."""
+        """Send a request about an object, except a call; return the value in the reply."""
         return self._value({"do": do, "of": self._numbers[id(thing)], **more})
 
     def _value(self, request: Packed) -> Any:
@@ -69,17 +70,17 @@ class Remotes:
         return self._read(self.ask("get", thing, name=name))
 
     def find(self, names: Sequence[str]) -> tuple[str, Any, str] | None:
-        """Return the first of these names that the file has, its object, and its parameters."""
+        """Return the first of these names in the file, with its object and parameters."""
         row = self._value({"do": "find", "names": [*names]})
         return None if row is None else (str(row[0]), self._read(row[1]), str(row[2]))
 
     def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
-        """Return the values of these names, or the first name that the file does not have."""
+        """Return the values of these names, or the first name that the file lacks."""
         packed = self._value({"do": "values", "names": [*names]})
         return packed if isinstance(packed, str) else tuple(map(self._read, packed))
 
     def arrays(self, thing: Any) -> list[tuple[str, Array]]:
-        """List the arrays that an object holds, with the path to each."""
+        """List the arrays inside an object, each with its path."""
         rows = [(str(path), self._read(packed)) for path, packed in self.ask("arrays", thing)]
         return [(path, a) for path, a in rows if isinstance(a, np.ndarray)]
 
@@ -90,7 +91,7 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number; later calls return the same object again."""
+        """Return the object with this number, always the same object for a number."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
@@ -102,10 +103,10 @@ class Remotes:
 
 
 class Remote(Elsewhere):
-    """A stand-in for an object of the student's process.
+    """A proxy for an object in the student's process.
 
     Args:
-        remotes: sends requests to its process.
+        remotes: the proxies, which send requests to the student's process.
     """
 
     def __init__(self, remotes: Remotes) -> None:
@@ -114,7 +115,7 @@ class Remote(Elsewhere):
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return str(self._remotes.ask("name", self))
-        if name.startswith("_"):  # NumPy and inspect look up such special names
+        if name.startswith("_"):  # NumPy and inspect look up names like this
             raise AttributeError(name)
         return self._remotes.get(self, name)
 
@@ -133,7 +134,7 @@ class Remote(Elsewhere):
 
 
 class RemoteFunction(Remote):
-    """A stand-in for a callable object of the student's process."""
+    """A proxy for a callable object in the student's process."""
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         """Call the object in the student's process."""
@@ -145,14 +146,14 @@ class RemoteFunction(Remote):
 
 
 def _remote(thing: Opaque, remotes: Remotes) -> Remote:
-    """Make the stand-in for a student's object; its type has the name of the object's type."""
+    """Create a proxy for a student's object, with the same type name."""
     base: Any = RemoteFunction if thing.calls else Remote
     remote: Remote = type(thing.kind, (base,), {})(remotes)
     return remote
 
 
 def _write(target: Any, new: Any) -> bool:
-    """Copy contents between two arrays, lists or mappings; return False if that fails."""
+    """Copy the contents of an array, list or mapping to another one; return False on failure."""
     if type(target) is not type(new):
         return False
     if isinstance(target, np.ndarray):
@@ -184,7 +185,7 @@ def _parameter(packed: Mapping[str, Any]) -> inspect.Parameter:
 
 
 def _good(reply: Reply) -> Reply:
-    """Return a reply, or raise the error of the student's code that it describes."""
+    """Return a reply, or raise the student's error that the reply describes."""
     if "error" not in reply:
         return reply
     packed = reply["error"]

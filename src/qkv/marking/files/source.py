@@ -1,4 +1,4 @@
-"""Find the functions and classes that a file defines, without running the file."""
+"""Find the functions and classes of a file without running the file."""
 
 import ast
 import io
@@ -10,10 +10,10 @@ from qkv.marking.tasks import TASKS
 
 
 def defined(source: bytes, file: str = "the file") -> set[str]:
-    r"""Return the functions and classes at the top level of a file, without imported ones.
+    r"""Return the top-level functions and classes of a file, except imports.
 
     Raises:
-        SyntaxError: it is not Python, or not in its encoding.
+        SyntaxError: the source is not Python, or has bytes that are invalid in its encoding.
 
     >>> sorted(defined(b"import os\nif os:\n    def f(x): ...\nsoftmax = f\nlogits = f(4)"))
     ['f', 'softmax']
@@ -32,7 +32,7 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that these statements define, also inside if, try, with and loops."""
+    """Yield the names that are defined by statements, including if, try, with and loops."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
@@ -50,7 +50,7 @@ def _names(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def tasks_in(names: set[str]) -> list[str]:
-    """Return the tasks whose function is among these names, in the order of the course.
+    """Return the tasks whose functions are among these names, in the order of the course.
 
     >>> tasks_in({"softmax", "helper"})
     ['softmax']

@@ -1,4 +1,4 @@
-"""Verdicts on a file whose functions were not called."""
+"""Verdicts on files whose functions were not called."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -16,14 +16,14 @@ _LONGEST = 1000  # letters of a list of names
 
 
 def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
-    """Return a verdict without points, and give the reason.
+    """Return a verdict without points, with the reason.
 
     Args:
         key: a table of mistakes.toml.
         shows: the effect of the mistake.
         task: the name of the task, or of its function.
-        names: values for the placeholders in the texts. The value of `it` is the task, or the file
-            if there is no task.
+        names: values for the placeholders in the texts. `it` stands for the task, or for the file
+            if `task` is None.
     """
     task = None if task is None else task_of(task).name
     return _verdict(described(key, shows, **{"it": task or "the file", **names}), task)
@@ -36,12 +36,12 @@ def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
 
 
 def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
-    """Report an error that a file caused in the marker itself."""
+    """Report an error of the marker itself that a file caused."""
     return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
 
 
 def unmarked(error: Exception, task: str | None) -> CheckResult:
-    """Report why a file or a folder could not be marked."""
+    """Report the reason why a file or a folder could not be marked."""
     key = "unreadable" if isinstance(error, OSError) else "not-marked"
     if isinstance(error, IsADirectoryError):
         key = "nothing-handed-in"
@@ -49,7 +49,7 @@ def unmarked(error: Exception, task: str | None) -> CheckResult:
 
 
 def of_error(error: BaseException, file: str) -> CheckResult:
-    """Report an error that a file raised while it was read."""
+    """Report an error that a file raised when it ran."""
     key = key_of(error, "file-raises")
     if isinstance(error, SyntaxError):
         about_letters = "codec can't decode", "encoding declaration", "unknown encoding"
@@ -66,7 +66,7 @@ def of_error(error: BaseException, file: str) -> CheckResult:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """Return the last line of the file in an error's traceback, as a prefix of a message."""
+    """Return the file's last line in an error's traceback, as a prefix for a message."""
     if isinstance(error, SyntaxError):
         return ""  # a syntax error's message names the line
     lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]
@@ -74,7 +74,7 @@ def _line(error: BaseException, file: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join sorted names; shorten a very long list, and return "nothing" for an empty list."""
+    """Join sorted names, shortened if the list is very long; "nothing" if the list is empty."""
     shown = ", ".join(sorted(names)) or "nothing"
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
@@ -85,7 +85,7 @@ def names_of(task: Task) -> str:
 
 
 def no_function(defined: Iterable[str]) -> CheckResult:
-    """Report a file that defines none of the names that tasks look for."""
+    """Report a file without any name that tasks look for."""
     tasks = [task for task in TASKS.values() if not task.by_name]
     expected = ", ".join(name for task in tasks for name in task.looks_for[:1])
     shows = f"it defines {listed(defined)}; the tasks look for {expected}"

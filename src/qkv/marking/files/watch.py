@@ -1,4 +1,4 @@
-"""Record the library functions that a student's function calls: some compute the answer."""
+"""Record library calls of a student's function, because some calls compute the answer."""
 
 import sys
 import threading
@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_MARKING = str(Path(__file__).parents[1])  # its functions call the student's functions
+_MARKING = str(Path(__file__).parents[1])  # the marker's code, which calls the student's functions
 _LIBRARY = str(Path(__file__).parents[2])  # qkv
 _SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "Softmax.forward"})
 _ATTENTION = frozenset(
@@ -22,14 +22,14 @@ _set, _get = sys.setprofile, sys.getprofile  # saved before a student's file run
 
 
 class Watch:
-    """A record of called functions of qkv, torch and scipy, and of started programs."""
+    """A record of calls to functions of qkv, torch and scipy, and of started programs."""
 
     def __init__(self) -> None:
         self.called: set[str] = set()
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in this context, and note if the student's code stops the record."""
+        """Record the calls in this context, and whether the student's code stops the recording."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
@@ -68,17 +68,17 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Does the student's code make the call, or the marker to a function outside the marker?"""
+    """Does the student's code make the call, or does the marker call a function outside itself?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)
 
 
 def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
-    """Return the recorded functions that are not allowed in a task.
+    """Return the called functions that are not allowed in a task.
 
-    A library's softmax is not allowed in the task `softmax`; other tasks may use it. A library's
-    attention, every other function of qkv, and starting a program are not allowed in any task.
+    The task `softmax` must not use a library's softmax; other tasks may. No task may use a
+    library's attention, other functions of qkv, or programs.
 
     >>> answers({"scipy.softmax", "qkv.softmax", "qkv.attention"}, "attention")
     ('qkv.attention',)

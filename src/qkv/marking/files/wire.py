@@ -1,8 +1,8 @@
 """Send arrays and other objects as JSON between the marker and the student's process.
 
-Numbers, texts, arrays, lists, tuples and mappings are sent by value. Each object that the student's
-process sends also gets a number. If the marker passes the object to a later call (for example a
-cache), only the number is sent, and the student's function gets the object that it had returned.
+Numbers, texts, arrays, lists, tuples and mappings are sent by value. Each object from the student's
+process also has a number. If the marker passes the object (for example, a cache) to a later call,
+only the number is sent, and the student's function receives its original object.
 """
 
 import base64
@@ -16,8 +16,8 @@ from qkv.marking.errors import type_name
 from qkv.marking.outcome import Elsewhere, numbers
 
 Packed = dict[str, Any]
-MOST = 1 << 16  # numbers of an array, or elements of all lists, in one message
-_LONGEST = 10_000  # letters of a text in a message
+MOST = 1 << 16  # the maximum number of values in an array, or of elements in the lists of a message
+_LONGEST = 10_000  # the maximum length of a text in a message
 _DEEPEST = 20
 _WHOLE = 1 << 63
 
@@ -26,7 +26,7 @@ class Packer:
     """Packs the objects of one message.
 
     Args:
-        known: returns the number that an object has on the other side, or None.
+        known: a function that returns an object's number on the other side, or None.
     """
 
     def __init__(self, known: Callable[[Any], int | None]) -> None:
@@ -36,7 +36,7 @@ class Packer:
         """Pack an object as JSON.
 
         Raises:
-            MemoryError: the object has too many numbers for a right answer.
+            MemoryError: the object is too large to be a right answer.
         """
         self.count += 1
         kind = type(thing)
@@ -79,8 +79,8 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
     Args:
         packed: the result of `Packer.pack`.
-        held: a function of an object's number and of the object in this message; it returns the
-            object to use. The object in the message is None if only the number was sent, and an
+        held: a function that gets an object's number and the object in this message, and returns
+            the object to use. The object in the message is None if only the number was sent, and an
             `Opaque` if the object cannot be sent by value.
     """
     if "v" in packed:
