@@ -246,7 +246,7 @@ def test_a_report_is_written_as_json_junit_and_a_page(tmp_path):
     (suite,) = ElementTree.parse(tmp_path / "card.xml").getroot()
     assert [suite.get(name) for name in ("tests", "failures", "skipped")] == ["4", "1", "1"]
     (failure,) = suite.iter("failure")
-    assert "aligned to the first key" in failure.get("message")
+    assert "aligned the causal mask to the first key" in failure.get("message")
 
     report.to_html(tmp_path / "card.html")
     page = (tmp_path / "card.html").read_text("utf-8")
