@@ -83,7 +83,7 @@ class Core:
         self._routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
         self.reader = reader or TextReader(name, tokenizer, sentence or Sentence())
         self._build()
-        self.sentence.width(self._vector_size)  # raises if the sizes of its layers do not fit
+        self.sentence.width(self._vector_size)  # raises if the sizes of the modules do not match
         limits = filter(None, (design.max_seq_length, self.sentence.max_seq_length))
         self.reader = replace(
             self.reader,
@@ -195,7 +195,7 @@ class Core:
         return [self, *self._others.values()]
 
     def _checked_limit(self, limit: int | None) -> int | None:
-        """Return a limit on the tokens of a text, or raise if the model has too few positions."""
+        """Check and return a token limit, or raise if the model has fewer positions."""
         most = self.network.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
@@ -236,7 +236,7 @@ class Core:
         return self._weights.sha256
 
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
-        """Return a model with copies of other parameters.
+        """Return a copy of the model with copies of these parameters.
 
         Args:
             parameters: an array for each name in `model.parameters`, of the same shape.
@@ -350,7 +350,7 @@ class Core:
         """Split a text into tokens, without the limit of `max_seq_length`.
 
         `trace` and `encode` truncate texts to `max_seq_length` tokens. Each gap in the text becomes
-        the mask token (see `mask`). Longer texts are cut after the first million characters, with a
+        the mask token (see `mask`). Texts are cut after the first million characters, with a
         warning.
 
         Raises:
@@ -397,7 +397,7 @@ class Core:
                 The scale of a row is the row's largest absolute value / 127. Rows that were loaded
                 from an int8 file keep their exact values. Other tensors become float16, except in
                 layers after the pooling, which do not change. transformers cannot read these
-                scales: leave out dtype if transformers should load the model.
+                scales: omit dtype if transformers should load the model.
 
         Raises:
             ValueError: the name of the folder is empty, the type is unknown, or a tensor has values

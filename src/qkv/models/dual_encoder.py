@@ -139,7 +139,7 @@ class DualEncoder(Model):
         return float(self._weights.parameters[SCALE])
 
     def encode_image(self, images: Any, **options: Any) -> Array:
-        """Return a vector for each image; its cosine with a text's vector is their similarity.
+        """Return a vector for each image, for cosine similarity with the vectors of texts.
 
         Args:
             images: images that `VisionModel.pixels` accepts, or the floats (B, C, H, W) that it

@@ -1,4 +1,4 @@
-"""Advice for attributes and arguments of other libraries that qkv does not have."""
+"""Advice on attributes and arguments that other libraries have, but qkv does not."""
 
 import difflib
 import functools
@@ -27,7 +27,7 @@ def advising(
     """Decorate a function so that its errors about unknown arguments give advice.
 
     Raises:
-        TypeError: an argument does not exist; the message gives advice or the nearest names.
+        TypeError: an argument does not exist; the message gives advice or suggests similar names.
 
     >>> @advising("load", {"device": "qkv computes on the CPU"})
     ... def load(name): ...

@@ -22,8 +22,8 @@ class Pool:
 
     A single process already uses all threads. Several processes help on machines with many cores,
     or if texts are so short that Python code takes much of the time. The threads of this process
-    are divided among them. As with every pool in Python, a script must create the pool under
-    `if __name__ == "__main__":`.
+    are divided among these processes. As with every pool in Python, a script must create the pool
+    under `if __name__ == "__main__":`.
 
     Args:
         model: each process gets a copy of the model in its current state.

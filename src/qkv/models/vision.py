@@ -217,8 +217,8 @@ def encode_images(
             `at.texts` has the index of each image. An array has one row per image.
 
     Returns:
-        (n, E) in the order of the images, or (E,) for a single image; float32, or float64 for a
-        float64 model.
+        (n, E) in the order of the images, or (E,) for a single image.
+        The type is float32, or float64 for a float64 model.
 
     Raises:
         TypeError: `images` is a string or a path; also as in `trace`.
@@ -266,8 +266,8 @@ def call_images(
         edit: activations to change, as in `trace`.
 
     Returns:
-        `last_hidden_state` (B, N + 1, D), for the first token and then the patches, row by row; for
-        a classifier, also `logits` (B, classes).
+        `last_hidden_state` (B, N + 1, D), for the first token and then the patches, row by row.
+        For a classifier, the result also has `logits` (B, classes).
 
     Raises:
         TypeError: `pixel_values` are not floats.

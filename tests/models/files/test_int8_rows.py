@@ -182,8 +182,8 @@ def test_a_model_is_saved_in_another_type_of_floats(folder, tmp_path, dtype):
         np.testing.assert_array_equal(again.parameters[name], array.astype(kind).astype(np.float64))
 
 
-ROWS = "int8 with float16 scales stores finite ones up to 8.31901e+06"
-HALVES = "float16 stores finite ones up to 65504"
+ROWS = "int8 with float16 scales stores finite numbers up to 8.31901e+06"
+HALVES = "float16 stores finite numbers up to 65504"
 
 
 @pytest.mark.parametrize(

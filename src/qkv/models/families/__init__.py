@@ -20,7 +20,7 @@ __all__ = ["FAMILIES", "PUBLISHED", "described", "towers"]
 
 
 def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
-    """Return the design for a config.json, and the names of its parameters in files.
+    """Return the design for a config.json, and the names of the model's parameters in files.
 
     Args:
         values: the contents of the config.json.

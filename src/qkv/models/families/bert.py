@@ -99,8 +99,8 @@ def albert(config: Config) -> Design:
 def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     """Yield `(first, group, part)` for each layer in the network.
 
-    `first` is the first layer with the same parameters, `group` the layer's group, and `part` the
-    layer's position in the group. Each layer in the config runs all layers of its group.
+    `first` is the first layer that uses the layer's parameters, `group` is the layer's group, and
+    `part` is its position in the group. Each layer in the config runs all layers of its group.
     """
     count, groups = config.layers(), config.size("num_hidden_groups")
     if groups > count:

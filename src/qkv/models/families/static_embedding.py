@@ -53,11 +53,13 @@ def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], De
 
 
 def _table(tensors: Tensors) -> Array:
-    """Return the table, with a row for each token."""
+    """Return the table, with one row per token."""
     if _TABLE in tensors:
         return _need(tensors, _TABLE, 2).read()
     if _ROWS not in tensors:
-        raise ModelError(f"{tensors.source}: the tensors {_TABLE} and {_ROWS} are missing: add one")
+        raise ModelError(
+            f"{tensors.source}: the tensors {_TABLE} and {_ROWS} are missing: add one of them"
+        )
     table = _need(tensors, _ROWS, 2).read()
     if _CHOSEN in tensors:
         rows = _need(tensors, _CHOSEN, 1, ("I64", "I32")).read()

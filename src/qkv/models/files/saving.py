@@ -98,7 +98,7 @@ def _stored(name: str, array: Array, dtype: np.dtype[Any] | None) -> dict[str, A
     if not largest <= limit:
         raise ValueError(
             f"save: {name} has numbers up to {largest:g}, and "
-            f"{'int8 with float16 scales' if in_rows else kind.name} stores finite ones up to "
+            f"{'int8 with float16 scales' if in_rows else kind.name} stores finite numbers up to "
             f"{limit:g}: omit dtype to keep the type of each array"
         )
     if not in_rows:

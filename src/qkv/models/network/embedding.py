@@ -353,7 +353,7 @@ def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Ar
 
 
 def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Return the gradient of the table, given the gradient (1 + h * w, D) of the result."""
+    """Return the gradient of the table of `for_grid`, given the gradient of the result."""
     back = [resampling(*pair).T for pair in zip(grid, wanted, strict=True)]
     return np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
 

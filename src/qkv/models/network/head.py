@@ -32,7 +32,7 @@ class Head:
     """The steps of a head, in order; only the last projection is mandatory.
 
     Attributes:
-        outputs: the number of words V, of classes, or of numbers in the text's vector.
+        outputs: the number of outputs: V words, classes, or dimensions of a text's vector.
         tied: whether the last projection is the token table, unless the files have another matrix.
         bias: whether the last projection has a bias.
         pool: the pooling of a text's vectors to one vector: a name in `POOLING`; "patches", the
@@ -169,8 +169,9 @@ class BuiltHead:
     ) -> Gradient:
         """Return the gradients of rows and parameters, from the gradient of the logits.
 
-        The gradient of a tied projection is "head.out_proj.weight" (D, V); add it to the gradient
-        of the token table. With a `GradientRecorder`, no gradients of parameters are computed.
+        The gradient of a tied projection is stored as "head.out_proj.weight" (D, V); add this array
+        to the gradient of the token table. With a `GradientRecorder`, no gradients of parameters
+        are computed.
         """
         steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:

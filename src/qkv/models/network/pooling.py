@@ -87,7 +87,7 @@ def activated(x: Array, activation: str) -> Array:
 
 
 def to_length_one(vectors: Array) -> Array:
-    """Scale vectors (n, width) to length 1; zeros stay zeros."""
+    """Scale vectors (n, width) to length 1; zero vectors do not change."""
     scaled: Array = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return scaled
 

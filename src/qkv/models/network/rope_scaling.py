@@ -94,7 +94,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class LongRope:
-    """LongRoPE: divide the speed of each pair by its own factor for short or long texts.
+    """LongRoPE: divide each pair's speed by its own factor, one for short and one for long texts.
 
     Long texts have more tokens than the texts of the first training; `Dynamic` describes which
     length counts. Keys in a cache keep their rotation.

@@ -249,8 +249,7 @@ class Transformer:
             save: whether to keep the values for `backward`.
 
         Returns:
-            `(rows, saved)`: the output (total, D) of the last of these layers, and the values of
-            each layer for the backward pass.
+            `(rows, saved)`: the output (total, D) of the last layer, and the values for `backward`.
         """
         settings = self.settings(int(np.diff(cu_lengths).max(initial=0)), masks)
         saved: list[BlockSaved] = []
@@ -273,8 +272,9 @@ class Transformer:
             record: collects the gradients of activations by the names of a trace, as (B, T, ...).
 
         Returns:
-            The gradients of all parameters except the head's, keyed by the design's names, such as
-            "blocks.0.attn.q_proj.weight"; empty with a `GradientRecorder`.
+            The gradients of all parameters except the head's, keyed by the design's names.
+            A name is, for example, "blocks.0.attn.q_proj.weight".
+            With a `GradientRecorder`, the result is empty.
         """
         gradients, cu = for_parameters(record), saved.cu_lengths
         longest = int(np.diff(cu).max(initial=0))
@@ -326,7 +326,7 @@ class Transformer:
         return self.logits(rows)
 
     def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
-        """Return empty caches for texts, and the ids (B, n) and lengths (B,) of `step`."""
+        """Return empty caches for texts, and the ids (B, n) and lengths (B,) for `step`."""
         lengths = np.array([len(text) for text in texts])
         ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
         for row, text in zip(ids, texts, strict=True):

@@ -180,7 +180,7 @@ class EditedRun:
 
         Args:
             layout: the texts of the batch.
-            wanted: returns whether to keep the gradient of a name.
+            wanted: a function that returns whether to keep the gradient of a name.
             added: as in `GradientRecorder`.
             inputs: the inputs of spliced layers, from `recorder` in the forward pass.
         """
@@ -246,7 +246,8 @@ class EditedRun:
 
         Args:
             tokens: the number of tokens in all texts.
-            run: runs all texts; its argument is a function from a layout to a recorder.
+            run: a function that runs all texts; its argument is a function from a layout to a
+                recorder.
         """
         wanted = {
             self._z(layer): layer
@@ -275,7 +276,7 @@ class EditedRun:
         return replace(self, ablated=ablated)
 
     def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
-        """Return the options of `Transformer.step` for `count` positions after `seen` (B,).
+        """Return the options of `Transformer.step` for `count` positions after `seen` (B,) positions.
 
         `lengths` (B,) is the number of each text's tokens among these positions; `number` is the
         number of the step.
@@ -438,7 +439,7 @@ def _never(name: str) -> bool:
 
 
 def _mask(cells: Sequence[Masked], first: Array, heads: int, queries: int, keys: int) -> Array:
-    """Return (B, heads or 1, queries or 1, keys), False at the masked keys."""
+    """Return a mask (B, heads or 1, queries or 1, keys) that is False at the masked keys."""
     per_head = any(one.head is not None for one in cells)
     per_query = any(one.query is not None or one.key is None for one in cells)
     shape = len(first), heads if per_head else 1, queries if per_query else 1, keys

@@ -93,7 +93,7 @@ def checked_ids(
 ) -> tuple[Array, Array]:
     """Return ids (B, T) and the mask of tokens; errors put `side` before the names of arguments.
 
-    With `counts`, columns are positions, and there may be no more columns than positions.
+    With `counts`, columns are positions, so the model's number of positions limits the columns.
     """
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
@@ -137,12 +137,12 @@ def _checked_mask(attention_mask: Any, shape: tuple[int, ...], side: str) -> Arr
 def checked_positions(
     body: Transformer, position_ids: ArrayLike | None, mask: Array, name: str
 ) -> Any:
-    """Return the positions of tokens, (B, T), counted from 0; None if none are given.
+    """Return the positions of tokens, (B, T), counted from 0; None if no positions are given.
 
     Args:
         body: the network.
         position_ids: (B, T), or (1, T) for all texts, as transformers counts them.
-        mask: (B, T), the mask of tokens; positions of other ids are not read.
+        mask: (B, T), the mask of tokens; positions of other ids are ignored.
         name: the name of the model.
 
     Raises:
@@ -238,8 +238,8 @@ def check_device(device: Any, call: str) -> None:
     """
     if isinstance(device, list | tuple):
         raise ValueError(
-            f"{call}: device is a list of {len(device)}: make `with qkv.models.Pool(model, "
-            f"{len(device)}) as pool`, and encode(texts, pool=pool)"
+            f"{call}: device is a list of {len(device)}: use `with qkv.models.Pool(model, "
+            f"{len(device)}) as pool:`, and call encode(texts, pool=pool)"
         )
     if device is not None and str(device).partition(":")[0] != "cpu":
         raise ValueError(f"{call}: device is {device!s:.40}: qkv computes on the CPU: omit device")
@@ -251,7 +251,7 @@ class TextReader:
 
     Attributes:
         name: the model's name, for errors.
-        tokenizer: splits a text into tokens; None if the model's folder has none.
+        tokenizer: splits a text into tokens; None if the model's folder has no tokenizer.
         sentence: the settings for texts, read from the model's files.
         limit: the maximum number of tokens in a text, including special tokens; None for no limit.
         rows: the number of rows in the token table.

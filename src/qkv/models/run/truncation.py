@@ -79,7 +79,7 @@ _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
 
 @contextmanager
 def counting(cut: Cut) -> Iterator[None]:
-    """Count the texts truncated in this context in `cut` instead of warning about them."""
+    """In this context, count truncated texts in `cut` instead of warning about them."""
     token = _counted.set(cut)
     try:
         yield

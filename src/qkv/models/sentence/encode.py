@@ -79,11 +79,12 @@ def encode(
             the texts.
 
     Returns:
-        (n, D) in the order of the texts; (D,) for one string; (0, D) if there are no texts. With
-        "token_embeddings", a list of (T_i, D), or (T, D) for one string. With
-        `output_value=None`, a list of dicts, or one dict for one string; the keys are "input_ids"
-        and "attention_mask" (T_i,), "token_embeddings" (T_i, D) and "sentence_embedding" (D,). The
-        type is float32, float64 for a float64 model, or the type that `precision` names.
+        (n, D) in the order of the texts; (D,) for one string; (0, D) if there are no texts.
+        With "token_embeddings", a list of arrays (T_i, D), or one array (T, D) for one string.
+        With `output_value=None`, a list of dicts, or one dict for one string.
+        A dict has "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D), and
+        "sentence_embedding" (D,).
+        The type is float32, float64 for a float64 model, or the type that `precision` names.
         `truncate_dim` changes D to this number; bits divide D by 8, rounded up.
 
     Raises:
@@ -172,7 +173,8 @@ def encode_query(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode`, which is the same for a model without prompts and routes.
+        The result of `encode` with this task and prompt.
+        If the model has no prompts and routes, the result is the same as from `encode`.
 
     Raises:
         TypeError: as in `encode`.
@@ -203,7 +205,8 @@ def encode_document(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode`, which is the same for a model without prompts and routes.
+        The result of `encode` with this task and prompt.
+        If the model has no prompts and routes, the result is the same as from `encode`.
 
     Raises:
         TypeError: as in `encode`.

@@ -28,8 +28,8 @@ def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (m, D), or (D,) for one vector.
 
     Returns:
-        (n, m), float64 if either input is float64, otherwise float32; a torch tensor if either
-            input is one.
+        (n, m), float64 if either input is float64, otherwise float32.
+        If either input is a torch tensor, the result is a torch tensor.
 
     Raises:
         TypeError: `a` or `b` does not hold numbers.
@@ -52,8 +52,8 @@ def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (n, D), or (D,) for one vector.
 
     Returns:
-        (n,), float64 if either input is float64, otherwise float32; a torch tensor if either input
-            is one.
+        (n,), float64 if either input is float64, otherwise float32.
+        If either input is a torch tensor, the result is a torch tensor.
 
     Raises:
         TypeError: `a` or `b` does not hold numbers.
@@ -101,8 +101,8 @@ def rank(
 
     Returns:
         One dict per document, the best first; documents with equal scores keep their order.
-        "corpus_id" is the index of the document, "score" the score of the pair, and "text" the
-        document if `return_documents` is true.
+        "corpus_id" is the index of the document, and "score" is the score of the pair.
+        "text" is the document; this key exists only with `return_documents`.
 
     Raises:
         TypeError: a text is not a string.
@@ -183,8 +183,8 @@ def predict_pairs(
         device: None or "cpu".
 
     Returns:
-        (n,), or (n, C) for C classes; for one pair, a number or (C,). The type is float32, or
-        float64 for a float64 model.
+        (n,), or (n, C) for C classes; for one pair, a number or (C,).
+        The type is float32, or float64 for a float64 model.
 
     Raises:
         TypeError: the inputs are not pairs of strings.

@@ -117,7 +117,7 @@ class Ranker:
     Attributes:
         model: a model whose head gives each text a score, or a score for each class.
         call: the name of the public call, used in error messages.
-        prompt_name: an option of `Model.rank`; the next two attributes are options of it too.
+        prompt_name: an option of `Model.rank`, like the next two attributes.
         tokenizer: the model's tokenizer.
         before: the prompt before the first text.
         limit: the maximum number of tokens in a pair.

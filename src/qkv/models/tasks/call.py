@@ -159,12 +159,11 @@ def run_layers(
             arrays that functions get, are (B, T, ...).
 
     Returns:
-        The output of the last of these layers, before the final norm, in the shape of `resid`;
-        float64 for a float64 model, otherwise float32.
+        The output of the last of these layers, before the final norm, in the shape of `resid`.
+        The type is float32, or float64 for a float64 model.
 
     Raises:
-        TypeError: `resid` does not hold floats, or a layer is not a whole number; also as in
-            `trace`.
+        TypeError: `resid` does not hold floats, or a layer is not an integer; also as in `trace`.
         ValueError: `resid` has the wrong shape, a layer does not exist, an edit changes a layer
             that is not run, or the model reads one text and writes another; also as in `trace`.
         KeyError: an activation does not exist; the message suggests similar names.

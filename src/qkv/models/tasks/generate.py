@@ -59,8 +59,8 @@ class Generated(str):
         `token` of the weights in `trace.decoder`.
 
         Returns:
-            For each layer (Hq, K): K is the number of prompt tokens and earlier new tokens, or the
-            number of tokens in the text that was read.
+            For each layer, an array (Hq, K).
+            K is the number of tokens before the new token, or in the text that was read.
 
         Raises:
             TypeError: `token` is not an integer.
@@ -102,9 +102,9 @@ def generate(
 
     A text ends with an end token (`eos_token_id` of generation_config.json, or else of
     config.json), before a stop string, or after `max_new_tokens`. With a temperature, tokens are
-    sampled as in transformers: logits are divided by the temperature; only the `top_k` largest
-    logits are kept; of their tokens, only the most likely are kept, until their probabilities sum
-    to `top_p`.
+    sampled as in transformers. The logits are divided by the temperature, and only the `top_k`
+    largest logits are kept. Of these tokens, only the most likely are kept, until their
+    probabilities sum to `top_p`.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
@@ -132,10 +132,12 @@ def generate(
             that is read.
 
     Returns:
-        A `Generated`, or a list of these for several prompts. A `Generated` is a string: the new
-        text without the prompt. It has the attributes `prompt`, `ids` and `finish_reason` and, with
-        `trace=True`, also `trace`, `logits`, `probabilities` and `looked_at`. With `stream=True`,
-        an iterator over strings or, for several prompts, over pairs (index of the prompt, string).
+        A `Generated`, or a list of these for several prompts.
+        A `Generated` is a string, the new text without the prompt.
+        Its attributes are `prompt`, `ids` and `finish_reason`.
+        With `trace=True`, it also has `trace`, `logits`, `probabilities` and `looked_at`.
+        With `stream=True`, the result is an iterator over strings.
+        For several prompts, this iterator yields pairs (index of the prompt, string).
         A model without a tokenizer writes ids as numbers.
 
     Raises:
@@ -299,7 +301,7 @@ class Row:
         given: the tokens of the prompt.
         max_new_tokens: the maximum number of new tokens.
         stream: converts new tokens to text.
-        rng: the random numbers for drawing tokens.
+        rng: the random numbers for sampling tokens.
         ids: the new tokens.
         measured: the logit and probability of each new token, if `steps` measures them.
         measured_prompt: the logit and probability of each prompt token except the first.

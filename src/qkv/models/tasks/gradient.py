@@ -60,10 +60,10 @@ def gradient(
             function's activation and later activations.
 
     Returns:
-        The gradients, keyed by the names in `at`. Each gradient has the shape of the activation in
-        a trace, (B, T, ...), and is 0 in padding. For an activation in all layers, the shape is
-        (layers, B, T, ...), as from `trace.stack`. The type is float32, or float64 for a float64
-        model.
+        The gradients, keyed by the names in `at`.
+        A gradient has the shape of its activation in a trace, (B, T, ...), and is 0 in padding.
+        For an activation in all layers, the shape is (layers, B, T, ...), as from `trace.stack`.
+        The type is float32, or float64 for a float64 model.
 
     Raises:
         TypeError: an argument has the wrong type, or the model is in half precision.
@@ -116,8 +116,7 @@ class Target:
     Attributes:
         rows: (n,), the packed rows with logits in the sum.
         logits: (n, V), the weight of each of these logits.
-        activations: the weights of the numbers in each activation, in its shape, keyed by full
-            name.
+        activations: arrays of weights, in the shapes of the activations, keyed by full name.
     """
 
     rows: Array

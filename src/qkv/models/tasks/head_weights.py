@@ -118,7 +118,7 @@ class HeadWeights:
 
     @property
     def ov(self) -> Factored:
-        """`W_V @ W_O`: `x @ full()` is the head's output if all of its weight is on `x`."""
+        """`W_V @ W_O`: `x @ full()` is the head's output if all its attention is on `x`."""
         return Factored(self.W_V, self.W_O)
 
 
@@ -130,13 +130,15 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
             writes another, this is a layer of the encoder.
 
     Returns:
-        The matrices `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D), in which shared key
-        heads are repeated. Their biases are `.b_Q`, `.b_K`, `.b_V` (Hq, d) and `.b_O` (D,), with 0
-        for missing biases. The products `.qk` and `.ov` are stored as factors `.left` (Hq, D, d)
-        and `.right` (Hq, d, D); `.full()` returns (Hq, D, D), and `.eigenvalues` (Hq, d) belong to
-        the d x d product. The model's tables are the same in every layer: `.W_E` (V, D), `.W_pos`
-        (rows, D) or None, `.W_U` (D, V) and `.b_U` (V,); the last two are None if the model does
-        not predict words. The type is float32, or float64 for a float64 model.
+        The matrices are `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D).
+        Key heads that several query heads share are repeated.
+        The biases are `.b_Q`, `.b_K`, `.b_V` (Hq, d) and `.b_O` (D,); missing biases are 0.
+        The products `.qk` and `.ov` have the factors `.left` (Hq, D, d) and `.right` (Hq, d, D).
+        A product has `.full()` (Hq, D, D), and `.eigenvalues` (Hq, d) of the d x d product.
+        The model's tables are the same in every layer: `.W_E` (V, D) and `.W_pos` (rows, D).
+        `.W_U` (D, V) and `.b_U` (V,) compute logits; they are None if the model predicts no words.
+        `.W_pos` is None if the model has no table of positions.
+        The type is float32, or float64 for a float64 model.
 
     Raises:
         TypeError: `layer` is not an integer.

@@ -58,8 +58,8 @@ def call_pair(
             Replacement arrays, and the arrays that functions get, have the same columns as the ids.
 
     Returns:
-        `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, 0 where its mask is 0,
-        and `encoder_last_hidden_state` (B, S, D).
+        `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, with 0 at padding.
+        `encoder_last_hidden_state` (B, S, D) holds the vectors of the encoder.
 
     Raises:
         TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1.
@@ -110,7 +110,7 @@ def trace_pair(
     edit: Edit = None,
     **kept: Any,
 ) -> Trace | Seq2SeqTrace:
-    """Run texts and keep every intermediate by its name.
+    """Run texts and keep every activation, keyed by name.
 
     Without a target, only the encoder runs, as in `Model.trace`. With a target, the decoder gets
     the tokens that predict the target: the start token and all tokens of the target except the end

@@ -48,9 +48,9 @@ def predict(
         edit: activations to change, as in `trace`.
 
     Returns:
-        For each mask token, or for the next position, a list of `top_k` pairs `(word,
-        probability)`, the most likely first. Probabilities are the softmax of the logits over the
-        whole vocabulary, in float64.
+        For each mask token, or for the next position, a list of `top_k` pairs.
+        A pair is `(word, probability)`; the most likely word is the first.
+        Probabilities are the softmax of the logits over the whole vocabulary, in float64.
 
     Raises:
         TypeError: `text` is neither a string nor integers, or `top_k` is not an integer.
@@ -237,7 +237,7 @@ def mask_positions(
     """Return the positions of the mask tokens of a text; errors name the `call`.
 
     Raises:
-        ValueError: the text has no mask token, or the model has none.
+        ValueError: the text or the model has no mask token.
     """
     mask = None if tokenizer is None else tokenizer.mask
     if mask is None:

@@ -50,8 +50,8 @@ class Sampling:
         ]
         if named and self.temperature == 0:
             raise ValueError(
-                f"generate: {', '.join(named)} and temperature is 0, which takes the likeliest "
-                "token each time and draws none: give a temperature above 0, for example 1, or omit"
+                f"generate: {', '.join(named)} and temperature is 0, which always takes the most "
+                "likely token: give a temperature above 0, for example 1, or omit"
                 f" {' and '.join(text.split()[0] for text in named)}"
             )
 
@@ -103,7 +103,7 @@ class Measured(NamedTuple):
 
 
 def measured(logits: Array, token: int, top: int = 0) -> Measured:
-    """Measure a token by logits (V,), and list the `top` most likely tokens.
+    """Measure a token, given logits (V,), and list the `top` most likely tokens.
 
     >>> result = measured(np.log([0.1, 0.6, 0.3]), 2, top=2)
     >>> round(result.log_probability, 4), [(token, round(log, 4)) for token, log in result.top]

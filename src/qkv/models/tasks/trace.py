@@ -128,7 +128,7 @@ def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
     most = max(_counts(known).values())
     layer: Any = name[1] if is_tuple_name(name) else None
     if layer is not None and not -most <= layer < most:
-        return f"there is no layer {layer}: the model has {most}, 0 to {most - 1}"
+        return f"there is no layer {layer}: the model has {most}, numbered 0 to {most - 1}"
     wanted = str(name[0] if is_tuple_name(name) else name)
     near = difflib.get_close_matches(wanted, sorted(ways), n=3, cutoff=0.5)
     return f"there is no {name!r}; the nearest are {', '.join(near or _USUAL)}"
@@ -152,7 +152,8 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
             raise TypeError(f"{call}: layers has {shown(number)}: layers are whole numbers")
         if not -most <= number < most:
             raise ValueError(
-                f"{call}: there is no layer {number}: the model has {most}, 0 to {most - 1}"
+                f"{call}: there is no layer {number}: the model has {most}, "
+                f"numbered 0 to {most - 1}"
             )
     wanted, names = {int(number) for number in numbers}, set()
     for full in known:
@@ -197,7 +198,7 @@ def trace(
         top_k: keep only the activations in `names` and a summary of each layer's attention:
             `top_indices` and `top_weights` (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B,
             Hq, T). Use this for long texts, for which the (T, T) weights need too much memory.
-        logits: also keep `trace["logits"]` (B, T, V), the logits over the vocabulary.
+        logits: whether to keep `trace["logits"]` too: (B, T, V), the logits over the vocabulary.
         batch_size: the number of texts in a batch; None for batches of about a thousand tokens.
             Activations that are not kept need memory only for one batch.
         ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
@@ -276,7 +277,7 @@ def trace_stream(
 
     Args:
         texts: any iterable of texts, or of token ids, (T,) each.
-        batch_size: the number of texts in each trace; the last may have fewer.
+        batch_size: the number of texts in each trace; the last trace may have fewer.
         layers: as in `trace`.
         names: as in `trace`.
         top_k: as in `trace`.
