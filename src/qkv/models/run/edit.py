@@ -276,7 +276,7 @@ class EditedRun:
         return replace(self, ablated=ablated)
 
     def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
-        """Return the options of `Transformer.step` for `count` positions after `seen` (B,) positions.
+        """Return the options of `Transformer.step` for `count` positions after `seen` (B,) others.
 
         `lengths` (B,) is the number of each text's tokens among these positions; `number` is the
         number of the step.

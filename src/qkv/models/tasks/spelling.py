@@ -116,7 +116,7 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the start of the longest suffix of `text` that is a prefix of `stop`, or else its end."""
+    """Return where the longest suffix of `text` that is a prefix of `stop` begins, or the end."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size
