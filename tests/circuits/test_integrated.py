@@ -19,7 +19,9 @@ def margin(model, embed=None):
     return logits[11] - logits[5]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "bert", "parallel"])
+@pytest.mark.parametrize(
+    "kind", ["gpt2", "bert", pytest.param("parallel", marks=pytest.mark.attack)]
+)
 def test_shares_sum_to_the_difference(small, kind):
     model = small(kind)
     end = model.trace(IDS)["embed"][0]

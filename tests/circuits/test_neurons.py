@@ -41,15 +41,20 @@ def agree(found, arrays, top):
 
 
 @pytest.mark.parametrize(
-    ("kind", "of"),
+    ("places", "texts", "top", "kind", "of"),
     [
-        ("gpt2", ("post", 1)),
-        ("llama", ("post", 0)),
-        ("bert", ("resid_post", 1)),
-        ("gpt2", ("z", 0)),
+        pytest.param(*sizes, *where, marks=[] if 0 in (this, that) else pytest.mark.attack)
+        for this, sizes in enumerate([(9, 2, 3), (2048, 4096, 20), (30, 100, 1)])
+        for that, where in enumerate(
+            [
+                ("gpt2", ("post", 1)),
+                ("llama", ("post", 0)),
+                ("bert", ("resid_post", 1)),
+                ("gpt2", ("z", 0)),
+            ]
+        )
     ],
 )
-@pytest.mark.parametrize(("places", "texts", "top"), [(2048, 4096, 20), (9, 2, 3), (30, 100, 1)])
 def test_neurons_beside_plain_loops(small, monkeypatch, kind, of, places, texts, top):
     monkeypatch.setattr("qkv.circuits.inputs.PLACES", places)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)

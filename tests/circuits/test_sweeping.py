@@ -89,7 +89,13 @@ def test_what_a_position_cannot_see_changes_nothing(small):
 
 @pytest.mark.parametrize(
     ("at", "by", "tokens"),
-    [("mlp_out", None, 30), ("z", None, 2048), ("z", "position", 30), ("post", None, 1)],
+    [
+        ("mlp_out", None, 30),
+        ("z", None, 2048),
+        ("z", "position", 30),
+        ("q", None, 1),
+        pytest.param("post", None, 1, marks=pytest.mark.attack),
+    ],
 )
 def test_many_pairs_are_each_pair_alone(small, monkeypatch, at, by, tokens):
     """Pairs of one length run together; each has its own metric, ground and positions."""

@@ -349,7 +349,9 @@ def test_a_failed_encode_leaves_the_old_file(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize("args", [("info",), ("info", "--json")])
+@pytest.mark.parametrize(
+    "args", [("info",), pytest.param(("info", "--json"), marks=pytest.mark.attack)]
+)
 def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> None:
     with open("/dev/full", "wb") as full:
         program = [sys.executable, "-c", "from qkv.cli import main; main()", *args]
@@ -591,7 +593,13 @@ def test_a_stream_of_ascii_gets_ascii() -> None:
     assert json.loads(data.stdout_bytes.decode("ascii"))["tokens"] == ["naïve", "你好"]
 
 
-@pytest.mark.parametrize("args", [("walk", "cat " * 60, *RANDOM, "--json"), ("walk", CAT, *RANDOM)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("walk", "cat " * 60, *RANDOM, "--json"),
+        pytest.param(("walk", CAT, *RANDOM), marks=pytest.mark.attack),
+    ],
+)
 def test_a_reader_that_goes_away_is_no_error(args: tuple[str, ...]) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", "from qkv.cli import main; main()", *args],

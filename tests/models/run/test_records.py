@@ -22,7 +22,7 @@ TEXT = "the cat sat on the [MASK]"  # 8 tokens
 RECORDS = examples(8, "dog", 12)
 LISTS: list[list[Edit]] = [
     *([one] for one in RECORDS.values()),
-    *map(list, itertools.combinations(RECORDS.values(), 2)),
+    *map(list, itertools.pairwise([*RECORDS.values(), *list(RECORDS.values())[:1]])),
     [{"op": "mask", "query": 4, "key": 1, "layer": 0, "head": 2}],
     [{"op": "ablate", "layer": 1}],
     [{"op": "scale", "value": 3.0}, {"op": "scale", "value": 0}],
@@ -36,14 +36,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     return qkv.load(folder, dtype=np.float64)
 
 
-TRIPLES = [
-    pytest.param([*three], marks=pytest.mark.attack)
-    for three in itertools.combinations(RECORDS.values(), 3)
+MORE = [
+    pytest.param([*some], marks=pytest.mark.attack)
+    for count in (2, 3)
+    for some in itertools.combinations(RECORDS.values(), count)
+    if [*some] not in LISTS
 ]
 
 
 @pytest.mark.parametrize(
-    "records", [*LISTS, *TRIPLES], ids=lambda records: "-".join(r["op"] for r in records)
+    "records", [*LISTS, *MORE], ids=lambda records: "-".join(r["op"] for r in records)
 )
 def test_records_are_those_of_a_plain_bert(model: Model, records: list[Edit]) -> None:
     ids = model.tokenize(TEXT).ids.tolist()

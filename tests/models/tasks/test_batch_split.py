@@ -1,5 +1,7 @@
 """What texts give does not depend on how a call cuts them into batches."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,16 @@ OPTIONS = {
 }
 
 
-def model_of(folder, kind):
-    return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """A model of a kind, which is made once."""
+
+    @functools.cache
+    def made(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
+
+    return made
 
 
 def close(found, expected):
@@ -56,8 +66,8 @@ def has(tokens, one):
 
 @pytest.mark.parametrize("kind", ["modernbert", "llama", "albert"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_text_gives_the_same_in_every_batch(tmp_path, kind, name):
-    model, options = model_of(tmp_path, kind), OPTIONS[name]
+def test_a_text_gives_the_same_in_every_batch(model_of, kind, name):
+    model, options = model_of(kind), OPTIONS[name]
     if kind == "llama" and name == "array":
         options = {"ablate": {(1, None): np.arange(6.0)}}
     expected = alone(model, options)

@@ -275,8 +275,16 @@ TARGETS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama", "bert"])
-@pytest.mark.parametrize("of", TARGETS, ids=str)
+@pytest.mark.parametrize(
+    ("of", "kind"),
+    [
+        pytest.param(
+            of, kind, id=f"{of}-{kind}", marks=[] if number % 3 == other else pytest.mark.attack
+        )
+        for number, of in enumerate(TARGETS)
+        for other, kind in enumerate(["gpt2", "llama", "bert"])
+    ],
+)
 def test_an_activation_for_those_below_it(small, kind, of):
     """And 0 for those that follow it."""
     model, ids = small(kind), [3, 7, 5, 9, 12]

@@ -1,5 +1,7 @@
 """Nothing is computed above what a trace keeps."""
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -38,8 +40,16 @@ def numbers(model, ran):
     return len(blocks), any(one is model.network.final_norm for one in ran)
 
 
-def model_of(folder, kind):
-    return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """A model of a kind, which is made once."""
+
+    @functools.cache
+    def made(kind):
+        folder = tmp_path_factory.mktemp(kind)
+        return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
+
+    return made
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -60,8 +70,8 @@ def model_of(folder, kind):
         ({"top_k": 2, "names": ("q", 1), "layers": 0}, 1),
     ],
 )
-def test_layers_above_what_is_kept_are_not_run(tmp_path, run, kind, options, count):
-    model = model_of(tmp_path, kind)
+def test_layers_above_what_is_kept_are_not_run(model_of, run, kind, options, count):
+    model = model_of(kind)
     wanted = count if options.get("layers") not in (-2, (-1, 0)) else model.num_layers + count
     everything = {name: one for name, one in options.items() if name == "top_k"}
     whole = model.trace(IDS, names=model.network.hook_names, **everything)
@@ -77,8 +87,8 @@ def test_layers_above_what_is_kept_are_not_run(tmp_path, run, kind, options, cou
     assert [trace.names() for trace in stream] == [found.names()] * 2
 
 
-def test_logits_need_all_layers_and_the_final_norm_is_kept_with_the_last(tmp_path, run):
-    model = model_of(tmp_path, "gpt2")
+def test_logits_need_all_layers_and_the_final_norm_is_kept_with_the_last(model_of, run):
+    model = model_of("gpt2")
     for options in ({"logits": True}, {"names": "ln_final.scale"}, {"names": ("scale", None)}):
         run.clear()
         trace = model.trace(IDS, layers=0, **options)
@@ -91,8 +101,8 @@ def test_logits_need_all_layers_and_the_final_norm_is_kept_with_the_last(tmp_pat
     assert ("normalized", None) in model.trace(IDS, layers=-1, names=["normalized"])
 
 
-def test_edits_and_means_of_layers_that_are_not_run_are_not_asked_for(tmp_path, run):
-    model, called = model_of(tmp_path, "modernbert"), []
+def test_edits_and_means_of_layers_that_are_not_run_are_not_asked_for(model_of, run):
+    model, called = model_of("modernbert"), []
 
     def look(x, at):
         called.append(at.layer)
@@ -132,8 +142,8 @@ def test_edits_and_means_of_layers_that_are_not_run_are_not_asked_for(tmp_path, 
         ({}, (2, 3)),
     ],
 )
-def test_a_pair_is_run_as_far_as_it_is_kept(tmp_path, run, options, counts):
-    model = model_of(tmp_path, "t5")
+def test_a_pair_is_run_as_far_as_it_is_kept(model_of, run, options, counts):
+    model = model_of("t5")
     pair = {"texts": IDS, "target": [[2, 5], [2]]}
     both = {name: one for name, one in options.items() if name in ("top_k", "logits")}
     whole = model.trace(**pair, names=model.network.pair_hook_names, **both)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,10 +238,11 @@ def test_no_head_of_an_untrained_model_stands_out(dim: int, heads: int, causal: 
         assert pair.sentence.startswith(f"{NONE} for the, as the model is untrained. ")
 
 
+@pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 6), marks=pytest.mark.attack)])
 @pytest.mark.parametrize("times", [1, 20])
 @pytest.mark.parametrize(("dim", "heads", "layers"), [(32, 4, 2), (64, 2, 3)])
 def test_nor_does_one_of_a_fresh_model_with_a_gap(
-    dim: int, heads: int, layers: int, times: int, model: qkv.Model
+    dim: int, heads: int, layers: int, times: int, seeds: Sequence[int], model: qkv.Model
 ) -> None:
     config = {
         **{"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 13_000},
@@ -248,7 +250,7 @@ def test_nor_does_one_of_a_fresh_model_with_a_gap(
         **{"intermediate_size": 2 * dim, "max_position_embeddings": 64},
     }
     config["vocab_size"] = len(model.parameters["embed.weight"])
-    for seed in range(3):
+    for seed in seeds:
         fresh = fresh_model(config, tokenizer=model.tokenizer, seed=seed)
         larger = {name: array * np.float32(times) for name, array in fresh.parameters.items()}
         for text in [GAPS[0], SECOND[seed]]:

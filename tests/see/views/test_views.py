@@ -175,12 +175,10 @@ def test_a_word_that_sees_no_other_is_said_to_see_itself() -> None:
 
 def test_compare_shows_both_sentences_in_every_medium(lesson: Model) -> None:
     view = compare(f"  {BANK}", MONEY, word="bank", model=lesson)
+    drawn = [one.get_text() for one in view.figure().findobj(lambda one: hasattr(one, "get_text"))]
     for name, text in (("A", BANK), ("B", MONEY)):
         assert f"\n{name}: {text}\n" in str(view)
         assert f"{name}: {text}" in view.svg()
-        drawn = [
-            one.get_text() for one in view.figure().findobj(lambda one: hasattr(one, "get_text"))
-        ]
         assert any(f"{name}: {text}" in one for one in drawn)
     assert [one["text"] for one in view.to_dict()["texts"]] == [BANK, MONEY]
 
