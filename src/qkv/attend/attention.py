@@ -20,9 +20,9 @@ from qkv.trace import Trace
 class Result(NamedTuple):
     """The arrays that an attention call returns."""
 
-    out: Array  # (*lead, Hq, L, dv), of the call's type or the type of the computation
-    lse: Array | None  # (*lead, Hq, L, 1) if wanted, always float64
-    weights: Array | None  # (*lead, Hq, L, S) if wanted
+    out: Array  # (*lead, Hq, L, dv), in the dtype of the call or of the computation.
+    lse: Array | None  # (*lead, Hq, L, 1), always float64; None unless requested.
+    weights: Array | None  # (*lead, Hq, L, S); None unless requested.
 
 
 def answer(
@@ -111,8 +111,8 @@ def attention(
             Broadcasts to `(..., Hq, L, S)`.
         is_causal: if True, query i sees only keys j with `j <= i + q_offset`.
         q_offset: the position of query 0 among the keys: an integer, one integer per row, `"start"`
-            (0) or `"end"` (S - L, as with a KV cache). Causal, window and ALiBi need it if L and S
-            differ.
+            (0) or `"end"` (S - L, as with a KV cache). Required for `is_causal`, `window` and
+            `alibi_slopes` if L and S differ.
         window: `(left, right)`: the numbers of keys that a query sees before and after its own
             position; None means no limit.
         bias: float, added to the scores before masking; -inf masks. Broadcasts like `attn_mask`.
@@ -129,10 +129,10 @@ def attention(
         out: an array to which the result is written; it must have the result's shape and dtype.
 
     Returns:
-        `out (..., Hq, L, dv)` in the inputs' dtype, or `(out, weights)`, `(out, lse)`, `(out,
-        weights, lse)`. Weights and lse are float32, or float64 for float64 inputs. A query that
-        sees no key has output 0, weights 0 and lse -inf; with sinks, lse is the log-sum-exp of the
-        sinks.
+        `out (..., Hq, L, dv)`, or `(out, weights)`, `(out, lse)`, `(out, weights, lse)`.
+        `out` has the inputs' dtype; weights and lse are float32, or float64 for float64 inputs.
+        A query that sees no key has output 0, weights 0 and lse -inf.
+        With sinks, the lse of such a query is the log-sum-exp of the sinks.
 
     Raises:
         ValueError: the shapes, lengths or numbers of heads do not fit each other.
@@ -172,10 +172,11 @@ def trace_attention(
     The options are those of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Returns:
-        A trace with `scores_raw` (query @ key.T), `scores_scaled`, `scores_capped`,
-        `scores_biased`, `scores` (masked, -inf where hidden), `pattern` (the weights), each
-        `(..., Hq, L, S)`, and `out (..., Hq, L, dv)`. If the option of a step is not given, the
-        step repeats the array of the previous step.
+        A trace with the arrays of all steps.
+        `scores_raw` (query @ key.T), `scores_scaled`, `scores_capped`, `scores_biased`, `scores`
+            (-inf where masked) and `pattern` (the weights) are `(..., Hq, L, S)`.
+        `out` is `(..., Hq, L, dv)`.
+        If the option of a step is not given, the step repeats the array of the previous step.
 
     >>> import numpy as np
     >>> trace = trace_attention(np.eye(2), np.eye(2), np.eye(2), is_causal=True)
@@ -215,7 +216,7 @@ def without_padding(call: Call, cells: Array, nothing: float) -> Array:
 
 
 def _real(call: Call) -> Array:
-    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`: True where neither is padding."""
+    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`, False where query or key is padding."""
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:
         lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]
@@ -257,8 +258,8 @@ def _steps(call: Call) -> Steps:
         )  # fmt: skip
 
 
-FAR = 1e9  # above this log-sum-exp, rounding loses the logarithm of the number of keys
-SHARES = 8  # the number of partial sums of each key's weights, which are added in a fixed order
+FAR = 1e9  # Above this log-sum-exp, rounding loses the logarithm of the number of keys.
+SHARES = 8  # The number of partial sums of each key's weights, which are added in a fixed order.
 
 
 class AttentionSummary(NamedTuple):
@@ -287,10 +288,11 @@ def summarize_attention(
         **options: the other options of `qkv.attention`.
 
     Returns:
-        `.out` and `.lse` as `qkv.attention` returns them; `.top_indices` and `.top_weights`
-        `(..., Hq, L, top_k)`, the largest weights first and equal weights in the order of their
-        keys (if fewer keys are visible, the rest is index -1 and weight 0); `.received (..., Hq,
-        S)`, the sum of each key's weights over all queries.
+        `.out` and `.lse` as `qkv.attention` returns them.
+        `.top_indices` and `.top_weights` `(..., Hq, L, top_k)`, the largest weights first.
+        Equal weights are in the order of their keys.
+        If fewer than `top_k` keys are visible, the other indices are -1 and their weights 0.
+        `.received (..., Hq, S)`, the sum of each key's weights over all queries.
 
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
     >>> summary = summarize_attention(words, words, words, top_k=2, is_causal=True)
@@ -339,7 +341,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
         return tile.index, tile.queries.start * SHARES // max(1, call.shape[-1])
 
     def summarize(tiles: list[tiled.Tile], sums: Array) -> None:
-        """Read the keys again, now that each row's sum is known."""
+        """Read the keys a second time, after each row's sum is known."""
         kept = indices.shape[-1]
         with np.errstate(all="ignore"):
             for tile in tiles:
@@ -357,7 +359,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
                         block = np.where(visible, block, 0)
                     sums[(*tile.index, slice(None), j)] += block.sum(axis=-2, dtype=np.float64)
                     if visible is not None:
-                        block[~visible] = -1  # masked: below every weight, so never chosen
+                        block[~visible] = -1  # masked keys are never chosen
                     keys = np.broadcast_to(np.arange(j.start, j.stop), block.shape)
                     best, positions = _largest(
                         np.concatenate([best, block], axis=-1),
@@ -375,7 +377,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
 def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array]:
     """Return the `count` largest numbers of each row, and their positions.
 
-    Of equal numbers, argmax takes the first.
+    If several numbers are equal, argmax takes the first.
     """
     largest = np.empty((*weights.shape[:-1], count), weights.dtype)
     chosen = np.empty(largest.shape, np.int64)

@@ -12,7 +12,7 @@ BLOCK = 256  # the memory grows by multiples of this number of keys
 
 
 class KVCache:
-    """Keys and values of one layer, which grow at each step of decoding.
+    """The keys and values of one layer, which grow at each decoding step.
 
     `append` returns arguments of `qkv.attention` for the queries of the new tokens; the caller adds
     `is_causal`. With a window, the cache drops keys that no later query can see, so that memory
@@ -55,12 +55,12 @@ class KVCache:
         Args:
             key: `(..., Hkv, n, d)`, or `(n, d)`.
             value: `(..., Hkv, n, dv)`.
-            lengths: the number of real keys in each row, up to n; n unless given.
+            lengths: the number of real keys in each row, up to n; the default is n.
 
         Returns:
-            `key`, `value`, `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`:
-            arguments of `qkv.attention` for the n queries of the same tokens. The arrays are views
-            that are valid until the next `append`.
+            Arguments of `qkv.attention` for the n queries of the same tokens: `key`, `value`,
+                `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`.
+            The arrays are views that are valid until the next `append`.
         """
         call = "KVCache.append"
         key, value = as_array(key, call=call, name="key"), as_array(value, call=call, name="value")
@@ -163,7 +163,7 @@ def _evened(counts: Any) -> Any:
 
 
 def _store(buffer: Array, fresh: Array, starts: Array, sizes: Array) -> None:
-    """Copy the first `sizes` keys of each row of `fresh` to `starts` of `buffer`."""
+    """Copy the first `sizes` keys of each row of `fresh` to `buffer`, beginning at `starts`."""
     if fresh.shape[-2] == 1:
         rows: tuple[Any, ...] = np.nonzero(sizes)
         buffer[(*rows, slice(None), starts[rows])] = fresh[(*rows, slice(None), 0)]

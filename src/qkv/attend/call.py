@@ -25,19 +25,19 @@ MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
 class Plan:
     """The checked sizes of an attention call, and the shapes of its results."""
 
-    dtype: np.dtype[Any]  # of the result
-    kind: np.dtype[Any]  # of the computation, of weights and of log-sum-exps
-    lead: Shape  # the leading dimensions of the result
-    heads: int  # Hq
-    kv_heads: int  # Hkv
-    length: int  # L
-    keys: int  # S
-    size: int  # d
-    rows: Shape  # (*lead, Hq, L), or (L,) for 2-D input
-    out: Shape  # (*lead, Hq, L, dv), or (L, dv)
-    groups: Shape  # (*lead, Hkv, G), with at least one leading axis
-    is_spread: bool  # whether the queries are broadcast along leading dimensions
-    is_native: bool  # whether the kernel can compute it
+    dtype: np.dtype[Any]  # The dtype of the result.
+    kind: np.dtype[Any]  # The dtype of the computation, of weights and of log-sum-exps.
+    lead: Shape  # The leading dimensions of the result.
+    heads: int  # Hq.
+    kv_heads: int  # Hkv.
+    length: int  # L.
+    keys: int  # S.
+    size: int  # d.
+    rows: Shape  # (*lead, Hq, L), or (L,) for 2-D input.
+    out: Shape  # (*lead, Hq, L, dv), or (L, dv).
+    groups: Shape  # (*lead, Hkv, G), with at least one leading axis.
+    is_spread: bool  # Whether the queries are broadcast along leading dimensions.
+    is_native: bool  # Whether the kernel can compute the call.
 
     def grouped(self, array: Array) -> Array:
         """View a contiguous `(*lead, Hq, n, m)` as `(*lead, Hkv, G, n, m)`."""
@@ -65,7 +65,7 @@ def plan_of(
     """Return the plan for arrays of these shapes and types; `call` is the name in errors.
 
     Errors are not cached. Numbers (scale, window, ...) are not part of the plan: checking a number
-    is faster than looking it up, and True, 1 and 1.0 would be the same key of the cache.
+    is faster than a cache lookup, and the cache cannot distinguish True, 1 and 1.0.
     """
     dtype = check_types(call, {"query": query_type, "key": key_type, "value": value_type})
     shapes = {"query": query, "key": key, "value": value}
@@ -112,7 +112,7 @@ def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None:
-    """Raise an error unless the numbers of heads fit."""
+    """Raise an error unless the numbers of heads fit each other."""
     if kv_heads != value_heads:
         raise ValueError(
             f"{call}: key has {kv_heads} heads and value has {value_heads}: they must match"
@@ -125,7 +125,7 @@ def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None
 
 
 def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
-    """Check that the axes of the arrays fit, and return whether the arrays are 2-D."""
+    """Check that the axes of the arrays match, and return whether the arrays are 2-D."""
     axes = [len(shape) for shape in shapes.values()]
     named = "" if min(axes) == max(axes) > 1 else ", ".join(f"{n} {s}" for n, s in shapes.items())
     if min(axes) < 2:
@@ -228,12 +228,12 @@ class Call(NamedTuple):
     value: Array
     mask: Array | None  # bool or float
     bias: Array | None
-    slopes: Array | None  # (Hq,), contiguous, in the type of the computation
-    sinks: Array | None  # (Hq, n), contiguous, in the type of the computation
-    offset: int | Array  # the position of query 0 among the keys, () or (*lead,)
-    query_lengths: Array | None  # (*lead,)
-    key_lengths: Array | None  # (*lead,)
-    left: int | None  # of the window
+    slopes: Array | None  # (Hq,), contiguous, in the type of the computation.
+    sinks: Array | None  # (Hq, n), contiguous, in the type of the computation.
+    offset: int | Array  # The position of query 0 among the keys, () or (*lead,).
+    query_lengths: Array | None  # (*lead,).
+    key_lengths: Array | None  # (*lead,).
+    left: int | None  # The left side of the window.
     right: int | None
     softcap: float | None
     scale: float
@@ -248,14 +248,14 @@ class Call(NamedTuple):
 class Packed(NamedTuple):
     """The checked arguments of a call with packed rows.
 
-    Sequence b owns the query rows from `starts[b]` to `starts[b + 1]`, and the key rows between
-    the same two entries of `key_starts`.
+    Sequence b owns the query rows from `starts[b]` to `starts[b + 1]`, and the key rows from
+    `key_starts[b]` to `key_starts[b + 1]`.
     """
 
-    call: Call  # the options, and arrays (heads, total, size), as if all rows were one sequence
-    starts: Array  # (B + 1,)
-    key_starts: Array  # (B + 1,)
-    offsets: Array  # (B,)
+    call: Call  # The options, and arrays (heads, total, size) as of one long sequence.
+    starts: Array  # (B + 1,).
+    key_starts: Array  # (B + 1,).
+    offsets: Array  # (B,).
 
     @property
     def rows(self) -> tuple[Array, Array, Array]:
@@ -375,7 +375,7 @@ def _cells(call: str, name: str, value: Any, plan: Plan) -> Array:
 
 
 def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
-    """Check slopes `(Hq,)` or sinks `(Hq, n)`; return None if there are none."""
+    """Check slopes `(Hq,)` or sinks `(Hq, n)`; return None if they are missing."""
     array = as_array(value, call=call, name=name)
     check_per_head(call, name, array.shape, array.dtype, plan.heads)
     if name == "sinks":

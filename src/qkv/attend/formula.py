@@ -21,7 +21,7 @@ class Steps(NamedTuple):
     lse: Array
 
 
-@np.errstate(all="ignore")  # NaN and infinity appear in the result
+@np.errstate(all="ignore")  # no warnings: NaN and infinity appear in the result
 def formula(
     query: Array,
     key: Array,
@@ -54,7 +54,7 @@ def formula(
            [0.27, 0.73]])
     """
     # scores: how well each key fits each query
-    raw = query @ np.swapaxes(key, -1, -2)  # (..., L, S)
+    raw = query @ np.swapaxes(key, -1, -2)  # (..., L, S).
     scaled = raw * scale
     capped = scaled if softcap is None else softcap * np.tanh(scaled / softcap)
     biased = capped if bias is None else capped + bias
@@ -64,13 +64,13 @@ def formula(
 
     pattern, lse = weights_of(scores, seen, sinks)
     # context: pattern @ value; masked values never count, even if they are NaN
-    out = weigh(pattern, value, seen)  # (..., L, dv)
+    out = weigh(pattern, value, seen)  # (..., L, dv).
     return Steps(raw, scaled, capped, biased, scores, pattern, out, lse)
 
 
 @np.errstate(all="ignore")
 def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, Array]:
-    """Turn each row of scores into weights by a softmax; weights and sinks together sum to 1.
+    """Apply softmax to each row of scores; the weights of keys and sinks together sum to 1.
 
     Args:
         scores: `(..., L, S)`, -inf where masked.
@@ -78,7 +78,7 @@ def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, 
         sinks: `(..., 1, n)`.
 
     Returns:
-        The weights `(..., L, S)` and the log of each row's sum `(..., L)`.
+        The weights `(..., L, S)`, and the log of each row's sum of exponentials `(..., L)`.
     """
     top = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # (..., L, 1)
     if sinks is not None:
@@ -98,8 +98,8 @@ def weigh(weights: Array, value: Array, visible: Array | None) -> Array:
     out: Array = weights @ value
     if visible is None or np.isfinite(out).all():
         return out
-    used = np.swapaxes(visible.any(axis=-2, keepdims=True), -1, -2)  # (..., S, 1)
-    value = np.where(used, value, 0)  # values that no query sees are usually padding
+    used = np.swapaxes(visible.any(axis=-2, keepdims=True), -1, -2)  # (..., S, 1).
+    value = np.where(used, value, 0)  # Values that no query sees are usually padding.
     finite = np.isfinite(value)
     out = weights @ np.where(finite, value, 0)
     for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):

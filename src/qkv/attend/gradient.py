@@ -31,8 +31,8 @@ from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
 _NOT_PACKED = {*OPTIONS} - {*PACKED} | {"return_lse"}
-EXACT = 64.0  # up to this log-sum-exp, weights are as exact as the formula's
-EXACT_WIDE = 1e3  # the same limit if the log-sum-exp is float64
+EXACT = 64.0  # Up to this log-sum-exp, weights are as exact as the formula's.
+EXACT_WIDE = 1e3  # The same limit if the log-sum-exp is float64.
 
 
 class AttentionGradient(NamedTuple):
@@ -71,17 +71,17 @@ def attention_grad(
         attn_mask: as for `qkv.attention`; it has no gradient.
         forward: `(out, lse)` from `qkv.attention(..., return_lse=True)`, which saves a second
             forward pass.
-        options: those of `qkv.attention`, except its `return_` options and `out`.
+        options: the options of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Returns:
-        `.query`, `.key` and `.value` in the shapes and the type of the inputs, and `.bias`,
-        `.sinks` and `.alibi_slopes` in the shapes of the inputs and the type of weights. Masked
-        keys have gradient 0, and masked values never affect the gradients. The result has the same
-        bits with any number of threads.
+        `.query`, `.key` and `.value` in the shapes and the type of the inputs.
+        `.bias`, `.sinks` and `.alibi_slopes` in the shapes of the inputs and the type of weights.
+        Masked keys have gradient 0, and masked values never affect the gradients.
+        The result has the same bits with any number of threads.
 
     Raises:
-        ValueError: shapes that do not fit.
-        TypeError: types that do not fit, or an unknown option.
+        ValueError: the shapes do not fit each other.
+        TypeError: the types do not fit each other, or an option is unknown.
 
     Source:
         Dao et al. 2022, FlashAttention, appendix B.2.
@@ -162,12 +162,12 @@ def varlen_attention_grad(
             of `qkv.varlen_attention`.
 
     Returns:
-        The same gradients as `qkv.attention_grad`, with packed rows. The gradients of sinks and
-        slopes are sums over the sequences.
+        The same gradients as `qkv.attention_grad`, with packed rows.
+        The gradients of sinks and slopes are sums over the sequences.
 
     Raises:
-        ValueError: shapes that do not fit.
-        TypeError: types that do not fit.
+        ValueError: the shapes do not fit each other.
+        TypeError: the types do not fit each other.
 
     Source:
         Dao et al. 2022, FlashAttention, appendix B.2.
@@ -217,7 +217,7 @@ def _result(
     options: Mapping[str, Any],
     lead: int,
 ) -> AttentionGradient:
-    """Give gradients the shapes and types of the inputs; sinks and slopes lose `lead` axes."""
+    """Convert gradients to the inputs' shapes and types; sum sinks and slopes over `lead` axes."""
     query, key, value = (
         summed_to(gradient, array.shape).astype(plan.dtype, copy=False)
         for gradient, array in zip(gradients[:3], inputs, strict=True)
@@ -260,7 +260,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
         bias=gradients.bias.reshape(_grouped_shape(gradients.bias.shape, plan)),
     )
     heads = _heads(grouped(call), wrong, outputs.each(plan.grouped), views)
-    # Several heads may add to the same number of a bias, so they run one after the other.
+    # Several heads may add to the same entry of a bias, so they run one after the other.
     for at_once in [heads] if call.bias is None else [[head] for head in heads]:
         run_all(_head, at_once)
     return gradients

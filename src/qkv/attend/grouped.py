@@ -16,10 +16,10 @@ class Grouped(NamedTuple):
     key: Array  # (*lead, Hkv, 1, S, d)
     value: Array  # (*lead, Hkv, 1, S, dv)
     visibility: Visibility
-    bias: Array | None  # float, (*lead, Hkv, G, L, S)
-    mask: Array | None  # float, the same shape
-    slopes: Array | None  # (Hkv, G, 1, 1)
-    sinks: Array | None  # (Hkv, G, 1, n)
+    bias: Array | None  # float, (*lead, Hkv, G, L, S).
+    mask: Array | None  # float, the same shape.
+    slopes: Array | None  # (Hkv, G, 1, 1).
+    sinks: Array | None  # (Hkv, G, 1, n).
     softcap: float | None
     scale: float
 

@@ -18,21 +18,21 @@ class Gradients(NamedTuple):
     Arrays that hold sums over blocks or heads begin with zeros.
     """
 
-    query: Array  # (*lead, Hq, L, d); for packed rows (total, Hq, d)
-    key: Array  # (*lead, Hkv, S, d), (total, Hkv, d)
-    value: Array  # (*lead, Hkv, S, dv), (total, Hkv, dv)
-    bias: Array  # in the shape of the bias
-    sinks: Array  # (*lead, Hkv, G, n) with at least one leading axis, of packed rows (B, Hkv, G, n)
-    slopes: Array  # (*lead, Hkv, G), (B, Hkv, G)
+    query: Array  # (*lead, Hq, L, d); for packed rows (total, Hq, d).
+    key: Array  # (*lead, Hkv, S, d); for packed rows (total, Hkv, d).
+    value: Array  # (*lead, Hkv, S, dv); for packed rows (total, Hkv, dv).
+    bias: Array  # The shape of the call's bias.
+    sinks: Array  # (*lead, Hkv, G, n), at least one leading axis; for packed rows (B, Hkv, G, n).
+    slopes: Array  # (*lead, Hkv, G); for packed rows (B, Hkv, G).
 
 
 class Outputs(NamedTuple):
     """The results of a call, and the gradient of its output: the input of the backward pass."""
 
-    grad_out: Array  # (*lead, Hq, L, dv), of packed rows (total, Hq, dv)
-    out: Array  # the same shape
-    lse: Array  # (*lead, Hq, L, 1), (total, Hq, 1)
-    exact: float  # up to this log-sum-exp, weights are as exact as the formula's
+    grad_out: Array  # (*lead, Hq, L, dv); for packed rows (total, Hq, dv).
+    out: Array  # The shape of `grad_out`.
+    lse: Array  # (*lead, Hq, L, 1); for packed rows (total, Hq, 1).
+    exact: float  # Up to this log-sum-exp, weights are as exact as the formula's.
 
     def each(self, change: Callable[[Array], Array]) -> Outputs:
         """Return the outputs with `change` applied to each array."""
@@ -72,9 +72,9 @@ def differentiate(
     """Compute the gradients of a call, and write them to `gradients`.
 
     Returns:
-        Booleans `(*lead, Hkv)`, for packed rows `(B, Hkv)`: True for heads whose gradients are
-        wrong, because a log-sum-exp is above `outputs.exact`, or a value is infinite or NaN. NumPy
-        has to compute these heads.
+        Booleans `(*lead, Hkv)`, or `(B, Hkv)` for packed rows.
+        True marks heads with wrong gradients, which NumPy must compute.
+        Gradients are wrong if a log-sum-exp is above `outputs.exact`, or a value is not finite.
     """
     rules = call.call if isinstance(call, Packed) else call
     grad_out, out, lse, exact = outputs

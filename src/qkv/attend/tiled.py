@@ -19,11 +19,11 @@ from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
 from qkv.ops.threads import go_on, one_blas_thread
 
-QUERIES = 256  # rows of a block: the queries of all heads that share a key head
-KEYS = 512  # columns of a block
-CELLS = QUERIES * KEYS  # scores of a block, which may hold several small heads and texts
-FEW = 16  # with fewer queries in a head, keys are not transposed in memory
-NEAR = 8.0  # exp of scores from -NEAR to NEAR is moderate, so these scores need no shift
+QUERIES = 256  # The rows of a block: the queries of all heads that share a key head.
+KEYS = 512  # The columns of a block.
+CELLS = QUERIES * KEYS  # The scores of a block, which may hold several small heads and texts.
+FEW = 16  # If a head has fewer queries, keys are not transposed in memory.
+NEAR = 8.0  # Scores from -NEAR to NEAR need no shift, because their exp is moderate.
 
 
 @dataclass(frozen=True)
@@ -170,13 +170,13 @@ def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
 
 
 def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Array | None) -> None:
-    """Compute one tile into `out (*lead, Hkv, G, L, dv)`.
+    """Compute one tile, and write it to `out (*lead, Hkv, G, L, dv)`.
 
-    Also fill `lse (*lead, Hkv, G, L, 1)`, and `weights (*lead, Hkv, G, L, S)`, which must be
-    zeros, unless they are None.
+    Also fill `lse (*lead, Hkv, G, L, 1)` and `weights (*lead, Hkv, G, L, S)`, unless they are None.
+    `weights` must be zeros at first.
     """
     context = out[tile.at]
-    with np.errstate(all="ignore"):  # NaN and infinity appear in the result
+    with np.errstate(all="ignore"):  # no warnings: NaN and infinity appear in the result
         base, total = _pass_over_keys(call, tile, context, weights)
         if not _all_finite(context):  # a sum of values may overflow even if their mean is finite
             again = np.empty_like(context)
@@ -274,7 +274,7 @@ def _base(scores: Array) -> Array | None:
     """Return the base of a block's scores: each row's largest score, or 0 for some heads.
 
     The base of a head is 0 if all of its scores lie between -NEAR and NEAR. Return None if the base
-    is 0 for all heads; one check of all scores comes first, because it is fastest.
+    is 0 for all heads, which a single fast check of all scores detects.
     """
     if scores.max() <= NEAR and scores.min() >= -NEAR:
         return None

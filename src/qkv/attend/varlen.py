@@ -45,7 +45,7 @@ def varlen_attention(
         softcap: above 0.
         alibi_slopes: `(Hq,)`.
         sinks: `(Hq,)` or `(Hq, n)`.
-        scale: `1 / sqrt(d)` unless given.
+        scale: the default is `1 / sqrt(d)`.
         return_lse: also return the log-sum-exp `(total queries, Hq)`.
 
     Returns:
@@ -104,7 +104,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
     Args:
         call: the call, without mask and bias.
         rows: query, key and value, `(heads, total, size)`; they are not checked.
-        starts: int64, the first row of each text and the end of the last text.
+        starts: int64, the first row of each text, and the number of all rows.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
     offsets = np.full(len(starts) - 1, call.offset, np.int64)

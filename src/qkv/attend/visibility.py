@@ -26,8 +26,8 @@ class Visibility(NamedTuple):
     right: int | None
     query_lengths: Array | None
     key_lengths: Array | None
-    given: Array | None  # bool, (*lead, Hkv, G, L, S)
-    numbers: tuple[Array, ...]  # float, the same shape
+    given: Array | None  # bool, (*lead, Hkv, G, L, S).
+    numbers: tuple[Array, ...]  # float, the same shape.
 
     def key_range(self, rows: tuple[Any, ...], i: slice) -> tuple[int, int]:
         """Return the range (first, end) of the keys that any query of block `i` may see."""
@@ -46,7 +46,7 @@ class Visibility(NamedTuple):
     def block(
         self, index: tuple[Any, ...], rows: tuple[Any, ...], i: slice, j: slice
     ) -> Array | None:
-        """Return which keys `j` the queries `i` see; None if all queries see all keys.
+        """Return a mask of the keys `j` that queries `i` see; None if all queries see all keys.
 
         `rows` is an index into `(*lead,)`, and `index` is an index into `(*lead, Hkv, G)`. The
         result broadcasts to the shape that `index` selects, followed by `(queries, keys)`.

@@ -37,7 +37,7 @@ def schema() -> dict[str, Any]:
 
 @cache
 def operations() -> dict[str, dict[str, Field]]:
-    """Return the fields of each kind of record, by `op`.
+    """Return the fields of each kind of record, keyed by `op`.
 
     >>> operations()["hide"]
     {'token': Field(kind='token', needed=True, choices=())}
@@ -74,7 +74,7 @@ class Record(NamedTuple):
 
     Attributes:
         fields: the fields of the schema, including "op". Records from `hide=` and `ablate=` may
-            also have words in place of tokens, and negative numbers.
+            also contain words instead of tokens, and negative numbers.
         source: the name of the record in errors: "hide", "ablate", or "edit[2] (mask)".
     """
 
@@ -99,7 +99,7 @@ class Edits:
     Attributes:
         call: the name of the call in errors.
         records: the edits that JSON can express, in the given order.
-        changes: the edits that only Python can express: functions and arrays, by activation.
+        changes: the edits that only Python can express: functions and arrays, keyed by activation.
     """
 
     call: str = ""
@@ -123,7 +123,7 @@ def edits_of(
         given: the name of the list of records in errors.
 
     Raises:
-        TypeError: an argument has another type.
+        TypeError: an argument has the wrong type.
         ValueError: a record has an unknown op or an unknown field, or lacks a field.
 
     >>> [one.fields for one in edits_of(None, [(0, 4)], ["river"], call="trace").records]

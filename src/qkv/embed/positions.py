@@ -14,9 +14,9 @@ def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
     `dim` is odd, the last column is a sine.
 
     Args:
-        length: the number of positions, which begin at 0; may be 0.
+        length: the number of positions, which are counted from 0; may be 0.
         dim: the size of a vector.
-        base: the larger the base, the longer the periods of the last columns.
+        base: a larger base gives the last columns longer periods.
 
     Returns:
         (length, dim) float64.
@@ -115,7 +115,7 @@ def alibi_slopes(num_heads: int) -> Array:
     """Return the slope of each head: how fast the scores decrease with distance.
 
     If the number n of heads is a power of two, head h has the slope `2**(-8 * (h + 1) / n)`. For
-    other numbers, the first slopes are those of the next lower power of two; the rest are every
+    other numbers, the first slopes are those of the next lower power of two; the others are every
     second slope of the next higher power of two, as in the authors' code.
 
     Args:

@@ -25,17 +25,17 @@ def apply_rotary(
         x: (..., L, d), queries or keys; float16, bfloat16, float32 or float64.
         positions: integers or floats that broadcast to (..., L): for example (L,) for queries (...,
             H, L, d), or (B, 1, L) for a batch (B, H, L, d) with different positions in each text.
-        base: the larger the base, the slower the last pairs rotate.
-        interleaved: the numbers of a pair: (i, i + dims / 2) for False, as in GPT-NeoX and Llama;
-            (2i, 2i + 1) for True, as in RoFormer and GPT-J.
+        base: a larger base makes the last pairs rotate more slowly.
+        interleaved: the indices of the two numbers of a pair: (i, i + dims / 2) for False, as in
+            GPT-NeoX and Llama; (2i, 2i + 1) for True, as in RoFormer and GPT-J.
         dims: rotate only the first `dims` of the d numbers; None for all.
         speeds: (dims / 2,), the angle by which each pair rotates per position; replaces the angles
             from `base`. Some models use other speeds for texts that are longer than those in
             training.
 
     Returns:
-        A new array with the shape and type of `x`. Angles are computed in float64. Half precision
-        is rotated in float32.
+        A new array with the shape and type of `x`.
+        Angles are computed in float64. Half precision is rotated in float32.
 
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.
@@ -77,12 +77,13 @@ def rotation_at(
 ) -> tuple[Array, Array]:
     """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
-    `speeds`, (dims / 2,) or (..., dims / 2) for each position, is not checked; all other arguments
-    are.
+    `speeds` is (dims / 2,), or (..., dims / 2) with a row for each position. It is not checked; all
+    other arguments are checked.
 
     Returns:
-        `(cosines, sines)` times `scale`. Both arrays have the shape of `positions` followed by
-        `dims`. The sine of the first number of a pair is negative.
+        `(cosines, sines)` times `scale`.
+        Both arrays have the shape of `positions` followed by `dims`.
+        The sine of the first number of a pair is negative.
     """
     dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
@@ -152,7 +153,7 @@ def rotary_speeds(base: float, dims: int) -> Array:
 
 
 def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
-    """Return the given speeds as float64; raise an error unless they fit."""
+    """Return the given speeds as float64; raise an error unless their shape fits."""
     checked = as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
     if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
         raise ValueError(

@@ -34,8 +34,8 @@ from qkv.trace.recorder import of_rows, unkept
 class BlockSaved(NamedTuple):
     """Values that the forward pass of a block saves for its backward pass."""
 
-    parts: dict[str, Any]  # the saved values of each part, by its name
-    shape: tuple[int, ...]  # (..., T, D)
+    parts: dict[str, Any]  # The saved values of each part, keyed by its name.
+    shape: tuple[int, ...]  # (..., T, D).
     dtype: np.dtype[Any]
 
 
@@ -54,10 +54,11 @@ class Block:
 
     Post-norm, as in BERT: `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`.
     Pre-norm, as in GPT-2 and Llama: `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`.
-    An additional norm of the output of a part, as in Gemma 2: `h = x + out_norm1(attn(norm1(x)))`.
-    Only norms of outputs, as in OLMo 2: `h = x + out_norm1(attn(x)); y = h + out_norm2(mlp(h))`.
-    Parallel parts, as in GPT-NeoX: `y = x + attn(norm1(x)) + mlp(norm2(x))`.
-    Parallel parts with the same norm, as in GPT-J: `y = x + attn(norm1(x)) + mlp(norm1(x))`.
+    With an additional norm of each part's output, as in Gemma 2: `h = x +
+    out_norm1(attn(norm1(x)))`. With norms of outputs only, as in OLMo 2: `h = x +
+    out_norm1(attn(x)); y = h + out_norm2(mlp(h))`. Parallel parts, as in GPT-NeoX: `y = x +
+    attn(norm1(x)) + mlp(norm2(x))`. Parallel parts with the same norm, as in GPT-J: `y = x +
+    attn(norm1(x)) + mlp(norm1(x))`.
 
     The residual connections are float32 if the parts compute in half precision. A part with
     bfloat16 parameters gets bfloat16 inputs.
@@ -70,17 +71,17 @@ class Block:
         norm2: the norm of the MLP; None if `out_norm2` is given, or if the parts of a parallel
             block share `norm1`.
         post_norm: whether the norms follow the parts.
-        out_norm1: the norm of the attention's output, unless `post_norm`.
-        out_norm2: the norm of the MLP's output, unless `post_norm`.
+        out_norm1: the norm of the attention's output; not allowed with `post_norm`.
+        out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
         scale1: the scale of the attention's output, applied after `out_norm1`.
         scale2: the scale of the MLP's output, applied after `out_norm2`.
         parallel: whether the MLP reads the block's input, as the attention does, instead of the sum
             after the attention. The trace of a parallel block has no `resid_mid`.
 
     Source:
-        Vaswani et al. 2017, section 3.1; pre-norm: Xiong et al. 2020, "On Layer Normalization in
-        the Transformer Architecture"; parallel: Wang and Komatsuzaki 2021, "GPT-J-6B", and Black et
-        al. 2022, "GPT-NeoX-20B", section 2.1.
+        Vaswani et al. 2017, section 3.1. For pre-norm, Xiong et al. 2020, "On Layer Normalization
+        in the Transformer Architecture". For parallel parts, Wang and Komatsuzaki 2021, "GPT-J-6B",
+        and Black et al. 2022, "GPT-NeoX-20B", section 2.1.
 
     >>> import numpy as np
     >>> from qkv.layers import MLP, LayerNorm
@@ -271,7 +272,7 @@ class Block:
             return array
 
         def added(name: str, last: tuple[str, ...], array: Array, residual: Array) -> Array:
-            """Apply a part and the parts after it, and add the residual."""
+            """Apply a part, then its output norm and scale, and add the residual."""
             part, hook, more = self._parts[name], f"hook_{name}_out", of_parts.get(name, {})
             array = narrowed_to(array, part.parameters)
             out: Array
@@ -324,11 +325,11 @@ class Block:
         Args:
             grad: (..., T, D), the gradient of the block's result.
             saved: the second value of `block.training_forward(x, ...)`.
-            record: collects the gradients of activations by the names of a trace. With a
+            record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 
         Returns:
-            `.x`, `.parameters` by their names, and `.options` of the attention.
+            `.x`, `.parameters`, keyed by name, and `.options` of the attention.
 
         >>> import numpy as np
         >>> from qkv.layers import MLP, LayerNorm

@@ -33,11 +33,11 @@ from qkv.trace import Recorder
 class RoutedSaved(NamedTuple):
     """Values that the forward pass of experts saves for their backward pass."""
 
-    rows: Array  # (rows, D)
-    chosen: Array  # (rows, top_k), the experts of each row
-    weights: Array  # (rows, top_k), the weights of their results
-    probabilities: Array | None  # (rows, E), of all experts; None if `normalized`
-    shape: tuple[int, ...]  # (..., T, D)
+    rows: Array  # (rows, D).
+    chosen: Array  # (rows, top_k), the experts of each row.
+    weights: Array  # (rows, top_k), the weights of their results.
+    probabilities: Array | None  # (rows, E), for all experts; None if `normalized`.
+    shape: tuple[int, ...]  # (..., T, D).
 
 
 class Routed(Feed, ABC):
@@ -113,7 +113,7 @@ class Routed(Feed, ABC):
             record: unused, because the layer records no activations.
 
         Returns:
-            `.x` (..., T, D) and `.parameters` by their names.
+            `.x` (..., T, D), and `.parameters`, keyed by name.
         """
         rows, chosen, weights, probabilities, shape = saved
         grad = upstream(grad, shape, rows.dtype, call=type(self).__name__)

@@ -180,7 +180,7 @@ class Gradient:
 
     Attributes:
         x: the gradient of the layer's input.
-        parameters: the gradients of `layer.parameters`, by their names.
+        parameters: the gradients of `layer.parameters`, keyed by name.
         context: the gradient of the context, if there was one.
         options: the gradients of options of `qkv.attention` that can be learned: "bias",
             "sinks", "alibi_slopes".
@@ -258,7 +258,7 @@ class Layer:
     """A layer that maps vectors to vectors of the same size.
 
     Attributes:
-        parameters: the layer's arrays by their names.
+        parameters: the layer's arrays, keyed by name.
         dim: D, the size of the vectors.
         hooks: the names of the activations that the layer records.
         run: the unchecked forward pass; with `save` it also returns the values for `backward`.
@@ -344,7 +344,7 @@ def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
-    """Return the first row of each text and the end of the last, `(B + 1,)`, from lengths."""
+    """Return the first row of each text and the number of all rows, `(B + 1,)`, from lengths."""
     return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
 
 

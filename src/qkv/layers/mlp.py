@@ -1,4 +1,4 @@
-"""The MLP of a block: projection up, activation and projection down, with or without a gate."""
+"""The MLP of a block: up projection, activation and down projection, with or without a gate."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from qkv.trace.recorder import unkept
 class MLPSaved(NamedTuple):
     """Values that the forward pass of an MLP saves for its backward pass."""
 
-    x: Array  # (..., T, D)
-    pre: Array  # (..., T, F), before the activation
-    hidden: Array  # (..., T, F), the input of the projection down
-    gate: Array | None  # (..., T, F), the activation of a gated MLP
-    up: Array | None  # (..., T, F), the other factor of a gated MLP
+    x: Array  # (..., T, D).
+    pre: Array  # (..., T, F), before the activation.
+    hidden: Array  # (..., T, F), the input of the down projection.
+    gate: Array | None  # (..., T, F), the activation of a gated MLP.
+    up: Array | None  # (..., T, F), the other factor of a gated MLP.
 
 
 class MLP(Feed):
@@ -48,7 +48,7 @@ class MLP(Feed):
         hidden: F, the size between the two layers.
         activation: "gelu" (exact), "gelu_tanh", "quick_gelu", "silu" or "relu".
         gated: whether there is a gate.
-        bias: whether the linear layers have biases; they begin at 0.
+        bias: whether the linear layers have biases, which start at 0.
         seed: the seed of the weights, which are normal with variance 1 / (their number of rows).
         dtype: the type of the parameters.
 
@@ -56,7 +56,8 @@ class MLP(Feed):
     the type of the parameters. Half precision is computed in float32.
 
     Source:
-        Vaswani et al. 2017, section 3.3; gated: Shazeer 2020, "GLU Variants Improve Transformer".
+        Vaswani et al. 2017, section 3.3, and for the gated MLP Shazeer 2020, "GLU Variants Improve
+        Transformer".
 
     >>> mlp = MLP(4, 16, gated=True, bias=False, seed=0)
     >>> {name: array.shape for name, array in mlp.parameters.items()}
@@ -150,11 +151,11 @@ class MLP(Feed):
         Args:
             grad: (..., T, D), the gradient of the layer's result. A residual has the same gradient.
             saved: the second value of `mlp.training_forward(x)`.
-            record: collects the gradients of activations by the names of a trace. With a
+            record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 
         Returns:
-            `.x` (..., T, D) and `.parameters` by their names.
+            `.x` (..., T, D), and `.parameters`, keyed by name.
 
         >>> mlp = MLP(4, 16, seed=0)
         >>> y, saved = mlp.training_forward(np.ones((3, 4)))
@@ -177,10 +178,10 @@ class MLP(Feed):
         return Gradient(more if grad_x is None else more + grad_x, gradients or {})
 
     def trace(self, x: ArrayLike) -> Trace:
-        """Return every activation of `layer(x)` by its name.
+        """Return a trace with every activation of `layer(x)`.
 
-        `hook_pre` (..., T, F) is the input of the activation, `hook_post` is the input of the
-        projection down, and `hook_mlp_out` (..., T, D) is the layer's output. A gated MLP also has
+        `hook_pre` (..., T, F) is the input of the activation, `hook_post` is the input of the down
+        projection, and `hook_mlp_out` (..., T, D) is the layer's output. A gated MLP also has
         `hook_pre_linear`, the factor of the activation's result.
 
         >>> MLP(4, 16, seed=0).trace(np.ones((3, 4)))["hook_post"].shape

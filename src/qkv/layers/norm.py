@@ -1,4 +1,4 @@
-"""Norms, and scales for parts of a block: layers whose weight has one number for each column."""
+"""Norms and scales: layers whose weight has one number for each column of their input."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from qkv.trace import Recorder, Trace
 class NormSaved(NamedTuple):
     """Values that the forward pass of a norm saves for its backward pass."""
 
-    x: Array  # (..., D)
-    scale: Array  # (..., 1), the divisors
+    x: Array  # (..., D).
+    scale: Array  # (..., 1), the divisors.
 
 
 class _Norm(Layer):
@@ -83,7 +83,7 @@ class _Norm(Layer):
         Args:
             grad: (..., D), the gradient of the layer's result.
             saved: the second value of `norm.training_forward(x)`.
-            record: collects the gradients of activations by the names of a trace. With a
+            record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 
         Returns:

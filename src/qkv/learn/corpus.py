@@ -17,11 +17,11 @@ from qkv.arrays import Array
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-BLOCK = 1 << 22  # the bytes in a block, whose text is read, cut and shuffled together
-_LONGEST_LINE = 1 << 18  # the maximum number of bytes of a line that are read or cut together
-_STRETCH = 1 << 20  # the bytes in each part of a sample
-_MOST_READ = 10_000  # the maximum number of letters that `need_two_words` reads of a line
-_LONGEST_WORD = 100  # letters; longer words come from text without spaces
+BLOCK = 1 << 22  # The number of bytes in a block, which is read, cut and shuffled as a unit.
+_LONGEST_LINE = 1 << 18  # The maximum number of bytes of a line that are read or cut together.
+_STRETCH = 1 << 20  # The number of bytes in each part of a sample.
+_MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads of a line.
+_LONGEST_WORD = 100  # The number of letters; longer words come from text without spaces.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -32,7 +32,7 @@ class Source(Protocol):
         """Return the next sequence, (T,) integers."""
 
     def state(self) -> dict[str, Any]:
-        """Return the present state in a form that JSON can store."""
+        """Return the current state in a form that JSON can store."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
@@ -62,7 +62,7 @@ class Sequences:
         return self._sequences[next(self._orders)]
 
     def _from_here(self) -> Iterator[int]:
-        """Yield the indices of sequences from the present state on, and update the state."""
+        """Yield the indices of sequences from the current state on, and update the state."""
         while True:
             rng = np.random.default_rng([self._seed, self._epoch])
             for number in rng.permutation(len(self._sequences))[self._next :]:
@@ -71,7 +71,7 @@ class Sequences:
             self._epoch, self._next = self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """Return the number of the present order, and the position in this order."""
+        """Return the number of the current order, and the position in this order."""
         return {"sequences": len(self._sequences), "epoch": self._epoch, "next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -241,7 +241,7 @@ class Corpus:
         return next(self._sequences)
 
     def _from_here(self) -> Iterator[Array]:
-        """Yield the sequences from the present state on, and update the state."""
+        """Yield the sequences from the current state on, and update the state."""
         kept, count = None, 1  # the block in memory, and the number of sequences in a round
         while True:
             if kept != self._begin:  # a single block stays in memory
@@ -259,7 +259,7 @@ class Corpus:
                 self._begin, self._number, self._epoch, count = Place(), 0, self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """Return the present block, and the position in this block."""
+        """Return the current block, and the position in this block."""
         return {
             "sizes": self._files.sizes,
             "block": self._block,

@@ -35,13 +35,13 @@ from qkv.ops.linear import products_in_bfloat16
 from qkv.progress import training_progress
 from qkv.signals import Interrupted, answering, leave
 
-MOST_SKIPPED = 10  # after this many skipped steps in a row, the run ends
-_MEMORY = 0.95  # the weight of a loss's previous running mean at each step
-_SOME = 20  # the number of steps after which a running mean is reliable
+MOST_SKIPPED = 10  # After this many skipped steps in a row, the run ends.
+_MEMORY = 0.95  # The weight of a loss's previous running mean at each step.
+_SOME = 20  # The number of steps after which a running mean is reliable.
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
-_UNEASY = 1.0  # if a loss rises by this many nats, no checkpoint is written
-_TOO_MUCH = 3.0  # if a loss rises by this many nats, the run ends
+_UNEASY = 1.0  # If a loss rises by this many nats, no checkpoint is written.
+_TOO_MUCH = 3.0  # If a loss rises by this many nats, the run ends.
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ def train(
         objectives: one objective, or several, whose weighted losses are added.
         folder: the destination, which is created if it does not exist.
         steps: the number of steps.
-        minutes: the longest duration; give `steps`, `minutes` or both.
+        minutes: the maximum duration in minutes; give `steps`, `minutes` or both.
         schedule: the schedule of the learning rate; a number is the highest rate of `Schedule`.
         optimizer: the optimizer of this network.
         seed: the seed of the random numbers in each step.
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
-        checkpoint_seconds: the longest time in seconds between two checkpoints.
+        checkpoint_seconds: the maximum time in seconds between two checkpoints.
         snapshots: the steps after which a snapshot is written, in addition to the last step; by
             default about twelve, at increasing intervals; an empty list writes no snapshots.
         settings: additional entries of each checkpoint; to resume a run, give the same entries.
@@ -118,7 +118,8 @@ def train(
         Diverged: the loss keeps rising, ten steps in a row were skipped, or the model gives numbers
             that are not finite; the folder then holds the model of the last good checkpoint.
         OSError: a file cannot be written; existing checkpoints stay complete.
-        Interrupted: a signal stopped the run, and everything is saved; a KeyboardInterrupt.
+        Interrupted: a signal stopped the run, and everything is saved; `Interrupted` is a
+            KeyboardInterrupt.
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")

@@ -34,7 +34,7 @@ class Objective(Protocol):
         """Add to the network's gradient; return the mean loss and the number of tokens."""
 
     def state(self) -> dict[str, Any]:
-        """Return the present state in a form that JSON can store."""
+        """Return the current state in a form that JSON can store."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
@@ -209,7 +209,7 @@ class Causal(_Filled):
     name = "causal"
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Return sequences without their last tokens, and the token after each."""
+        """Return sequences without their last tokens, and the next token at each position."""
         texts = self._sequences(lambda text: len(text) > 1)
         ids = np.concatenate([text[:-1] for text in texts]).astype(np.int64)
         targets = np.concatenate([text[1:] for text in texts]).astype(np.int64)
@@ -219,9 +219,9 @@ class Causal(_Filled):
 class Masked(_Filled):
     """Predict the tokens that were masked.
 
-    A share of the tokens that are not special is chosen. 80% of the chosen tokens are replaced by
-    the mask token, 10% are replaced by another token and 10% stay; all chosen tokens are predicted.
-    With `alike`, words are chosen instead of tokens. All subwords of equal words in a text are then
+    A share of the non-special tokens is chosen. 80% of the chosen tokens are replaced by the mask
+    token, 10% are replaced by another token and 10% stay; all chosen tokens are predicted. With
+    `alike`, words are chosen instead of tokens. All subwords of equal words in a text are then
     treated in the same way, so that one of them cannot reveal the others. Punctuation marks are
     always chosen separately.
 
@@ -231,7 +231,7 @@ class Masked(_Filled):
         share: the share of the tokens that are chosen.
         tokens_per_step: the minimum number of tokens in a step.
         alike: a function from words to keys. Words with the same key count as equal. With
-            `str.casefold`, the case does not matter.
+            `str.casefold`, upper and lower case are equal.
 
     Raises:
         ValueError: the tokenizer has no mask, or the share is not between 0 and 1.
@@ -291,7 +291,7 @@ class Masked(_Filled):
         """Return the word numbers in the order in which words are chosen.
 
         Args:
-            words: (n,), the number of the word of each token.
+            words: (n,), the word number of each token.
             ids: (n,), the tokens.
             rng: the generator that draws the order.
         """

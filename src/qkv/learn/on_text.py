@@ -22,8 +22,8 @@ from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
-STEPS = 1000  # the default if neither steps nor minutes are given
-_RANGES = {  # the largest values are beyond the memory of any machine
+STEPS = 1000  # The default if neither steps nor minutes are given.
+_RANGES = {  # The largest values exceed the memory of any machine.
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
     **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
@@ -40,13 +40,13 @@ class TextRun:
         layers: the number of layers.
         heads: the number of heads in each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
-        vocabulary: V, the largest number of tokens.
+        vocabulary: V, the maximum number of tokens.
         length: the maximum number of tokens in a text, including special tokens.
         steps: the number of steps; 1000 if neither `steps` nor `minutes` is given.
         minutes: the longest duration.
         tokens_per_step: the minimum number of tokens in a step.
         rate: the highest learning rate.
-        seed: the seed of the first weights and of all random numbers.
+        seed: the seed of the initial weights and of all random numbers.
         tokenizer: the path of a tokenizer.json or of its folder; None trains a tokenizer on the
             corpus.
     """
@@ -86,7 +86,7 @@ class TextRun:
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> Self:
-        """Read the settings of the run in a folder, and check that `changes` are the same.
+        """Read the settings of the run in a folder, and check that `changes` agree with them.
 
         Raises:
             FileNotFoundError: the folder has no run.

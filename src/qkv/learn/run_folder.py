@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 METRICS, CURVES = "metrics.jsonl", "curves.png"
-MOST_STEPS = 99_999_999  # the names of checkpoints and snapshots have eight digits
-_MOST_LOGGED = 10**15  # larger steps and losses are ignored
+MOST_STEPS = 99_999_999  # The names of checkpoints and snapshots have eight digits.
+_MOST_LOGGED = 10**15  # Larger steps and losses are ignored.
 _STEP = re.compile(r"step-(\d{1,15})")
 _KEPT = 2
 _ARRAYS = {"parameters", "mean", "square"}
@@ -210,7 +210,7 @@ def plot_curves(folder: str | os.PathLike[str]) -> Figure:
 
 
 def write_curves(folder: str | os.PathLike[str]) -> Path:
-    """Draw the curves of a run into its folder."""
+    """Plot the curves of a run, and save the plot in its folder."""
     figure: Any = plot_curves(folder)
     path = Path(folder) / CURVES
     with replacing(path) as file:
@@ -235,7 +235,7 @@ def smoothed(values: Array) -> Array:
 
 
 def snapshots_in(folder: Path) -> dict[int, Path]:
-    """Return the paths of complete snapshots by step, in order."""
+    """Return the paths of complete snapshots, keyed by step, in order."""
     home = folder / SNAPSHOTS
     paths = {}
     for path in home.iterdir() if home.is_dir() else ():
@@ -274,7 +274,7 @@ class Checkpoint:
     Attributes:
         path: the path of the file.
         arrays: the parameters and the arrays of the optimizer, all (n,).
-        about: the step, the settings and all other state, in the form of JSON.
+        about: the step, the settings and all other state, as JSON values.
         damaged: for each later checkpoint, a sentence that says what is wrong.
     """
 

@@ -15,8 +15,8 @@ from qkv.learn import tokenizer_process
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import check_text
 
-MOST = 10_000_000  # the largest number of tokens; a larger model fits no machine
-SAMPLE = 1 << 26  # the bytes of a corpus from which a tokenizer is trained
+MOST = 10_000_000  # The maximum number of tokens; no machine can hold a larger model.
+SAMPLE = 1 << 26  # The number of bytes of a corpus from which a tokenizer is trained.
 _LINES_AT_ONCE = 1000
 
 
@@ -34,7 +34,7 @@ def train_tokenizer(
         lines: lines of text.
         kind: "wordpiece" for a tokenizer like BERT's, with lower case and with [CLS] and [SEP]
             around a text; or "bytes" for a tokenizer like GPT-2's, which joins pairs of bytes.
-        vocabulary: V, the largest number of tokens.
+        vocabulary: V, the maximum number of tokens.
 
     Raises:
         TypeError: a line is not a string.

@@ -59,7 +59,7 @@ def trained(lines: list[str], kind: str, vocabulary: int) -> tokenizers.Tokenize
 
 
 def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Train a WordPiece tokenizer like BERT's, with subwords at the start of and inside words."""
+    """Train a WordPiece tokenizer like BERT's, with separate subwords for the insides of words."""
     from tokenizers import Tokenizer, models, trainers
 
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
@@ -126,7 +126,7 @@ def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    _train(inner, lines, trainer, 3 * LONGEST)  # in bytes: a Chinese letter has three
+    _train(inner, lines, trainer, 3 * LONGEST)  # in bytes: a Chinese character has three
     return inner
 
 

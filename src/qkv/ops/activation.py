@@ -1,4 +1,4 @@
-"""The activations between linear layers and their derivatives, like those in the native kernel."""
+"""Activations between linear layers, and their derivatives, as in the native kernel."""
 
 from __future__ import annotations
 

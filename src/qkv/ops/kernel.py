@@ -19,8 +19,8 @@ kernel = _kernel
 BODIES = (
     {} if kernel is None else {f"native-{name}": i for i, (name, _) in enumerate(kernel.bodies())}
 )
-BACKENDS = (*BODIES, "numpy")  # the backends that this machine can run, the best first
-MOST_THREADS = 1024  # the same limit as in native/arguments.h
+BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the best first.
+MOST_THREADS = 1024  # The same limit as in native/arguments.h.
 _threads: int | None = None
 _here = threading.local()  # whether the thread must not use other threads
 
@@ -93,7 +93,7 @@ def set_num_threads(n: int) -> None:
 def one_thread() -> Iterator[None]:
     """Compute only on the calling thread inside the `with` block, despite `set_num_threads`.
 
-    The tasks of a scheduler need this, because it already runs one task per core.
+    Use this in the tasks of a scheduler that already runs one task per core.
     """
     before, _here.alone = getattr(_here, "alone", False), True
     try:

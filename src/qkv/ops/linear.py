@@ -70,8 +70,8 @@ def linear(
         wide: whether the result is float32 instead of half precision.
 
     Returns:
-        `(..., out)` of the type that `x` and `weight` promote to. Half precision is summed in
-        float32, and rounded once unless `wide`.
+        `(..., out)` of the type that `x` and `weight` promote to.
+        Half precision is summed in float32, and rounded once unless `wide`.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
@@ -120,7 +120,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]
 
 @functools.cache
 def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Return the float type of a product of these types; None if NumPy decides."""
+    """Return the float type of a product of these types; None if NumPy chooses the type."""
     if not (is_float(x) and is_float(weight)):
         return None
     try:

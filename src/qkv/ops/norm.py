@@ -31,8 +31,8 @@ def normalize(
         centred: whether the mean of each vector is subtracted first.
 
     Returns:
-        `(result, divisors)`: the normalised vectors times `weight`, plus `bias`, and the divisors
-        (..., 1).
+        `(result, divisors)`, where the divisors are (..., 1).
+        The result is the normalised vectors times `weight`, plus `bias`.
 
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
     (array([[-1.,  1.]]), array([[2.]]))

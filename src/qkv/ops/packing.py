@@ -52,7 +52,7 @@ def frozen(array: Array) -> Array:
 
 
 def packed(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Array:
-    """Return a packed copy of the weight, which is kept if the weight is frozen."""
+    """Return a packed copy of the weight; the copy is cached if the weight is frozen."""
     key = (id(weight), chosen, kind)
     if not is_frozen(weight):
         _forget(key)  # it was thawed
@@ -106,13 +106,13 @@ def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:
 # Several kept weights share a large array (a shelf), because NumPy requests large pages (2 MB) only
 # for large arrays. From small pages the processor reads weights at half the rate.
 _LARGE_PAGE = 1 << 21
-_SHELF = 1 << 24  # bytes of a shelf
-_shelf = np.empty(0, np.float32)  # the free part of the newest shelf
-_taken: dict[int, int] = {}  # for each id of a shelf, the bytes of weights in use
+_SHELF = 1 << 24  # The number of bytes of a shelf.
+_shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
+_taken: dict[int, int] = {}  # The number of bytes in use, keyed by the id of a shelf.
 
 
 def _lasting_memory(count: int) -> Array:
-    """Return memory for `count` float32 on large pages, aligned to 64 bytes."""
+    """Return memory for `count` float32 numbers on large pages, aligned to 64 bytes."""
     global _shelf
     size = -(-count // 16) * 16
     if size * 4 > _SHELF // 4:

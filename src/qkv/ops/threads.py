@@ -106,8 +106,8 @@ def _help(jobs: SimpleQueue[Callable[[], None]]) -> None:
         jobs.get()()
 
 
-_one_blas_thread = 0  # the number of callers inside `one_blas_thread`
-_blas_threads: dict[int, int] = {}  # numbers of threads to restore, by index in `_blas()`
+_one_blas_thread = 0  # The number of callers inside `one_blas_thread`.
+_blas_threads: dict[int, int] = {}  # Numbers of threads to restore, keyed by index in `_blas()`.
 
 
 @contextmanager

@@ -28,8 +28,7 @@ def cross_entropy(
         weights: `(N,)` factors of the losses and their gradients.
 
     Returns:
-        `(losses, gradients)`: the losses `-log(softmax(logits)[target])` `(N,)`, and the gradient
-        of each loss `(N, V)`.
+        The losses `-log(softmax(logits)[target])`, `(N,)`, and their gradients `(N, V)`.
 
     >>> losses, grad = cross_entropy(np.log([[0.5, 0.25, 0.25]]), np.array([1]))
     >>> losses, grad

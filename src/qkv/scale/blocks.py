@@ -13,8 +13,8 @@ from qkv.attend.call import Call, check_call, narrow, plan_of
 from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 
-Pieces = tuple[int, ...]  # the sizes of the blocks along one axis
-Place = tuple[int, ...]  # a block's indices along (*lead, heads, key heads, queries, keys)
+Pieces = tuple[int, ...]  # The sizes of the blocks along one axis.
+Place = tuple[int, ...]  # A block's indices along (*lead, heads, key heads, queries, keys).
 CELLS, PER_HEAD, PER_ROW = (
     ("attn_mask", "bias"),
     ("alibi_slopes", "sinks"),
@@ -128,12 +128,12 @@ class Tasks:
 class Blocks:
     """A checked call on dask arrays, cut into blocks."""
 
-    call: Call  # its arrays have shapes and types, but no data
-    operands: dict[str, Operand]  # by the name of the argument
-    pieces: tuple[Pieces, ...]  # the sizes of blocks along the axes of a `Place`
-    key_heads: tuple[int, ...]  # for each piece of heads, the piece of key heads
-    is_flat: bool  # whether 2-D arrays got a head axis
-    token: str  # a name that is equal for equal calls
+    call: Call  # A call whose arrays have shapes and types, but no data.
+    operands: dict[str, Operand]  # Operands, keyed by argument name.
+    pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of a `Place`.
+    key_heads: tuple[int, ...]  # For each piece of heads, the piece of key heads.
+    is_flat: bool  # Whether 2-D arrays got a head axis.
+    token: str  # A name that is equal for equal calls.
 
     @property
     def arrays(self) -> list[Any]:
@@ -312,7 +312,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return `(heads, kv_heads, key_heads)`: pieces of heads and key heads, and their pairs."""
+    """Return the pieces of heads and of key heads, and for each head piece its key head piece."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):

@@ -26,8 +26,8 @@ from qkv.scale.sources import (
 from qkv.scale.workers import all_of
 from qkv.text.lines import each_line
 
-BLOCK = 2**24  # the bytes of a block
-MARK_ROWS, MARK_BYTES = 256, 2**20  # the most rows and bytes between two marks
+BLOCK = 2**24  # The number of bytes in a block.
+MARK_ROWS, MARK_BYTES = 256, 2**20  # The maximum number of rows and bytes between two marks.
 _T = TypeVar("_T")
 
 
@@ -96,7 +96,7 @@ def counts_of(
         way: the advice for a bad row in the error.
 
     Raises:
-        ValueError: a row is bad; the error names it.
+        ValueError: a row is bad; the error names the row.
     """
     blocks = [(number, one) for number, file in enumerate(files) for one in blocks_of(file, size)]
     counts: list[list[Count]] = [[] for _ in files]
@@ -233,7 +233,7 @@ def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] |
 
 
 def _is_open(data: bytes) -> bool:
-    """Return whether a line of a CSV ends inside quotes, if each line is read as a record."""
+    """Read each line of a CSV as a record, and return whether a line ends inside quotes."""
     if b'"' not in data:
         return False
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -280,12 +280,12 @@ def _marks(begins: Array) -> Array:
 def cut(
     sources: Sequence[Source], counts: Sequence[Sequence[Count]], most_rows: int, most_bytes: int
 ) -> list[Part]:
-    """Cut sources into parts of at most `most_rows` rows (at least `MARK_ROWS`).
+    """Cut sources into parts of at most `most_rows` rows.
 
     Args:
         sources: the files.
         counts: for each file, the counts of its blocks.
-        most_rows: the largest number of rows in a part.
+        most_rows: the maximum number of rows in a part; at least `MARK_ROWS`.
         most_bytes: the approximate limit of a part's bytes; a part of one line may exceed it.
     """
     parts: list[Part] = []

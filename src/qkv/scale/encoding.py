@@ -23,13 +23,13 @@ from qkv.scale.manifest import MANIFEST, Folder, writing
 from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sources, rows_of
 from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
-MOST_ROWS, MOST_BYTES = 8192, 2**24  # the most rows and bytes of a part
+MOST_ROWS, MOST_BYTES = 8192, 2**24  # the maximum number of rows and bytes of a part
 PARTS = (
     16  # the minimum number of parts for each worker, so that workers finish at about the same time
 )
-SAMPLE = 64  # the rows that are encoded to estimate the time of all rows
-_SAVE = 1.0  # seconds between two updates of the manifest
-_WINDOW = 2048  # the rows that are encoded at once
+SAMPLE = 64  # The number of rows that are encoded to estimate the time of all rows.
+_SAVE = 1.0  # Seconds between two updates of the manifest.
+_WINDOW = 2048  # The number of rows that are encoded at once.
 CALL = "encode"
 WAY = 'correct it, or skip bad rows with on_error="skip"'
 
@@ -88,7 +88,7 @@ class _Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A short checksum of the plan's entries, for the names of files."""
+        """A short checksum of the plan's entries, which is used in file names."""
         return hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
 
     def name(self, number: int) -> str:
@@ -121,10 +121,11 @@ def encode(
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both. The files are .txt (each line is a row, even a
             blank line), .jsonl, .csv with a header, or .parquet. All but .parquet may be compressed
-            (.gz, .bz2, .xz or .zst). Paths are local, or any that fsspec opens.
-        destination: a folder, local or any that fsspec opens. Its files `part-*.parquet` have the
-            columns id (int64, counted over the rows of all sources), source, row (counted from 0 in
-            the source) and vector (a list of D float32). `_manifest.json` lists the complete files.
+            (.gz, .bz2, .xz or .zst). Paths may be local, or of any kind that fsspec opens.
+        destination: a local folder, or a folder that fsspec opens. Its files `part-*.parquet` have
+            the columns id (int64, counted over the rows of all sources), source, row (counted from
+            0 in the source) and vector (a list of D float32). `_manifest.json` lists the complete
+            files.
         client: the cluster's client. The default is the current client or, without one, this
             process.
         column: the name of the column with the texts; not used for .txt.
@@ -259,7 +260,7 @@ def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
 def _done(
     plan: _Plan, old: dict[str, Any] | None, folder: Folder, client: Any
 ) -> dict[int, dict[str, Any]]:
-    """Return the manifest's entries of complete parts, by part number."""
+    """Return the manifest's entries of complete parts, keyed by part number."""
     entries = {int(number): entry for number, entry in (old["parts"] if old else {}).items()}
     entries = {number: entry for number, entry in entries.items() if number < len(plan.parts)}
     whole = all_of(client, is_whole, [(folder, entry) for entry in entries.values()], call=CALL)

@@ -15,15 +15,15 @@ from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
 _READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # the operands of each block
-_ROUNDED = 1e8  # above this, a log-sum-exp in float64 is too imprecise for weights
+_ROUNDED = 1e8  # Above this, a log-sum-exp in float64 is too imprecise for weights.
 
 
 class Part(NamedTuple):
     """The result of attention over some keys."""
 
-    out: Array  # (*lead, Hq, L, dv), in the computation's type
-    lse: Array  # (*lead, Hq, L), float64
-    rest: Array | None  # the rounding error of `lse`; add both. None for 0
+    out: Array  # (*lead, Hq, L, dv), in the computation's type.
+    lse: Array  # (*lead, Hq, L), float64.
+    rest: Array | None  # The rounding error of `lse`, to be added to `lse`; None means 0.
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
@@ -44,10 +44,10 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
             since they decide which blocks are masked.
 
     Returns:
-        The results of `qkv.attention` as dask arrays with the chunks of query. Along leading
-        dimensions and heads, the chunks are finer if key or value has finer chunks. Along keys,
-        weights have the chunks of key and value. Errors are at most twice the errors of
-        `qkv.attention`.
+        The results of `qkv.attention` as dask arrays with the chunks of query.
+        If key or value has finer chunks of leading dimensions or heads, so have the results.
+        Along keys, weights have the chunks of key and value.
+        Rounding errors are at most twice those of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or heads do not fit, or a size is unknown.

@@ -15,7 +15,7 @@ from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
 from qkv.scale.workers import all_of, current_client, named
 
 CALL = "scale.head_scores"
-ROWS, BYTES = 4096, 2**20  # the most rows and bytes of one task
+ROWS, BYTES = 4096, 2**20  # the maximum number of rows and bytes of one task
 
 
 def head_scores(
@@ -25,7 +25,7 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""Compute `qkv.circuits.head_scores` over files. Any division into tasks works.
+    r"""Compute `qkv.circuits.head_scores` over files; the division into tasks changes nothing.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
@@ -37,7 +37,7 @@ def head_scores(
         column: the name of the column with the texts; not used for .txt.
 
     Returns:
-        An array (layers, heads) of float64 for each name; NaN if the score counts no query.
+        An array (layers, heads) of float64 for each name; NaN if no query counts for the score.
 
     Raises:
         ValueError: a score or the column does not exist, or a row has no text (the error names the

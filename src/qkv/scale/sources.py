@@ -13,7 +13,7 @@ from qkv.text.lines import each_line
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
-LONGEST = 2**30  # the largest number of characters in a CSV field
+LONGEST = 2**30  # the maximum number of characters in a CSV field
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
 
     Args:
         part: the rows.
-        most: the number of characters of a .txt line to keep, plus one, as in `read_lines`.
+        most: the maximum number of characters of a .txt line, as in `read_lines`.
     """
     source = part.source
     if part.group is not None:

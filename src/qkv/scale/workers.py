@@ -21,13 +21,13 @@ from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.read import CONFIG, NEEDED
 from qkv.ops.kernel import get_num_threads, set_num_threads
 
-NO_WORKER = 300.0  # a run fails after this number of seconds without a worker
-AHEAD = 8  # the tasks submitted in advance for each thread of the cluster
-# option numbers from glibc's malloc.h; sizes in bytes: the most memory to keep, the largest
-# threshold, and glibc's default threshold
+NO_WORKER = 300.0  # A run fails after this number of seconds without a worker.
+AHEAD = 8  # The number of tasks submitted in advance per thread of the cluster.
+# Option numbers from glibc's malloc.h, and three sizes in bytes: the maximum memory to keep, the
+# maximum threshold, and glibc's default threshold.
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
-_LOOK = 1.0  # seconds between two checks of a silent cluster
-_PROCESS = uuid.uuid4().hex  # identifies this process
+_LOOK = 1.0  # Seconds between two checks of a silent cluster.
+_PROCESS = uuid.uuid4().hex  # Identifies this process.
 _C = TypeVar("_C")
 _R = TypeVar("_R")
 
@@ -88,7 +88,7 @@ _loading, _computing = threading.Lock(), threading.Lock()
 
 
 def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
-    """Load a model once for this process.
+    """Load a model, once per process.
 
     Raises:
         ValueError: the model's files on this machine differ from those where the run began.
@@ -113,8 +113,8 @@ class _Job:
 
     call: str
     model: Named | None
-    process: str  # the process that began the run
-    workers: dict[str, int] = field(default_factory=dict)  # the number of workers by host
+    process: str  # The process that began the run.
+    workers: dict[str, int] = field(default_factory=dict)  # The number of workers, keyed by host.
 
 
 def each(

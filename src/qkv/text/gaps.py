@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 # "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" after a space, except at
-# the end of the text. `GAPS` in see/page/assets/engine/gaps.js is the same.
+# the end of the text. `GAPS` in see/page/assets/engine/gaps.js must be the same.
 GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-GROWN = 2**24  # the maximum number of characters that the library may write at once
-USUAL = 40  # rules for real texts write at most this many characters for one character
+GROWN = 2**24  # The maximum number of characters that the library may write at once.
+USUAL = 40  # Rules for real texts write at most this many characters for one character.
 
-_LONGEST = 4096  # the maximum number of characters of a token, a pattern or its replacement
-_ADDED = 100  # the most special tokens around a text
-_WORD = 1000  # the maximum number of characters of a word; the library looks up all parts of a word
+_LONGEST = 4096  # The maximum number of characters of a token, a pattern or its replacement.
+_ADDED = 100  # The maximum number of special tokens around a text.
+_WORD = 1000  # The maximum number of characters of a word; the library looks up all its parts.
 # The maximum number of characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
@@ -102,7 +102,7 @@ def _factor(rule: Any) -> float:
     for part in _flat(rule):
         if "content" in part:
             factor *= _replacing(part)
-        if "prepend" in part:  # the rule adds it before each part between two special tokens
+        if "prepend" in part:  # added before each part between two special tokens
             factor *= 1 + len(_text(part["prepend"]))
         if "precompiled_charsmap" in part:
             factor *= _table(_text(part["precompiled_charsmap"]))
@@ -135,7 +135,7 @@ def _takes_something(pattern: str) -> bool:
 
 
 def _table(coded: str) -> float:
-    """Return the longest entry of a SentencePiece table: size, trie, texts that end with NUL."""
+    """Return the longest entry of a SentencePiece table (size, trie, NUL-terminated texts)."""
     try:
         raw = base64.b64decode(coded)
     except ValueError:
@@ -159,10 +159,10 @@ def _added(rule: Mapping[str, Any]) -> int:
 
 
 def _object(value: Any) -> Mapping[str, Any]:
-    """Return a value if it is an object, else an empty object."""
+    """Return a value if it is an object, otherwise an empty object."""
     return value if isinstance(value, dict) else {}
 
 
 def _text(value: Any) -> str:
-    """Return a value if it is a string, else an empty string."""
+    """Return a value if it is a string, otherwise an empty string."""
     return value if isinstance(value, str) else ""

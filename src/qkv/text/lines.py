@@ -10,15 +10,15 @@ _BLOCK = 2**18  # bytes that are read at once
 
 
 class Lines:
-    """The lines of a UTF-8 file, blank lines included; each loop reads the file again.
+    """The lines of a UTF-8 file, including blank lines; each loop reads the file again.
 
     Args:
         file: its path.
         most: the maximum number of characters of a line, as in `read_lines`.
 
     Raises:
-        ValueError: the file is not text; the message has the line and the byte. Or the file has
-            fewer lines than when it was first read. Additional lines are ignored.
+        ValueError: the file is not text (the message has the line and the byte), or has fewer lines
+            than when it was first read. Additional lines are ignored.
     """
 
     def __init__(self, file: str, most: int) -> None:
@@ -97,8 +97,8 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
     >>> list(each_line(io.BytesIO(b"the cat\nsat \xff on\r\nthe mat"), None))
     ['the cat', BadLine('is not UTF-8: byte 5 is 0xff'), 'the mat']
     """
-    size, text = 0, ""  # the bytes of the current line so far, and its text
-    bad = False  # whether the line is not text, and a `BadLine` was yielded
+    size, text = 0, ""  # The bytes of the current line so far, and its text.
+    bad = False  # Whether the line is not text, and a `BadLine` was yielded.
     decoder = codecs.getincrementaldecoder("utf-8")()
     for part, ended in _parts(stream):
         decoded = None if bad else _decoded(part, ended, size, decoder)
@@ -126,7 +126,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
 
 def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
-    """Return `(text, waited)`: the text of a part of a line, and the bytes kept from before it.
+    """Return `(text, waited)`: a part of a line as text, and the number of earlier bytes in it.
 
     `size` is the number of bytes of the line before the part. If the part is not text, return a
     `BadLine`.
@@ -144,9 +144,9 @@ def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tup
 
 def _parts(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     """Yield `(part, ended)`: bytes of a line without its end, and whether the line ends there."""
-    read = getattr(stream, "read1", stream.read)  # `read1` does not wait for more bytes
-    returned = False  # whether the last byte was a carriage return, and its line has ended
-    begun = False  # whether a line has begun and not ended
+    read = getattr(stream, "read1", stream.read)  # `read1` does not wait for more bytes.
+    returned = False  # Whether the last byte was a carriage return, and its line has ended.
+    begun = False  # Whether a line has begun and not ended.
     while block := read(_BLOCK):
         if returned:
             block = block.removeprefix(b"\n")

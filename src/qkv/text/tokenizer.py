@@ -40,7 +40,7 @@ class Tokenizer:
 
     def __init__(self, inner: tokenizers.Tokenizer, factor: float = 1.0) -> None:
         self._inner = inner
-        self._at_once = max(1, int(GROWN / factor))  # characters that may grow by this factor
+        self._at_once = max(1, int(GROWN / factor))  # a text of this length may grow by `factor`
         self.unknown = _unknown(inner)
         around = set(inner.encode("").ids) if self._frames else set()
         self._special_ids = {
@@ -127,8 +127,9 @@ class Tokenizer:
         """Cut two texts into one row of tokens, as models read a pair of texts.
 
         Returns:
-            ids (T,); segments (T,), each token's row in the segment table; and for each token the
-            number of its text, 0 or 1, or None for a special token.
+            The ids (T,), the segments (T,), and a list of text numbers.
+            The segment of a token is its row in the segment table.
+            The text number of a token is 0 or 1, or None for a special token.
 
         Raises:
             TypeError: a text is not a string.

@@ -18,7 +18,7 @@ UNKNOWN = "[UNK]"
 # Letters and digits, with the marks and joiners that belong to them.
 _LETTERS = r"[\p{L}\p{N}_][\p{L}\p{M}\p{N}_\x{200c}\x{200d}]*"
 # A word may contain apostrophes of both kinds. Any other character except white space is a token,
-# with its combining characters (\X; format characters would join a blank).
+# with its combining characters (\X; format characters would join a space).
 _TOKEN = rf"{_LETTERS}(?:['\x{{2019}}]{_LETTERS})*|(?![\s\p{{Cf}}])\X|\S"
 _MARKER = re.compile(r"\[[A-Z]+\]")
 
@@ -29,7 +29,7 @@ class WordTokenizer(Tokenizer):
     A word is a run of letters and digits, with apostrophes inside (`don't`); every other character
     except white space is a separate token. Words are long in scripts without spaces. Special tokens
     of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the vocabulary
-    becomes `[UNK]`: it keeps its position, and `offsets` say which word it was.
+    becomes `[UNK]`: it keeps its position, and `offsets` shows which word it was.
 
     Args:
         source: the vocabulary, a mapping from word to id with the ids 0 ... n-1, each once;
@@ -141,6 +141,6 @@ def _findable(word: str, cutter: tokenizers.Tokenizer) -> str:
     if _cut(word, cutter) != [spelled]:
         raise ValueError(
             f"WordTokenizer: the vocabulary's word {word!r} is not a single word or mark, "
-            "so it would never be found in a text: give its parts, without blanks"
+            "so it would never be found in a text: give its parts, without spaces"
         )
     return spelled

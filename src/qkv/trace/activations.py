@@ -94,7 +94,7 @@ def short_name(name: str) -> str:
 
 # Short names of a block's parts, and their names in TransformerLens.
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
-# Sites of sparse autoencoders in a block, as in the names of SAELens.
+# Sites of sparse autoencoders in a block, named as in SAELens.
 _SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
 # Three groups: the side of an encoder-decoder, the layer, and the name within the layer.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")

@@ -20,7 +20,7 @@ Unpack = Callable[[Mapping[str, Array], Mapping[str, Any]], Any]
 def write_trace(
     path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array], about: Mapping[str, Any]
 ) -> None:
-    """Write named arrays and JSON values to a file, which appears when it is complete."""
+    """Write named arrays and JSON values to a file, which appears only when it is complete."""
     from safetensors.numpy import save
 
     whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -89,7 +89,7 @@ def dataset(
 
 
 def frame(rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]]) -> Any:
-    """Return a `pandas.DataFrame` with a row for each number of the arrays.
+    """Return a `pandas.DataFrame` with a row for each element of the arrays.
 
     Args:
         rows: tuples `(text, name, array)`: the number of a text, the full name of an activation,

@@ -32,10 +32,10 @@ class Recorder:
     """Collects activations by name while a model or a layer runs, and applies edits.
 
     Args:
-        wanted: a function that tells whether to keep an activation, given its full name; by default
-            `kept_unasked`.
-        changes: for each edited activation, by full name, a function from the array to its
-            replacement. The replacement is kept, and the run continues with it.
+        wanted: a function from an activation's full name to whether the activation is kept; by
+            default `kept_unasked`.
+        changes: functions from an edited activation's array to its replacement, keyed by full name.
+            The replacement is kept, and the run continues with it.
         use: a function that gets the name and the array of each wanted activation. With `use`,
             arrays are not kept.
 
@@ -66,7 +66,7 @@ class Recorder:
         return self._use is None
 
     def wants(self, *names: str) -> bool:
-        """Return whether any name is kept or changed; otherwise its array need not be computed."""
+        """Return whether any of these names is kept or changed, so that its array is needed."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def changes(self, *names: str) -> bool:
@@ -134,10 +134,10 @@ class GradientRecorder(Recorder):
 
     Args:
         wanted: as for `Recorder`.
-        changes: for each activation that the forward pass edited, by full name, a function from the
-            gradient after the edit to the gradient before the edit.
-        added: for each activation on which the target depends directly, by full name, the term that
-            is added to its gradient.
+        changes: functions from the gradient after an edit to the gradient before the edit, keyed by
+            the full names of the activations that the forward pass edited.
+        added: terms that are added to gradients, keyed by the full names of the activations on
+            which the target depends directly.
 
     >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
     >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]

@@ -170,15 +170,15 @@ class Trace:
         return exports.dataset(self._arrays, self._tokens, about)
 
     def to_pandas(self, name: str | tuple[Any, ...] = "pattern") -> Any:
-        """Return a `pandas.DataFrame` with a row for each number of an activation, without padding.
+        """Return a `pandas.DataFrame` with a row per element of an activation, without padding.
 
         Args:
             name: the full or short name of an activation. A short name without a layer means all
                 layers.
 
         Returns:
-            A table with the columns `text`, `layer`, the axes (`head`, `query`, `key`, ...), their
-            tokens (`query_text`, `key_text`, `token_text`) and `value`.
+            A table with the columns `text`, `layer`, `value` and more columns for the axes.
+            These are the axes (`head`, `query`, `key`, ...) and their tokens (`query_text`, ...).
 
         Raises:
             ImportError: pandas is not installed.

@@ -46,9 +46,9 @@ class Parts:
     """The parameters, sizes and parts of an attention layer."""
 
     parameters: dict[str, Array]
-    embed_dim: int  # D, of x
-    context_dim: int  # of the context
-    output_dim: int  # of the result
+    embed_dim: int  # D, the size of `x`.
+    context_dim: int  # The size of the context.
+    output_dim: int  # The size of the result.
     num_heads: int
     num_kv_heads: int
     d_query: int
@@ -62,15 +62,15 @@ class Parts:
 class Inputs:
     """The checked arguments of one call of the layer."""
 
-    words: Array  # (..., L, D), or rows (total, D)
-    context: Array | None  # (..., S, D), for keys and values; None for the words
-    dtype: np.dtype[Any]  # of the result
-    options: Mapping[str, Any]  # of `qkv.attention`
-    call: str  # the name of the call in errors
-    cu: Array | None = None  # (B + 1,), first rows of packed texts, and the end
+    words: Array  # (..., L, D), or rows (total, D).
+    context: Array | None  # (..., S, D), for keys and values; None means `words`.
+    dtype: np.dtype[Any]  # The dtype of the result.
+    options: Mapping[str, Any]  # The options of `qkv.attention`.
+    call: str  # The name of the call in errors.
+    cu: Array | None = None  # (B + 1,), the first rows of packed texts, and the number of all rows.
     cache: KVCache | None = None
-    lengths: Any = None  # (B,), the number of real words in each row; only with a cache
-    positions: Positions | None = None  # of packed rows; None if each text counts from 0
+    lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
+    positions: Positions | None = None  # Of packed rows; None means that each text counts from 0.
 
     @property
     def others(self) -> Array:
@@ -95,23 +95,23 @@ class AttentionSaved:
     """Values that the forward pass of attention saves for the backward pass."""
 
     inputs: Inputs
-    shapes: dict[str, tuple[int, ...]]  # of q, k and v after their projections
-    norms: dict[str, NormSaved]  # of q and k
-    positions: dict[str, Positions]  # of q and k, if they were rotated
-    query: Array  # (..., Hq, L, d), after norm and rotation, like `key`
+    shapes: dict[str, tuple[int, ...]]  # The shapes of q, k and v after their projections.
+    norms: dict[str, NormSaved]  # The saved norms of q and k.
+    positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
+    query: Array  # (..., Hq, L, d), after norm and rotation, like `key`.
     key: Array
     value: Array
     z: Array
-    lse: Array | None  # None if `weighed` is given
-    weighed: Weighed | None  # only if scores or weights were edited
+    lse: Array | None  # None if `weighed` is given.
+    weighed: Weighed | None  # Given only if scores or weights were edited.
 
 
 class Weighed(NamedTuple):
     """The weighted values, and the weights (B, Hq, L, S) before and after edits."""
 
-    z: Array  # (B, Hq, L, dv)
-    softmax: Array  # of the scores
-    pattern: Array  # the weights of the values: the softmax, unless it was edited
+    z: Array  # (B, Hq, L, dv).
+    softmax: Array  # The softmax of the scores.
+    pattern: Array  # The weights of the values: the softmax, unless it was edited.
 
 
 class Positions(NamedTuple):
@@ -158,10 +158,10 @@ def attention_forward(
 class Projected(NamedTuple):
     """The queries, keys and values of each head; queries and keys are normalised and rotated."""
 
-    parts: dict[str, Array]  # "q", "k", "v", each (..., H, L, d)
-    shapes: dict[str, tuple[int, ...]]  # after their projections
-    norms: dict[str, NormSaved]  # of q and k
-    positions: dict[str, Positions]  # of q and k, if they were rotated
+    parts: dict[str, Array]  # "q", "k" and "v", each (..., H, L, d).
+    shapes: dict[str, tuple[int, ...]]  # The shapes of the parts after their projections.
+    norms: dict[str, NormSaved]  # The saved norms of q and k.
+    positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
 
 
 def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) -> Projected:
@@ -191,7 +191,7 @@ def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) 
 
 
 def attention_plan(layer: Parts, inputs: Inputs) -> Call:
-    """Check the call of attention by shapes, before queries, keys and values are computed.
+    """Check the shapes of the attention call, before queries, keys and values are computed.
 
     Packed rows are checked with the shapes (B, ...) that they have after padding.
     """
@@ -226,7 +226,7 @@ def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
-    """Normalise queries or keys (..., H, L, d): each head alone, or all heads side by side."""
+    """Normalise queries or keys (..., H, L, d): per head, or over all heads side by side."""
     if norm.dim == part.shape[-1]:
         return norm.run(part)
     joined, saved = norm.run(join_heads(part))
@@ -332,7 +332,7 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     """Record scores and weights, or a summary of the weights, if `record` wants them.
 
     Returns:
-        The weighted values and their weights, if they were computed here; else None.
+        The weighted values and their weights, if they were computed here; otherwise None.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):

@@ -47,13 +47,13 @@ class MultiHeadAttention(Parts):
     Args:
         embed_dim: D, the size of the word vectors.
         num_heads: Hq.
-        num_kv_heads: Hkv, a divisor of Hq; Hq unless given.
-        d_query: d, the size of a head's queries and keys; D / Hq unless given.
-        d_value: dv, the size of a head's values; D / Hq unless given.
-        bias: whether the projections have biases; they begin at 0.
+        num_kv_heads: Hkv, a divisor of Hq; the default is Hq.
+        d_query: d, the size of a head's queries and keys; the default is D / Hq.
+        d_value: dv, the size of a head's values; the default is D / Hq.
+        bias: whether the projections have biases, which start at 0.
         out_proj: whether the joined heads (..., T, Hq * dv) are projected to (..., T, D).
         rotary: a `Rotary` (or a dict of its fields) that rotates queries and keys by their
-            positions: 0 ... S - 1 for keys, from `q_offset` on for queries.
+            positions, which are 0 to S - 1 for keys and begin at `q_offset` for queries.
         seed: the seed of the weights, which are normal with variance 1 / (their number of rows), so
             that scores of normal word vectors have a variance near 1 after scaling.
         dtype: the type of the parameters.
@@ -62,7 +62,7 @@ class MultiHeadAttention(Parts):
     converted to the type of the parameters. Inputs in half precision are computed in float32.
 
     Source:
-        Vaswani et al. 2017, section 3.2.2; fewer key heads: Ainslie et al. 2023.
+        Vaswani et al. 2017, section 3.2.2, and for fewer key heads Ainslie et al. 2023.
 
     >>> layer = MultiHeadAttention(8, num_heads=2, seed=0)
     >>> list(layer.parameters), layer.parameters["q_proj.weight"].shape
@@ -223,7 +223,7 @@ class MultiHeadAttention(Parts):
                 (B, Hq, T, T), where T is the length of the longest text.
             cache: keys and values of the words before `x` (B, L, D). Queries also attend to these
                 words, and the keys and values of `x` are added to the cache. The cache gives the
-                positions of `x`, so leave out `q_offset`.
+                positions of `x`, so omit `q_offset`.
             lengths: (B,), the number of real words in each row of `x`; only with `cache`.
             residual: (..., L, D), added to the result before rounding to half precision. A float32
                 residual gives a float32 result.
@@ -233,9 +233,9 @@ class MultiHeadAttention(Parts):
                 is written to `out`.
 
         Returns:
-            An array (..., L, D), or (..., L, Hq * dv) without an output projection; or a tuple as
-            `qkv.attention` returns it with `return_weights` or `return_lse`, with weights (..., Hq,
-            L, S). With one head and 2-D inputs the weights are (L, S).
+            An array (..., L, D), or (..., L, Hq * dv) without an output projection.
+            With `return_weights` or `return_lse`, a tuple as from `qkv.attention`.
+            Weights are (..., Hq, L, S), or (L, S) for one head and 2-D inputs.
         """
         texts: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
         inputs, plan, target = self.check(x, context, top_k=top_k, **texts, **options)
@@ -361,13 +361,13 @@ class MultiHeadAttention(Parts):
             grad: the gradient of the layer's result, of the same shape. A residual has the same
                 gradient.
             saved: the second value of `layer.training_forward(x, ...)`.
-            record: collects the gradients of activations by the names of a trace. With a
+            record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 
         Returns:
-            `.x`, `.context` if there was one, `.parameters` by their names ("q_norm.weight" and so
-            on for the norms of queries and keys), and `.options`: "bias", "sinks" and
-            "alibi_slopes" if they were given.
+            `.x`, and `.context` if a context was given.
+            `.parameters`, keyed by name ("q_norm.weight" and so on for norms of queries and keys).
+            `.options`, with "bias", "sinks" and "alibi_slopes" if these options were given.
 
         >>> layer = MultiHeadAttention(8, 2, seed=0)
         >>> out, saved = layer.training_forward(np.ones((5, 8)), is_causal=True)
@@ -388,7 +388,7 @@ class MultiHeadAttention(Parts):
         top_k: int | None = None,
         **options: Any,
     ) -> Trace:
-        """Return every activation of `layer(x, ...)` by its name.
+        """Return a trace with every activation of `layer(x, ...)`.
 
         These are `hook_q`, `hook_k`, `hook_v`, `hook_rot_q`, `hook_rot_k`, `hook_attn_scores`,
         `hook_pattern`, `hook_z` and `hook_attn_out`, the layer's output. With `top_k`,
@@ -469,8 +469,9 @@ def self_attention(
         options: the options of `qkv.attention`: `is_causal=True`, `return_weights=True`, ...
 
     Returns:
-        The context (..., L, D), or (..., L, Hq * dv) without `w_o`. With `return_weights`, a tuple
-        with the context and the weights (..., Hq, L, L), or (L, L) for one head and 2-D `x`.
+        The context (..., L, D), or (..., L, Hq * dv) without `w_o`.
+        With `return_weights`, the tuple (context, weights).
+        The weights are (..., Hq, L, L), or (L, L) for one head and 2-D `x`.
 
     Raises:
         ValueError: two shapes do not fit each other; the error names both.

@@ -16,13 +16,13 @@ SHORT = dict(zip(WEIGHTS, ("w_q", "w_k", "w_v", "w_o"), strict=True))
 class Sizes:
     """The sizes of a layer, which follow from the shapes of its weights."""
 
-    embed_dim: int  # D, of x
-    context_dim: int  # of the context
-    output_dim: int  # of the result
-    num_heads: int  # Hq
-    num_kv_heads: int  # Hkv
-    d_query: int  # d
-    d_value: int  # dv
+    embed_dim: int  # D, the size of `x`.
+    context_dim: int  # The size of the context.
+    output_dim: int  # The size of the result.
+    num_heads: int  # Hq.
+    num_kv_heads: int  # Hkv.
+    d_query: int  # d.
+    d_value: int  # dv.
 
 
 @dataclass(frozen=True)
