@@ -104,8 +104,8 @@ def attention(
     Args:
         query: `(..., Hq, L, d)`, or `(L, d)` for one head. The dtype is float16, bfloat16, float32
             or float64, the same for query, key and value. Leading dimensions broadcast.
-        key: `(..., Hkv, S, d)`. `Hq` is a multiple of `Hkv`: query head h uses key head `h // (Hq
-            // Hkv)`.
+        key: `(..., Hkv, S, d)`. Query head h uses key head `h // (Hq // Hkv)`, so `Hq` must be a
+            multiple of `Hkv`.
         value: `(..., Hkv, S, dv)`.
         attn_mask: bool, where False masks; or float, added to the scores, where -inf masks.
             Broadcasts to `(..., Hq, L, S)`.

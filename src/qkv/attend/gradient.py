@@ -115,8 +115,8 @@ def gradient_by_weights(
         grad_out: `(*lead, Hq, L, dv)`.
         weights: if scores or weights were edited, the softmax of the scores, and the edited
             weights, both `(*lead, Hq, L, S)`; None to compute the weights of the call.
-        record: receives the name of the weights or scores and their gradient. The computation
-            continues with the gradient that `record` returns.
+        record: a function that gets a name (of the weights or the scores) and the gradient. The
+            computation continues with the gradient that `record` returns.
     """
     plan, wide = call.plan, grouped(call)
     scores, own = scores_and_weights(call)

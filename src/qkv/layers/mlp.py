@@ -193,6 +193,6 @@ class MLP(Feed):
 
 
 def mlp_sizes(dim: int, hidden: int, *, gated: bool) -> dict[str, tuple[int, int]]:
-    """Return the linear layers of an MLP by name, with their numbers of rows and columns."""
+    """Return (rows, columns) of the linear layers of an MLP, keyed by name."""
     gate = {"gate_proj": (dim, hidden)} if gated else {}
     return {**gate, "up_proj": (dim, hidden), "down_proj": (hidden, dim)}

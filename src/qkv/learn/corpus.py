@@ -217,7 +217,7 @@ Cut = Callable[[Sequence[Line]], list[Array]]  # consecutive lines -> sequences 
 class Corpus:
     """Sequences of token ids from text files, which are read and shuffled in blocks.
 
-    A block is a few megabytes of text. The sequences of a block come in a random order, then the
+    A block is a few megabytes of text. The sequences of a block come in a random order; then the
     next block is read. After the last block, the first block is read again, in another order.
 
     Args:

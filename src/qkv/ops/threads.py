@@ -13,7 +13,7 @@ from qkv.ops.kernel import get_num_threads
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
 _helpers: list[threading.Thread] = []
-_here = threading.local()  # for each thread, the errors of the `run_all` call whose cases it runs
+_here = threading.local()  # for each thread, the errors of its current `run_all` call
 
 
 def lock() -> threading.RLock:

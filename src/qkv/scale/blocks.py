@@ -271,7 +271,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """Cut a dask array along `axes` to fit the blocks; other and repeated axes stay whole."""
+    """Cut a dask array along `axes` to fit the blocks; other axes and broadcast axes stay whole."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)

@@ -45,9 +45,9 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
     Returns:
         The results of `qkv.attention` as dask arrays with the chunks of query.
-        If key or value has finer chunks of leading dimensions or heads, so have the results.
-        Along keys, weights have the chunks of key and value.
-        Rounding errors are at most twice those of `qkv.attention`.
+        Leading dimensions and heads are cut at all chunk boundaries of query, key and value. Along
+        keys, weights have the chunks of key and value. Rounding errors are at most twice those of
+        `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or heads do not fit, or a size is unknown.

@@ -29,8 +29,8 @@ def head_scores(
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
-        sources: a path, a glob or a list of both: .txt, .jsonl, .csv or .parquet, local or any that
-            fsspec opens.
+        sources: a path, a glob or a list of both: .txt, .jsonl, .csv or .parquet, local or of any
+            kind that fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
         client: the cluster's client. The default is the current client or, without one, this
             process.

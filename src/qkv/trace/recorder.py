@@ -99,7 +99,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` as `name`; return False if `name` must still be recorded."""
+        """Keep the array of `other` also as `name`; return False if `name` must still be recorded."""
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False

@@ -178,7 +178,8 @@ class Trace:
 
         Returns:
             A table with the columns `text`, `layer`, `value` and more columns for the axes.
-            These are the axes (`head`, `query`, `key`, ...) and their tokens (`query_text`, ...).
+            These columns are the axes (`head`, `query`, `key`, ...) and their tokens (`query_text`,
+            ...).
 
         Raises:
             ImportError: pandas is not installed.

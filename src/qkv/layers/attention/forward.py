@@ -70,7 +70,7 @@ class Inputs:
     cu: Array | None = None  # (B + 1,), the first rows of packed texts, and the number of all rows.
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
-    positions: Positions | None = None  # Of packed rows; None means that each text counts from 0.
+    positions: Positions | None = None  # Positions of packed rows; None if texts count from 0.
 
     @property
     def others(self) -> Array:
