@@ -32,8 +32,8 @@ class Recorder:
     """Collects activations by name while a model or a layer runs, and applies edits.
 
     Args:
-        wanted: a function from an activation's full name to whether the activation is kept; by
-            default `kept_unasked`.
+        wanted: a function that takes an activation's full name and returns whether to keep the
+            activation; the default is `kept_unasked`.
         changes: functions from an edited activation's array to its replacement, keyed by full name.
             The replacement is kept, and the run continues with it.
         use: a function that gets the name and the array of each wanted activation. With `use`,
@@ -99,7 +99,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` also as `name`; return False if `name` must still be recorded."""
+        """Keep the array of `other` also as `name`; return False if `name` must still be kept."""
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False

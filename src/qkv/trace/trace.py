@@ -132,7 +132,7 @@ class Trace:
         """Return a copy with new names for the tokens: a list of strings for each text.
 
         Raises:
-            ValueError: a text does not have one name per token.
+            ValueError: the names of a text do not match its number of tokens.
         """
         counts = [len(text) for text in tokens]
         if counts != self.lengths.tolist():

@@ -40,7 +40,7 @@ class Weights:
 
     @classmethod
     def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
-        """Return w_q, w_k, w_v and w_o (unless None) as (in, out), from "in_out" or "out_in"."""
+        """Return w_q, w_k, w_v and w_o (unless None) as (in, out); transpose them for "out_in"."""
         if layout not in ("in_out", "out_in"):
             raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
