@@ -1,4 +1,4 @@
-"""Verify calls of attention, time them in rounds, and compare with the machine's peak."""
+"""Verify calls of attention, time them in rounds, and compare them with the machine's peak."""
 
 import gc
 import math

@@ -131,7 +131,7 @@ def read_article(
     the Markdown are shown as text. Pictures are embedded in the HTML.
 
     Args:
-        path: the Markdown file. Paths of findings and pictures are relative to its folder.
+        path: the Markdown file. Paths of findings and pictures are relative to the file's folder.
         place: a function that takes a file and the claim in the article, and returns the finding.
 
     Raises:

@@ -1,4 +1,4 @@
-"""`TextEncoder`: a qkv model as an embedding function of Chroma, created on first use."""
+"""`TextEncoder`: a qkv model as an embedding function of Chroma; created on first use."""
 
 from functools import cache
 from typing import Any

@@ -308,7 +308,7 @@ def record(
 
 
 def _of_tokens(call: Call, ran: Ran) -> Call:
-    """Remove the queries in the padding from a `Call`: these queries must add no weight to keys."""
+    """Remove the queries in the padding from a `Call`, because they must add no weight to keys."""
     length = call.plan.length
     start = ran.start or 0
     if ran.padding is None or ran.padding.shape[0] != (call.plan.lead or (1,))[-1]:

@@ -65,7 +65,7 @@ def test_every_form_of_attention_is_read(given: Any) -> None:
         ),
         ([None, None], TOKENS, ValueError, "layer 0 is None: .*eager"),
         ([], TOKENS, ValueError, r"has shape \(0,\)"),
-        (WEIGHTS * 40, TOKENS, ValueError, "give weights, which are from 0 to 1"),
+        (WEIGHTS * 40, TOKENS, ValueError, "give weights from 0 to 1"),
         (WEIGHTS - 0.5, TOKENS, ValueError, "attention of layer|attention holds -0"),
         (WEIGHTS.astype(complex), TOKENS, TypeError, "complex128: give weights"),
     ],

@@ -19,7 +19,7 @@ _MOST = 1e30  # Larger weights are replaced by NaN.
 
 
 class Summary(NamedTuple):
-    """A summary of one layer's weights, kept in place of all weights for a long text.
+    """A summary of one layer's weights, which replaces all weights of a long text.
 
     Attributes:
         indices: `(H, L, k)`, for each query the keys with the largest weights; -1 fills short rows.

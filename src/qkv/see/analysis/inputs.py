@@ -247,8 +247,8 @@ def heads_from(
             tensor `(heads, L, S)` or `(1, heads, L, S)`, as `transformers` returns them.
         tokens: the L queries.
         keys: the S keys, if they differ from the queries.
-        call: the name of the called function, for errors.
-        name: the name of the argument, for errors.
+        call: the name of the called function, for error messages.
+        name: the name of the argument, for error messages.
         title: a name that distinguishes the text from the others in a view.
     """
     arrays = _layers(attention, call, name)
@@ -314,14 +314,13 @@ def _read(x: Any, call: str, name: str) -> Array:
         x = getattr(x, method)() if hasattr(x, method) else x
     array = as_array(x, call=call, name=name)
     if array.dtype.kind not in "fiuV":
-        raise TypeError(f"{call}: {name} is {array.dtype}: give weights, which are from 0 to 1")
+        raise TypeError(f"{call}: {name} is {array.dtype}: give weights from 0 to 1")
     array = array if array.dtype == np.float64 else array.astype(np.float32, copy=False)
     numbers = array[~np.isnan(array)]
     low, high = float(numbers.min(initial=0.0)), float(numbers.max(initial=0.0))
     if low < -_SLACK or high > 1 + _SLACK:
         raise ValueError(
-            f"{call}: {name} holds {low if low < 0 else high:.3g}: give weights, which are from "
-            "0 to 1, "
+            f"{call}: {name} holds {low if low < 0 else high:.3g}: give weights from 0 to 1, "
             "not scores"
         )
     return array

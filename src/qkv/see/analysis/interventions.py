@@ -174,8 +174,8 @@ def opening_of(model: Model, trace: Trace) -> Opening:
 
     The position is the first mask token, or else the last content word; for a decoder it is the
     last token, which the guessed word follows. The hidden word is a content word. Words that change
-    the likeliest word when hidden are preferred. Among equals, the function chooses the word that
-    changes the probabilities most (half the sum of the absolute changes).
+    the likeliest word when hidden are preferred. Among several such words, the function chooses
+    the word that changes the probabilities most (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

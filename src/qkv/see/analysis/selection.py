@@ -56,7 +56,7 @@ class ChosenHead:
             gap.
         reason: a clause that says why this head is shown.
         stands_out: whether the head is a finding; None if the reader asked for the head.
-        headline: a sentence with more information about the head than its link; may be empty.
+        headline: a sentence that says more about the head than the link does; may be empty.
     """
 
     layer: int
@@ -284,7 +284,7 @@ def contrasting_head(
     between the texts.
 
     If the word is the gap of both texts, `moved` has the effect of each head's removal on the
-    guesses, and the head with the largest effect is chosen.
+    guesses; then the head with the largest effect is chosen.
 
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
@@ -410,7 +410,7 @@ def checked_place(
 
     Raises:
         IndexError: the layer or the head is out of range.
-        ValueError: the trace holds no weights, or the layer has other queries or keys.
+        ValueError: the trace holds no weights, or the layer's queries or keys are other tokens.
     """
     asked = layer, head
     if heads.layers:
@@ -421,9 +421,9 @@ def checked_place(
         rest = span(heads.layers) if heads.layers else "none"
         raise ValueError(
             f"{call}: layer {number} is {heads.others[number]}, whose queries or keys are not this "
-            f"trace's tokens (layers with these tokens: {rest}): its numbers are "
-            f'trace["top_weights", {number}], and qkv.head_view shows the weights that the model '
-            "gives with output_attentions=True"
+            f"trace's tokens (layers with these tokens: {rest}): read "
+            f'trace["top_weights", {number}], or show the weights from output_attentions=True with '
+            "qkv.head_view"
         )
     if not heads.layers:
         raise ValueError(f"{call}: this trace holds no weights: trace hook_pattern too")

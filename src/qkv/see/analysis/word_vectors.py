@@ -123,7 +123,7 @@ def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any])
 
 
 def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
-    """Raise an error, which names the models, if a number differs between two traces."""
+    """Raise an error that names the models if a number differs between two traces."""
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
         raise ValueError(
@@ -185,7 +185,7 @@ def fit_plane(
         contextual: `(n, D)`, the vectors of the same words after attention.
         unit: whether each vector is scaled to length 1 first, so that only directions count, as in
             a cosine.
-        call: the name of the called function, for errors.
+        call: the name of the called function, for error messages.
 
     >>> plane = fit_plane([[0.0, 0.0, 1.0], [2.0, 0.0, 1.0]], [[0.0, 5.0, 0.0], [4.0, 5.0, 0.0]])
     >>> plane.contextual.tolist(), plane.explained.tolist()
@@ -319,7 +319,7 @@ class Shift:
         of: `(n,)`, the number of each token's sentence.
         before: `(n, 2)`, the static vectors.
         explained: `(2,)`, the share of the variance along each axis.
-        stages: from the embeddings to the last layer.
+        stages: the stages, from the embeddings to the last layer.
         labelled: the positions of the labelled tokens, at most 20: the tokens that moved furthest.
         pairs: the words that two sentences share.
     """

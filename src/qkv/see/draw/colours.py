@@ -87,7 +87,7 @@ def shade(share: float, theme: str = "light") -> str:
     position = min(1.0, abs(share)) * (len(stops) - 1)
     low = min(int(position), len(stops) - 2)
     ends = zip(_channels(stops[low]), _channels(stops[low + 1]), strict=True)
-    # halves are rounded up, like in the script of a page
+    # halves are rounded up, as in the script of a page
     return "#" + "".join(f"{int(a + (position - low) * (b - a) + 0.5):02x}" for a, b in ends)
 
 

@@ -147,5 +147,5 @@ def word_width(word: str) -> float:
 
 
 def wrapped(line: str, width: float, size: float) -> list[str]:
-    """Cut a line into lines that fit a width, if possible between words."""
+    """Break a line into lines that fit a width, between words if possible."""
     return textwrap.wrap(readable(line), max(20, int(width / (0.56 * size))))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def drawable(texts: Sequence[str]) -> list[str]:
-    r"""Replace each character that no installed font can draw with a box.
+    r"""If no installed font can draw a character, replace the character with a box.
 
     >>> drawable(["river", "a\nb"])
     ['river', 'a□b']
@@ -33,7 +33,7 @@ def drawable(texts: Sequence[str]) -> list[str]:
 
 
 def plain(text: Text, size: float) -> None:
-    """Set the size of a text, choose fonts that have its letters, and draw `$` as a letter."""
+    """Set the size of a text, choose fonts that have its letters, and draw `$` as plain text."""
     text.set_parse_math(False)
     text.set_fontsize(size)
     text.set_fontfamily([name for name, _ in _fonts(text.get_text())])
@@ -50,7 +50,7 @@ def write(
 
 @lru_cache(maxsize=4096)
 def width_of(word: str) -> float:
-    """Measure a word in points, in the standard font at size 8."""
+    """Measure the size of a word in points, in the standard font at size 8."""
     from matplotlib.textpath import TextPath
 
     if not word.strip():

@@ -172,7 +172,7 @@ class Bars(Panel):
         values: the number of each name.
         form: the format of a number.
         top: the number with a bar of full length; by default the number furthest from `ground`.
-        ground: the number whose bar has no length.
+        ground: the number at which bars begin.
     """
 
     names: Sequence[str]
@@ -290,7 +290,7 @@ class Image(Panel):
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
         frames: the framed patches, each as `(row, column, colour)`.
-        chosen: for a small image, whether another panel shows the same image enlarged; None for the
+        chosen: whether another panel shows this small image enlarged; None if this panel is the
             enlarged image.
     """
 
@@ -418,7 +418,7 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passages(Panel):
-    """Passages of texts, one below the other; a word's shade shows its number.
+    """Passages of texts, one below the other; the shade of a word shows the word's number.
 
     Attributes:
         passages: the passages.

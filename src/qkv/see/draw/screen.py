@@ -34,7 +34,7 @@ _ASCII = {
 
 
 def with_a_width(console: Console) -> Console:
-    """Set a console's width to that of its terminal if the variable COLUMNS is 0."""
+    """Set a console's width to the terminal's width if the variable COLUMNS is 0."""
     if not console.width:
         console.width = shutil.get_terminal_size().columns
     return console
@@ -195,7 +195,7 @@ _END = re.compile(rb"\x1b\[\?[\d;]*c")
 def ground_of(file: IO[str]) -> str | None:
     """Return the background of a stream's terminal, "light" or "dark"; None if it is not known."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if ground.isdigit():  # the number of one of 16 colours, interpreted like in vim
+    if ground.isdigit():  # the number of one of 16 colours, interpreted as in vim
         return "dark" if int(ground) in (*range(7), 8) else "light"
     return _asked() if file.isatty() else None
 

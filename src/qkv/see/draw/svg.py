@@ -245,7 +245,7 @@ def _stroke(line: panels.Line, tone: Tone) -> str:
 
 
 def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
-    """Draw points before (blue) and after (red), an arrow for each pair, and labels."""
+    """Draw points before attention (blue) and after attention (red), with arrows and labels."""
     side, edge = 460.0, 60.0
     both = np.concatenate([panel.before, panel.after])
     low, high = both.min(axis=0), both.max(axis=0)

@@ -27,13 +27,13 @@ from qkv.text.tokenizer import Tokenizer
 #
 #   `name` is the name of the model.
 #   `exact` is true if the packed parameters are equal to the model's parameters.
-#   `sizes` has the numbers and facts below.
+#   `sizes` is an object, which is described below.
 #   `design` has the differences between model families (see `_design`).
 #   `parameters` maps qkv's names to packed arrays. Linear layers are (out, in). Each row is int8
 #   with one float16 scale if this is exact, and float16 otherwise.
 #   `tokenizer` has the contents of tokenizer.json.
 #
-# The entry `sizes` has more entries.
+# The object `sizes` has these entries.
 #
 #   `layers`, `heads`, `kv_heads`, `dim` and `vocabulary` are counts.
 #   `size` is the size of a head's queries.
@@ -58,8 +58,8 @@ def need_engine(model: Model, call: str = "play") -> None:
     """
     for why in _reasons(model):
         raise ValueError(
-            f"{call}: {model.name} {why}: a page can run decoders and masked-word encoders that "
-            f"consist of common parts; `qkv serve --model {model.name}` shows this page for any "
+            f"{call}: {model.name} {why}: a page can run decoders and encoders that guess masked "
+            f"words, if it supports their parts; `qkv serve --model {model.name}` shows this page for any "
             "model"
         )
     least = sum(array.size for array in model.parameters.values())  # In bytes.
@@ -277,7 +277,8 @@ _LEVELS = _SHOWN | {chr(256 + i) for i in range(256 - len(_SHOWN))}
 _FALLBACKS = {f"<0x{byte:02X}>" for byte in range(256)}
 
 # The supported subset of Oniguruma's patterns: characters, classes without nested classes, groups,
-# lookaround and quantifiers. No anchors, names, references or possessive quantifiers.
+# lookaround and quantifiers. Anchors, names, references and possessive quantifiers are not
+# supported.
 _PROPERTY = r"\\[pP]\{(?:[LMNPSZC][a-z]?|Alphabetic|Han|Hiragana|Katakana|Hangul|Thai|Arabic)\}"
 _MARK = r"\\[rntfvsSdDwW]|\\u[\da-fA-F]{4}|\\[^\w\s]"
 _CLASS = rf"\[\^?(?:(?!\\W)(?:{_PROPERTY}|{_MARK})|[^\\\[\]&]|&(?!&))+\]"

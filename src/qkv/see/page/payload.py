@@ -310,7 +310,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #
 #   `b64` is the base64 of little-endian float32, or null if the array is too large for the page.
 #   `shape` is the shape of the array.
-#   `rows` is "rows" or "key_rows" (the list above with the rows), a list of indices, or null for
+#   `rows` has the indices of the rows, names a list above ("rows" or "key_rows"), or is null for
 #   all rows.
 #   `columns` has the indices of the columns; the key is missing if the page has all columns.
 #

@@ -25,8 +25,8 @@ from qkv.trace import Trace
 #   `roles` maps "layer.head" to a role and the measure of this role.
 #   `cards` has the cards of a first lesson; see training/play_cards.py.
 #   `untrained` is true if the model is untrained.
-#   `little` has the function words in lower case that the rule for a head leaves out. They are
-#   `words` or `pieces` (see assets/store/rule.js).
+#   `little` has two lists of function words in lower case, `words` and `pieces`. The rule for a
+#   head leaves these words out (see assets/store/rule.js).
 #   `next` is true if logits are for the next token.
 #   `guesses` is true if logits are for masked words.
 #   `mask` is the mask token, or null.

@@ -55,7 +55,7 @@ class AttentionInputs:
         for name in ("q", "k", "v", "z", *(("rot_q", "rot_k") if self.rotated else ())):
             if (name, layer) not in trace:
                 raise ValueError(
-                    f"walk: the trace lacks hook_{name} of layer {layer}: trace it too, or "
+                    f"walk: the trace lacks hook_{name} of layer {layer}: trace it too, or call "
                     "walk(text, model=...); qkv.show(trace) shows the weights"
                 )
         inputs = trace.attention_inputs(layer)
@@ -109,7 +109,7 @@ def head_steps(walk: Walk, at: AttentionInputs) -> Array:
 
 
 def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
-    """Add the step that computes queries, keys or values, with the sum of one number."""
+    """Add the step that computes queries, keys or values, and write out the sum of one number."""
     letter, own = name.upper(), at.of(name, walk.head)
     first, whose = own * at.shared, ""
     if name != "q" and at.shared > 1:

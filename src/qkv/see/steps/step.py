@@ -149,7 +149,7 @@ def _rotated(op: Op, row: Array, i: int, j: int) -> str:
 
 
 def _activated(x: float, activation: str) -> str:
-    """Write the activation of a number, like `page/assets/parts/sums.js`."""
+    """Write the activation of a number in the same way as `page/assets/parts/sums.js`."""
     return _ACTIVATIONS[activation].format(x=_number(x), minus=_number(-x))
 
 
@@ -183,7 +183,7 @@ PHRASES: Mapping[str, str] = _DATA["phrases"]
 
 
 def fill(text: Any, given: Mapping[str, Any]) -> Any:
-    """Replace the placeholders in a row, or in a part of a row, by values.
+    """Replace the placeholders in a row, or in a part of a row, with values.
 
     >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
     {'of': 'Q', 'rows': [3]}

@@ -33,7 +33,7 @@ class Side:
         positions: the positions of the tokens of the word's first occurrence.
         occurrences: the number of the word's occurrences in the text.
         weights: `(T,)`, the word's weights in the shown head, averaged over its tokens.
-        strongest: the word's largest links; for each link, the head with the largest weight.
+        strongest: the word's largest links, each in the head with the largest weight.
         heads: all heads, with weights between tokens.
         shown: all heads as the view shows them: between words if subwords are merged, otherwise
             between tokens.
@@ -93,7 +93,7 @@ class CompareView(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """Describe the word's attention in both texts, and its first and last similarity."""
+        """Describe the word's attention in both texts, and its first and last cosine."""
         most = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
         at = [
             f"at {name} in {text} ({weight:.2f})" if weight else f"at nothing in {text}"
@@ -280,15 +280,15 @@ def compare(
     a text contains the word several times, the first occurrence is used.
 
     Without `word`, the view chooses the content word that both texts share. If they share several,
-    it chooses the word whose vectors after the last layer are least similar. Without `layer` and
-    `head`, it chooses the head in which the word's links differ most between the texts, measured
-    above the usual weight (see `show`). If the word is the gap in both texts, it chooses the head
-    whose removal changes both guesses most. If the difference is less than 0.1, or if a model is
-    untrained, the sentence says that no head stands out.
+    the view chooses the word whose vectors after the last layer are least similar. Without `layer`
+    and `head`, the view chooses the head in which the word's links differ most between the texts,
+    measured above the usual weight (see `show`). If the word is the gap in both texts, the view
+    chooses the head whose removal changes both guesses most. If the difference is less than 0.1, or
+    if a model is untrained, the sentence says that no head stands out.
 
     Two traces of the same tokens, such as `model.trace(text)` and
-    `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. This view
-    shows the change of each token's output, the largest change first.
+    `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. The view
+    of two runs shows the change of each token's output, the largest change first.
 
     Args:
         text_a: a text, the trace of a text, or weights in the formats that `show` accepts.

@@ -18,7 +18,7 @@ from qkv.trace import Trace
 
 # The colour of weights over a patch. It is light because the image below is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
-MOST_PIXELS = 448  # The longer side of the large picture; in small pictures it is a quarter.
+MOST_PIXELS = 448  # The longer side of the large picture; small pictures are a quarter as long.
 _LOOKING = "#ffffff"  # The colour of the frame around the patch that attends.
 _ACROSS = 4  # The number of heads side by side.
 

@@ -158,7 +158,7 @@ class PlayView(WithModels, OneText):
         return [self.model] if self.other is None else [self.model, self.other.model]
 
     def _repr_html_(self) -> str:
-        """Return a frame with the page, which is embedded or else a file beside the notebook."""
+        """Return a frame with the page: embedded, or as a file beside the notebook."""
         page = self._document()
         if self.embed:
             source = f'srcdoc="{escape(page, quote=True)}"'
@@ -302,12 +302,11 @@ MOST = (
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FindingsView(WithModels):
-    """A page with a model inside that shows findings and repeats their measurements.
+    """A page that shows findings, and measures them again with the model inside the page.
 
     Attributes:
         model: the model.
-        parts: the contents in order: findings as their files hold them, and the HTML of the
-            article.
+        parts: in order, the contents of finding files and the HTML of the article.
         heading: the title of the page.
     """
 
@@ -382,7 +381,7 @@ def findings_view(
 
     Args:
         model: the model.
-        parts: findings as their files hold them, and HTML.
+        parts: the contents of finding files, and HTML.
         heading: the title of the page.
         theme: the theme of the page.
 

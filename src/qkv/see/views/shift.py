@@ -182,7 +182,7 @@ def plot_shift(
             vectors of its subwords.
 
     Returns:
-        A view of texts or traces; a matplotlib figure of plain arrays.
+        A view for texts or traces, or a matplotlib figure for plain arrays.
 
     Raises:
         ValueError: the shapes do not match, or a number is not finite.

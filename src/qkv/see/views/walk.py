@@ -233,9 +233,9 @@ def walk(
 
     Args:
         text_or_trace: a text, or a model's trace of one text. Or a layer (a `MultiHeadAttention`,
-            `SelfAttention` or `Block`), which needs `x`. Without `model`, the walk over a trace
-            starts from Q, K and V in the trace, and goes on after the heads as far as the trace
-            holds the numbers; the note of the last step says what is missing.
+            `SelfAttention` or `Block`), which needs `x`. Without `model`, a
+            walk over a trace starts from the trace's Q, K and V. After the heads, the walk goes on
+            as far as the trace holds the numbers; the note of the last step names missing numbers.
         layer: the layer, from 0, or from the end with -1; by default the rule of `show` chooses it.
         head: the head, from 0; by default the rule of `show` chooses it. For a layer without a
             model, the default is head 0.
