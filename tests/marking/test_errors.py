@@ -174,13 +174,13 @@ def test_words_of_an_error_get_one_full_stop_at_most(words, ends):
 D = "query.shape[-1]"
 MOST_LIKELY = [
     # a name that is missing: (task, style, what is planted, its key, what is told)
-    ("softmax", "arrays", "np.exp", "exp", "name-unknown", "exp is used .* np.exp is meant"),
+    ("softmax", "arrays", "np.exp", "exp", "name-unknown", "exp is used, .*np.exp is meant"),
     ("softmax", "loops", "total = 0.0", "pass", "name-before-value", "total is used before"),
     ("attention", "matmul", "soft(sc", "sotf(sc", "name-unknown", "sotf is .* soft is meant"),
     ("attention", "einsum", "soft(s), c", "np.softmax(s), c", "name-unknown", "numpy has no soft"),
     ("attention", "matmul", D, "query.shap[-1]", "name-unknown", "an array has no shap .*shape is"),
     ("attention", "matmul", "soft(scores)", "scores.exp()", "name-unknown", "np.exp is meant"),
-    ("attention", "matmul", "    d = query.shape[-1]", "", "name-unknown", "d is used and defined"),
+    ("attention", "matmul", "    d = query.shape[-1]", "", "name-unknown", "d is used, but not defined"),
     ("self-attention-class", "reshape", "@ self.w_o", "@ w_o", "self-forgotten", "w_o belongs to"),
     ("self-attention-class", "reshape", "  self.w_o = ", "  w_o = ", "self-forgotten", "w_o belo"),
     ("self-attention-class", "loop", "(self.h)", "(h)", "name-before-value", "and self.h is"),
@@ -191,7 +191,7 @@ MOST_LIKELY = [
     ("softmax", "loops", "0.0", "math.exp(x[i])", "array-for-number", ""),
     ("attention", "lists", "len(k)", "len(k) + 1", "index-past-end", "n elements has the index"),
     ("attention", "tables", "range(d)", "range(d + 1)", "index-past-end", ""),
-    ("attention", "matmul", "np.sqrt(d)", "d^0.5", "power-sign", "writes it as"),
+    ("attention", "matmul", "np.sqrt(d)", "d^0.5", "power-sign", "the power operator"),
     ("attention", "matmul", D, "query.shape(-1)", "not-callable", ""),
     ("attention", "tables", "q[i, n] * k[j, n]", "q[i] * k[j]", "array-for-number", ""),
     ("attention", "lists", "(len(v[0]))", "(len(v[0]), int)", "integer-table", "whole numbers"),
@@ -235,7 +235,7 @@ def test_a_forgotten_import_is_told_where_the_file_is_read():
         error = raised(lambda source=source: exec(compile(source, "mine.py", "exec"), {}))
         result = of_error(error, "mine.py")
         assert result.mistakes == ("import-forgotten",)
-        assert "the name np is used and never imported." in result.message
+        assert "the name np is used, but never imported." in result.message
         assert "It shows: line 1: NameError: name 'np' is not defined" in result.message
 
 

@@ -440,7 +440,7 @@ def test_every_slip_is_planted():
             "attention/matmul",
             "query @ key.swapaxes(-1, -2)",
             "query * key",
-            "multiplied number by number",
+            "multiplied elementwise",
         ),
         ("attention/matmul", "np.sqrt(d)", "(d ** 1/2)", r"d \*\* 1/2 means \(d \*\* 1\) / 2"),
         (

@@ -75,7 +75,7 @@ class Texts:
         module: the module's `__name__`.
 
     >>> Texts("qkv.marking.tasks.exercises").mistake("rotation-one-step").shows
-    'the matrix is right for steps = 1 only'
+    'the matrix is right only for steps = 1'
     """
 
     def __init__(self, module: str) -> None:
