@@ -52,7 +52,7 @@ class Parameters(MutableMapping[str, Array]):
         if array.shape != old.shape:
             raise ValueError(
                 f"parameters: {name} has shape {array.shape} and must have {old.shape}, "
-                "that of the array it replaces"
+                "the shape of the old array"
             )
         self._arrays[name] = frozen(array.astype(old.dtype))
         self._changed()

@@ -108,8 +108,8 @@ class ImageReader(TextReader):
                 )
         if self.pixels is None:
             raise ValueError(
-                f"pixels: {self.name} has no {PREPROCESSOR}, which says how an image is prepared: "
-                f"give pixel values {self.wants}"
+                f"pixels: {self.name} has no {PREPROCESSOR}, which describes how to prepare "
+                f"images: give pixel values {self.wants}"
             )
         prepared = [self.pixels(image) for image in images]
         self.check(prepared, "pixels")
@@ -229,8 +229,8 @@ def encode_images(
     if head is None:
         has = "no head" if model.head is None else "a head for classes"
         raise ValueError(
-            f"encode: {model.name} reads images and has {has}, not a head that makes an image's "
-            "vector: use a token's vector, for example model(pixel_values).last_hidden_state[:, 0]"
+            f"encode: {model.name} reads images and has {has}, not a head that computes one vector "
+            "per image: use a token's vector, for example model(pixel_values).last_hidden_state[:, 0]"
         )
     batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
     _, batch = model.reader.read(images, "encode")

@@ -74,7 +74,7 @@ def test_a_value_that_is_not_supported(tmp_path, family, key, value):
 
 def test_heads_that_cannot_be_turned(tmp_path):
     keys = {"hidden_size": 9, "num_attention_heads": 3}
-    refused(tmp_path, "a head has 3 numbers", model_type="modernbert", **keys)
+    refused(tmp_path, "a head has 3 dimensions", model_type="modernbert", **keys)
 
 
 @pytest.mark.parametrize(

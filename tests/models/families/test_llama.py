@@ -172,7 +172,7 @@ def test_published_configs_are_known_to_the_last_key(values: dict[str, Any], cou
     [
         ({"num_key_value_heads": 4}, "num_attention_heads is 6 and num_key_value_heads is 4"),
         ({"num_attention_heads": 5, "head_dim": None}, "hidden_size is 24 and num_attention_head"),
-        ({"head_dim": 5}, "a head has 5 numbers"),
+        ({"head_dim": 5}, "a head has 5 dimensions"),
         ({"head_dim": 0}, "head_dim is 0"),
         ({"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
         ({"rope_scaling": {"type": "mrope"}}, "type is 'mrope'"),

@@ -171,9 +171,9 @@ def test_refused(values: dict[str, Any], message: str) -> None:
 
 def test_refused_sizes() -> None:
     for size in (7, 2**17):
-        with pytest.raises(ModelError, match=f"a head has {size} numbers"):
+        with pytest.raises(ModelError, match=f"a head has {size} dimensions"):
             read(size)
-    with pytest.raises(ModelError, match=r"a head has 2 numbers: .* needs at least 4"):
+    with pytest.raises(ModelError, match=r"a head has 2 dimensions: .* needs at least 4"):
         read(2, rope_scaling={"type": "dynamic", "factor": 2.0})
     with pytest.raises(ModelError, match="rope_theta is 1e-320: it must be a number above 0"):
         read(512, rope_theta=1e-320)

@@ -252,7 +252,7 @@ def test_the_layers_that_are_run_take_records(model: Model) -> None:
     trace = model.trace(TEXT, edit=records)
     found = model.run_layers(trace["resid_pre", 1], 1, edit=records)
     np.testing.assert_allclose(found, trace["normalized_resid_post", 1], atol=1e-12)
-    with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(ablate\) is of layer 0, and"):
+    with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(ablate\) changes layer 0, but"):
         model.run_layers(trace["resid_pre", 1], 1, edit=[{"op": "ablate", "layer": 0}])
     with pytest.raises(ValueError, match=r"^run_layers: edit\[0\] \(swap\) needs tokens"):
         model.run_layers(trace["resid_pre", 1], 1, edit=[RECORDS["swap"]])

@@ -107,7 +107,7 @@ def gptj(config: Config) -> Design:
     size = layer.head_size
     if rotated % 2 or rotated > size:
         raise ModelError(
-            f"{config.source}: rotary_dim is {rotated} and a head has {size} numbers "
+            f"{config.source}: rotary_dim is {rotated} and a head has {size} dimensions "
             f"({config.key('hidden_size')} / n_head): give an even "
             f"number of at most {size}"
         )

@@ -136,7 +136,7 @@ def _rotary(
     """Return the rotary positions of one table; the config supplies keys missing in the table."""
     if sizes.dims % 2 or sizes.dims > _LARGEST:
         raise ModelError(
-            f"{config.source}: a head has {sizes.dims} numbers: rotary positions need an even "
+            f"{config.source}: a head has {sizes.dims} dimensions: rotary positions need an even "
             f"number, at most {_LARGEST}"
         )
     part = config.positive_or_none("partial_rotary_factor")
@@ -170,12 +170,12 @@ def _rotary(
 
 
 def _rotated(config: Config, size: int, default: float) -> int | None:
-    """Return how many of a head's `size` numbers are rotated; None for all."""
+    """Return how many of a head's `size` dimensions are rotated; None for all dimensions."""
     part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
     if part > 1 or dims < 2 or dims % 2:
         raise ModelError(
-            f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} numbers "
+            f"{config.source}: partial_rotary_factor is {part:g} and a head has {size} dimensions "
             "(hidden_size / num_attention_heads): give a fraction that rotates an even number"
         )
     return None if dims == size else dims
@@ -213,7 +213,7 @@ def _original(config: Config, sizes: _Sizes) -> int:
 def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
     if sizes.dims < 4:
         raise ModelError(
-            f"{config.source}: a head has {sizes.dims} numbers: rope_type 'dynamic' needs at "
+            f"{config.source}: a head has {sizes.dims} dimensions: rope_type 'dynamic' needs at "
             "least 4"
         )
     return Dynamic(_needed(config, "factor"), sizes.positions)

@@ -206,15 +206,15 @@ def run_layers(
         layer = record.fields.get("layer", begin)
         if not begin <= layer < end:
             raise ValueError(
-                f"{_CALL}: {record.source} is of layer {layer}, and layers {begin} to {end - 1} "
-                "are run: give one of these"
+                f"{_CALL}: {record.source} changes layer {layer}, but only layers {begin} to "
+                f"{end - 1} run: give one of these layers"
             )
     for name in edited.changes:
         layer = parse(name).layer
         if layer is None or not begin <= layer < end:
             raise ValueError(
-                f"{_CALL}: edit has {name}, and layers {begin} to {end - 1} are run: name an "
-                "activation of these"
+                f"{_CALL}: edit has {name}, but only layers {begin} to {end - 1} run: name "
+                "an activation in these layers"
             )
     layout = Layout(range(texts))
     rows, _ = body.run_layers(

@@ -139,7 +139,7 @@ def target_of(
         assert body.head is not None
         return Target(*weighed(of, lengths, body.head.steps.outputs, token_id), {})
     if not of:
-        raise ValueError(f"{_CALL}: of is empty: name an activation, as {{('post', 3): array}}")
+        raise ValueError(f"{_CALL}: of is empty: name an activation: {{('post', 3): array}}")
     weights: dict[str, Array] = {}
     for name, full in names_of(list(of), body, "of").items():
         every = [full] if isinstance(full, str) else full
