@@ -73,7 +73,7 @@ def test_the_card_is_written_in_every_form(file, tmp_path):
         (["{file}:right", "--arrays", "lists"], "choose from numpy, torch, jax"),
         (["{file}:right", "--names", "mask"], "write THEIRS=OURS"),
         (["{file}:right", "--features", "dropout"], "choose from plain"),
-        (["{file}:softmax"], "the plainest call is refused"),
+        (["{file}:softmax"], "the simplest call is refused"),
         (["{file}:right", "--html", "card.txt"], "must end in .html"),
     ],
 )

@@ -1203,7 +1203,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     assert result.message == (
         "mine: softmax runs over the whole matrix, not over each row.\n"
         "It shows: all the weights together sum to 1, so that each row sums to less than 1.\n"
-        "What mends it: e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
+        "Correction: e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
         " weights = e / e.sum(axis=-1, keepdims=True)"
     )
     text = str(result)
@@ -1266,7 +1266,7 @@ def test_two_mistakes_at_once_are_both_named():
 
     without_max = check(attend(weights_of=axes(False, None)))
     assert "Also fragile: softmax does not subtract" in without_max.message
-    assert without_max.message.count("What mends it") == 1  # one line mends both
+    assert without_max.message.count("Correction") == 1  # one line mends both
 
 
 def test_hints_are_given_only_where_they_hold():
@@ -1489,19 +1489,19 @@ def test_a_hint_on_the_scale_of_heads_leads_to_the_scores():
 
 def test_a_verdict_gives_the_answer_away_only_if_it_is_asked_to():
     result = check(lambda q, k, v: softmax(q @ k.T) @ v)
-    labels = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, what mends it:")
+    labels = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, correction:")
     hints = [f"{label}{hint}" for label, hint in zip(labels[:2], result.hint[:2], strict=True)]
     mends = f"{labels[2]} {result.hint[2]}".replace("mends it: ", "mends it:\n    ")
     printed = str(result)
     assert printed == (
-        f"{result.text(1)}\n\n6 of 10 points; .text(2) of this says where to look, .text(3) what"
-        " mends it"
+        f"{result.text(1)}\n\n6 of 10 points; .text(2) of this says where to look, .text(3) shows"
+        " the correction"
     )
     assert result.text() == result.text(1) == f"{result.text(0)}\n\n{hints[0]}"
     wrapped = textwrap.fill(hints[1], 80)
     assert result.text(2) == "\n".join([result.text(1), wrapped])
     assert result.text(3) == "\n".join([result.text(2), mends])
-    assert "mends" not in result.text(2)
+    assert "correction" not in result.text(2).lower()
     assert "np.sqrt" not in result.text(2)
     assert result.text(0).index("should be = ") > result.text(0).index("It shows: ")
 
@@ -1515,7 +1515,7 @@ def test_what_mends_a_habit_that_costs_nothing_is_said_at_once():
     assert result.conventions == ("prints",)
     assert result.points == 10
     assert result.text() == result.text(2)
-    assert "\n\nWhat mends it: print(...) after the call, outside of the function" in result.text()
+    assert "\n\nCorrection: print(...) after the call, outside of the function" in result.text()
     assert str(result).endswith("\n10 of 10 points")
 
 
@@ -1526,15 +1526,15 @@ def test_what_mends_a_second_mistake_stands_under_the_third_hint():
 
     result = check(wrong_twice)
     first, second = (
-        line.removeprefix("What mends it: ")
+        line.removeprefix("Correction: ")
         for line in result.message.splitlines()
-        if line.startswith("What mends it")
+        if line.startswith("Correction")
     )
     assert first == result.hint[2] != second
     told = result.text(3)
     assert told.count(second) == 1
     assert second not in result.text(2)
-    assert told.index("Hint 3") < told.index("And what mends the rest:") < told.index(second)
+    assert told.index("Hint 3") < told.index("Other corrections:") < told.index(second)
 
 
 def test_a_function_that_ends_the_program_is_a_finding():

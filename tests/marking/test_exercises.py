@@ -367,7 +367,9 @@ def test_sentences_are_judged_by_what_is_learned_of_them(more, keys):
 
 
 def test_too_few_values_are_an_error():
-    with pytest.raises(TypeError, match=r"marks 3 values, and 2 were given: check\(\(w_q, w_k"):
+    with pytest.raises(
+        TypeError, match=r"marks 3 values, but 2 were given: call check\(\(w_q, w_k"
+    ):
         check((ASK, OFFER), task="projections")
 
 

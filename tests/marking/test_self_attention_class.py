@@ -311,7 +311,7 @@ def test_a_row_that_sees_nothing_and_gives_nan_is_fragile():
 def test_a_layer_that_is_called_with_more_than_words_is_a_type_error():
     wrong = made(__call__=lambda self, query, key, value: query)
     with pytest.raises(
-        TypeError, match=r"check: \w+\(x\) is called, but it is .*query, key, value"
+        TypeError, match=r"check: \w+\(x\) is called, but the signature is .*query, key, value"
     ):
         check(wrong, task=TASK)
 

@@ -39,7 +39,7 @@ def test_what_cannot_be_sent_is_known_by_its_number_and_its_type():
 
 
 def test_an_array_of_objects_is_not_read():
-    with pytest.raises(ValueError, match="no numbers"):
+    with pytest.raises(ValueError, match="is not numeric"):
         unpack({"a": ["|O", [1], ""], "r": None}, lambda number, came: came)
 
 

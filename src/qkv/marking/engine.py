@@ -326,11 +326,11 @@ class Marking:
         if first.variants and first.run is not None and first.run.error is not None:
             yield f"It raises {findings.told(first.run)}."
         if first.remedy:
-            yield f"What mends it: {first.remedy}"
+            yield f"Correction: {first.remedy}"
         for other in others:
             yield f"Also{'' if other.kind == first.kind else _ALSO[other.kind]}: {other.says}."
             if other.remedy != first.remedy:
-                yield f"What mends it: {other.remedy}"
+                yield f"Correction: {other.remedy}"
 
     def _tests(self) -> Iterator[str]:
         """Yield sentences about the completed tests and the tests that could not run."""

@@ -96,8 +96,8 @@ def _values(things: Any, task: Task) -> CheckResult:
     if len(values) != len(task.values):
         names = ", ".join(task.values)
         raise TypeError(
-            f"check: task {task.name!r} marks {len(task.values)} values, and {len(values)} were"
-            f" given: check(({names}), task={task.name!r})"
+            f"check: task {task.name!r} marks {len(task.values)} values, but {len(values)} were"
+            f" given: call check(({names}), task={task.name!r})"
         )
     with np.errstate(all="ignore"):
         return task.mark(values, "")

@@ -54,7 +54,7 @@ def options_of(
     if needed - {*options.values()} or (len(places) < len(names) and not takes_any):
         name = name_of(function)
         raise TypeError(
-            f"check: {name}({', '.join(names)}) is called, but it is"
+            f"check: {name}({', '.join(names)}) is called, but the signature is"
             f" {name}({', '.join(p.name for p in parameters)}):"
             " give further parameters a default"
         )

@@ -86,16 +86,16 @@ class CheckResult:
         if self.mistakes and not self.hint:  # nothing is filled in
             return f"{self.text()} {points}."
         if self.mistakes or self.fragile:
-            points += "; .text(2) of this says where to look, .text(3) what mends it"
+            points += "; .text(2) of this says where to look, .text(3) shows the correction"
         return f"{self.text()}\n\n{points}"
 
     __repr__ = __str__
 
 
 _WIDTH = 80
-_MENDS = "What mends it: "
-_GRADES = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, what mends it: ")
-_ALSO_MENDS = "And what mends the rest: "
+_MENDS = "Correction: "
+_GRADES = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, correction: ")
+_ALSO_MENDS = "Other corrections: "
 _LABELS = {"yours": "your output", "right": "should be"}
 
 

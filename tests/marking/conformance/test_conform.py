@@ -211,10 +211,10 @@ def test_a_shape_that_is_wrong_is_told():
     ("given", "error", "said"),
     [
         ((3,), TypeError, "which cannot be called"),
-        ((lambda: 1,), ValueError, "plainest call is refused"),
+        ((lambda: 1,), ValueError, "simplest call is refused"),
         ((plain, {"arrays": "cupy"}), ValueError, "arrays has 'cupy': choose from numpy, torch"),
         ((plain, {"dtypes": ["int8"]}), ValueError, "dtypes has 'int8'"),
-        ((plain, {"dtypes": "float32"}), ValueError, "write names"),
+        ((plain, {"dtypes": "float32"}), ValueError, "give names"),
         ((plain, {"features": ["dropout"]}), ValueError, "features has 'dropout'"),
         ((plain, {"names": {"a": "b"}}), ValueError, "names has a=b"),
         ((plain, {"device": "cuda"}), ValueError, "have no device"),

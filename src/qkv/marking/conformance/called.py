@@ -95,8 +95,8 @@ def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str
             ours[name] = other
         else:
             raise ValueError(
-                f"conform: names has {name}={other}, but neither name is one of qkv.attention:"
-                f" write theirs=ours, with ours one of {', '.join(sorted(_TAKEN))}"
+                f"conform: names has {name}={other}, but neither is an argument of qkv.attention:"
+                f" give theirs=ours, where ours is one of {', '.join(sorted(_TAKEN))}"
             )
     return ours
 
@@ -173,5 +173,7 @@ def _taken(x: Any) -> Array:
     if a.dtype.name == "bfloat16":
         return a.astype(np.float32)
     if a.dtype.kind not in "biuf":
-        raise TypeError(f"it returned {type(x).__name__}, which is not an array of numbers")
+        raise TypeError(
+            f"the function returned {type(x).__name__}, which is not an array of numbers"
+        )
     return a

@@ -127,7 +127,7 @@ def _checked(
     """Check the arguments; return the features to judge, in order."""
     whole_number(seed, call="conform", name="seed", least=0)
     if not dtypes or isinstance(dtypes, str):
-        raise ValueError(f'conform: dtypes is {dtypes!r}: write names, as ("float32",)')
+        raise ValueError(f'conform: dtypes is {dtypes!r}: give names, for example ("float32",)')
     for name, values, known in (
         ("arrays", [arrays], LIBRARIES),
         ("dtypes", dtypes, DTYPES),
@@ -186,7 +186,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
         result = runs.run(case)
         if not results and result.status == "refused":
             raise ValueError(
-                f"conform: the plainest call is refused ({case.shown()}): {result.message}; the"
+                f"conform: the simplest call is refused ({case.shown()}): {result.message}; the"
                 " function must accept function(query, key, value) with arrays (B, H, L, d)"
             )
         ended[case.feature] = ended.get(case.feature, 0) + result.ended

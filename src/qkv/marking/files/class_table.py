@@ -67,8 +67,8 @@ def read_roster(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
             if missing := [name for name in _COLUMNS if name not in named]:
                 columns = ", ".join(filter(None, named)) or "none"
                 raise ValueError(
-                    f"{path} has no column {' and no column '.join(missing)}: a roster begins with"
-                    f" the line id,name (its columns are {columns})"
+                    f"{path} has no column {' and no column '.join(missing)}: a roster must begin"
+                    f" with the line id,name, but its columns are {columns}"
                 )
             cells = [[(row[named[name]] or "").strip() for name in _COLUMNS] for row in reader]
         except (UnicodeDecodeError, csv.Error) as error:

@@ -81,7 +81,7 @@ def check_file(
         task_of(task)
     for name, limit in (("seconds", seconds), ("megabytes", megabytes)):
         if limit is not None and not limit > 0:
-            raise ValueError(f"check_file: {name}={limit}, which must be above 0")
+            raise ValueError(f"check_file: {name} is {limit}: give a positive number")
     whole_number(seed, call="check_file", name="seed", least=0)
     with open(path, "rb"):  # raises an error if the path is a folder or unreadable
         pass

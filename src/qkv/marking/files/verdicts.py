@@ -31,7 +31,7 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
 
 def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
     shows = sentence(f"It shows: {mistake.shows}")
-    lines = [f"{mistake.says}.", shows, f"What mends it: {mistake.hint[-1]}"]
+    lines = [f"{mistake.says}.", shows, f"Correction: {mistake.hint[-1]}"]
     return CheckResult("\n".join(lines), (mistake.key,), points=0, task=task, hint=mistake.hint)
 
 

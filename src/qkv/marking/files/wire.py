@@ -118,5 +118,5 @@ class Opaque:
 def _numbers_only(kind: str) -> np.dtype[Any]:
     dtype = np.dtype(kind)
     if dtype.kind not in "biuf":
-        raise ValueError(f"the type {kind} holds no numbers")
+        raise ValueError(f"the dtype {kind} is not numeric")
     return dtype
