@@ -50,7 +50,7 @@ class Muon(AdamW):
         network = self.network
         factor = min(1.0, self.clip / length) if length > 0 else 1.0
         arrays = [network.flat, network.gradient, self.mean, self.square]
-        for name, place in network.places.items():
+        for name, place in network.slices.items():
             if name in self._turned:
                 self._turn(name, place, rate, factor)
                 continue

@@ -16,7 +16,7 @@ from qkv.learn.network import Network
 from qkv.ops.training import cross_entropy
 from qkv.see.analysis.words import is_function_word
 from qkv.text import Tokenizer
-from qkv.trace.recorder import places
+from qkv.trace.recorder import texts_and_positions
 from training.neighbours import Neighbours
 from training.wordnet import WordNet
 
@@ -194,7 +194,7 @@ def logits_of(network: Network, batch: Words) -> Array:
     """Return the logits (n, V) at the targets of a batch."""
     head = network.transformer.head
     assert head is not None
-    _, place = places(batch.cu_lengths)
+    _, place = texts_and_positions(batch.cu_lengths)
     rows, _ = network.transformer.training_forward(batch.ids, place, batch.cu_lengths)
     logits, _ = head.training_forward(rows[batch.at], np.array([0, len(batch.at)]))
     return logits

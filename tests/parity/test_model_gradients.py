@@ -14,7 +14,7 @@ import transformers
 
 import qkv
 from models.sizes import CLIP_TEXT, DECODER, ENCODER, IMAGES, MIXED, SMALL
-from qkv.trace.recorder import places
+from qkv.trace.recorder import texts_and_positions
 
 from .models import double, scatter
 
@@ -96,14 +96,14 @@ def test_the_gradient_of_every_parameter_is_that_of_autograd(
         model = model.double()
         ours = qkv.load(tmp_path / "weights")
         cu = np.cumsum([0, *LENGTHS])
-        text, place = places(cu)
+        text, place = texts_and_positions(cu)
         if config.model_type in IMAGES:
             looks = getattr(config, "vision_config", config)
             shape = (3, looks.num_channels, looks.image_size, looks.image_size)
             ids: Any = rng.standard_normal(shape).astype(np.float32).astype(np.float64)
             given = {"pixel_values": torch.tensor(ids)}
             cu = np.arange(4) * (ours.design.grid[0] * ours.design.grid[1] + 1)
-            place = places(cu)[1]
+            place = texts_and_positions(cu)[1]
         else:
             batch = np.ones((len(LENGTHS), max(LENGTHS)), np.int64)
             batch[text, place] = ids = rng.integers(3, 40, cu[-1])

@@ -47,14 +47,14 @@ class Steps:
 
     @quiet
     def __call__(
-        self, x: Array, places: Array, caches: Sequence[KVCache], lengths: Array | None
+        self, x: Array, positions: Array, caches: Sequence[KVCache], lengths: Array | None
     ) -> Array:
-        """Apply the blocks to token vectors (B, 1, D); `places` (B, 1) are the tokens' positions.
+        """Apply the blocks to token vectors (B, 1, D); `positions` (B, 1) belong to the tokens.
 
         Each length is 1, or 0 for a text without a new token; None if all texts have a new token.
         """
         rotation = {
-            key: _rotation(rotary, size, places)
+            key: _rotation(rotary, size, positions)
             for key, (rotary, size) in self._rotary.items()
             if rotary is not None
         }
@@ -260,10 +260,12 @@ def _swapped(rotary: Rotary, size: int) -> Array:
     return indices
 
 
-def _rotation(rotary: Rotary, size: int, places: Array) -> Rotation:
+def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
     """Return two factors (B, 1, d), for the numbers of a head and for their partners in pairs."""
     cos, sin = rotary.rotation(
-        np.empty((len(places), 1, size), np.float32), places, 1 + int(places.max(initial=0))
+        np.empty((len(positions), 1, size), np.float32),
+        positions,
+        1 + int(positions.max(initial=0)),
     )
     rest = [(0, 0), (0, 0), (0, size - cos.shape[-1])]
     if rest[-1] == (0, 0):

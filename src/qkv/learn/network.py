@@ -23,7 +23,7 @@ class Network:
         matrices: the number of entries of `flat` that belong to matrices.
         parameters: views of `flat`, keyed by parameter name.
         gradients: views of `gradient`, keyed by parameter name.
-        places: the slices of `flat`, keyed by parameter name.
+        slices: the slices of `flat`, keyed by parameter name.
         transformer: the transformer and its head, which use `parameters`.
 
     >>> from qkv.models.untrained import fresh_model
@@ -50,13 +50,13 @@ class Network:
         self.matrices = sum(array.size for array in arrays.values() if array.ndim >= 2)
         self.parameters: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
-        self.places: dict[str, slice] = {}
+        self.slices: dict[str, slice] = {}
         self.weight = 1.0
         end = 0
         for name in order:
             array = arrays[name]
             begin, end = end, end + array.size
-            self.places[name] = slice(begin, end)
+            self.slices[name] = slice(begin, end)
             for views, whole in ((self.parameters, self.flat), (self.gradients, self.gradient)):
                 views[name] = whole[begin:end].reshape(array.shape)
             self.parameters[name][...] = array

@@ -14,7 +14,7 @@ from qkv.ops.training import cross_entropy
 from qkv.text import Tokenizer
 from qkv.text.tokenized import is_piece, plain_tokens
 from qkv.text.tokenizer import MASKS
-from qkv.trace.recorder import places
+from qkv.trace.recorder import texts_and_positions
 
 _LOGITS_AT_ONCE = 1 << 23
 _MOST_BARREN = 10_000
@@ -111,7 +111,7 @@ def words_loss(
         raise ValueError(f"{network.source.name} has no LM head: there is nothing to learn")
     _check_words(network, batch)
     cu_lengths = batch.cu_lengths
-    _, positions = places(cu_lengths)
+    _, positions = texts_and_positions(cu_lengths)
     rows, saved = network.transformer.training_forward(
         batch.ids, positions, cu_lengths
     )  # (total, D)

@@ -40,9 +40,9 @@ def options_of(
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:  # some builtins have no signature
         return {}, frozenset()
-    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     several = [p for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    rest = [p for p in parameters if p not in (*places[: len(names)], *several)]
+    rest = [p for p in parameters if p not in (*positional[: len(names)], *several)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in several)
     options = {
         option: p.name
@@ -51,7 +51,7 @@ def options_of(
         if p.name in spelled and p.kind is not p.POSITIONAL_ONLY
     }
     needed = {p.name for p in rest if p.default is p.empty}
-    if needed - {*options.values()} or (len(places) < len(names) and not takes_any):
+    if needed - {*options.values()} or (len(positional) < len(names) and not takes_any):
         name = name_of(function)
         raise TypeError(
             f"check: {name}({', '.join(names)}) is called, but the signature is"

@@ -108,11 +108,11 @@ class DualEncoder(Model):
         """Return the arguments that create the model of a tower, except the design."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
-            name.removeprefix(prefix): place
-            for name, place in self._weights.places.items()
+            name.removeprefix(prefix): tensor
+            for name, tensor in self._weights.tensor_names.items()
             if name.startswith(prefix)
         }
-        weights = Weights(names, _Own(self._weights.parameters, prefix), places=own)
+        weights = Weights(names, _Own(self._weights.parameters, prefix), tensor_names=own)
         about = {"name": f"{self.name}.{side}", "notices": self._notices}
         return about | {"config": config, "weights": weights}
 

@@ -59,12 +59,12 @@ def fresh_model(
         kind = names.family.model_type
         raise ModelError(f"fresh_model: {kind} is not a single stack of blocks")
     parameters = first_weights(design, seed, np.dtype(dtype))
-    places = {key: _place(names, design, key) for key in parameters}
+    tensor_names = {key: _tensor_name(names, design, key) for key in parameters}
     return Model(
         name=name,
         config=dict(config),
         design=design,
-        weights=Weights(names, parameters, places=places),
+        weights=Weights(names, parameters, tensor_names=tensor_names),
         tokenizer=tokenizer,
     )
 
@@ -85,10 +85,10 @@ def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, 
     return parameters
 
 
-def _place(names: Names, design: Design, name: str) -> str:
+def _tensor_name(names: Names, design: Design, name: str) -> str:
     """Return the name of a parameter's tensor in files that transformers writes."""
     family = names.family
-    theirs, _ = names.place(name)
+    theirs, _ = names.tensor_of(name)
     theirs = family.instead.get(theirs, theirs)
     inside = design.head is not None and theirs.startswith(family.body)
     return f"{family.prefix}{theirs}" if inside else theirs

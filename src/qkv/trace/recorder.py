@@ -189,7 +189,7 @@ def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
     )
 
 
-def places(cu: Array) -> tuple[Array, Array]:
+def texts_and_positions(cu: Array) -> tuple[Array, Array]:
     """Return `(texts, positions)` of packed rows, both `(total,)`."""
     lengths = np.diff(cu)
     text = np.repeat(np.arange(len(lengths)), lengths)
@@ -203,7 +203,7 @@ def padded(rows: Array, cu: Array) -> Array:
     if _alike(cu):
         return rows.reshape(shape).copy()
     out = np.zeros(shape, rows.dtype)
-    out[places(cu)] = rows
+    out[texts_and_positions(cu)] = rows
     return out
 
 
@@ -211,7 +211,7 @@ def unpadded(whole: Array, cu: Array) -> Array:
     """Return an array `(B, T, ...)` as packed rows `(total, ...)`, without the padding."""
     if _alike(cu):
         return whole.reshape(-1, *whole.shape[2:])
-    return whole[places(cu)]
+    return whole[texts_and_positions(cu)]
 
 
 def _alike(cu: Array) -> bool:

@@ -37,7 +37,7 @@ from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
-from qkv.trace.recorder import of_heads, of_rows, places, unkept, unpadded
+from qkv.trace.recorder import of_heads, of_rows, texts_and_positions, unkept, unpadded
 
 Norm = LayerNorm | RMSNorm
 
@@ -256,7 +256,7 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
             of_queries = np.broadcast_to(offset, inputs.lead)[..., None, None] + np.arange(length)
             of_keys = np.arange(keys)
         else:
-            text, of_keys = places(inputs.cu)
+            text, of_keys = texts_and_positions(inputs.cu)
             offset = check_offset(call, q_offset, 0, 0, (len(inputs.cu) - 1,), needed=False)
             own = np.broadcast_to(offset, len(inputs.cu) - 1)[text]
             lengths = np.diff(inputs.cu)[text]

@@ -175,11 +175,11 @@ class Names:
         names = {**family.names, **family.heads.get(config.head(), {})}
         return cls(family, names if family.rename is None else family.rename(names, config))
 
-    def place(self, name: str) -> tuple[str, Fused]:
+    def tensor_of(self, name: str) -> tuple[str, Fused]:
         """Return the name of a parameter's tensor in files, and the parameter's `Fused`.
 
         >>> family = Family("x", lambda config: None, {"blocks.*.attn.q_proj": "layer.*.query"})
-        >>> Names.of(family, Config({}, "config.json")).place("blocks.12.attn.q_proj.weight")[0]
+        >>> Names.of(family, Config({}, "config.json")).tensor_of("blocks.12.attn.q_proj.weight")[0]
         'layer.12.query.weight'
         """
         numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
@@ -203,14 +203,14 @@ class Weights:
         names: the names of parameters in the files.
         parameters: the parameters, keyed by qkv's names; linear weights have the shape (in, out).
         heads: the tensors of heads that qkv does not compute, keyed by their names in the files.
-        places: qkv's name of a parameter -> the name of its tensor in the files.
+        tensor_names: qkv's name of a parameter -> the name of its tensor in the files.
         stored: the files or their digest; None if parameters were created or replaced.
     """
 
     names: Names
     parameters: MutableMapping[str, Array]
     heads: dict[str, Array] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
+    tensor_names: dict[str, str] = field(default_factory=dict)
     stored: Tensors | str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -235,8 +235,8 @@ class Weights:
         files: dict[str, Array] = {}
         parts: dict[str, dict[int, Array]] = {}
         for name, array in self.parameters.items():
-            tensor, fused = self.names.place(name)
-            tensor = self.places.get(name, tensor)
+            tensor, fused = self.names.tensor_of(name)
+            tensor = self.tensor_names.get(name, tensor)
             parts.setdefault(tensor, {})[fused.index] = array
             if len(parts[tensor]) == fused.count:
                 whole = fused.join([part for _, part in sorted(parts[tensor].items())])
@@ -266,7 +266,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     wanted: dict[str, tuple[str, Fused]] = {}  # ours -> theirs
     # the loop stops at the first missing tensor
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
-        theirs, fused = names.place(name)
+        theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:
             theirs = instead[theirs]
         if theirs not in stored:
@@ -290,7 +290,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         wanted[name] = theirs, fused
     known = {theirs for theirs, _ in wanted.values()}
     heads = {}
-    for name, place in stored.items():
+    for name, in_file in stored.items():
         if name in known or any(re.fullmatch(pattern, name) for pattern in family.unused):
             continue
         if family.body and name.startswith(family.body):
@@ -298,11 +298,11 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 f"{tensors.source}: {name} does not belong to the {family.model_type} model in "
                 "config.json: correct config.json, or remove the tensor"
             )
-        if tensors[place].kind in TYPES:
-            heads[place] = tensors[place].read()
+        if tensors[in_file].kind in TYPES:
+            heads[in_file] = tensors[in_file].read()
     double = any(tensors[stored[theirs]].kind == "F64" for theirs in known)
     kind = np.dtype(dtype or (np.float64 if double else np.float32))
-    parameters, places = {}, {}
+    parameters, tensor_names = {}, {}
     for name, (theirs, fused) in wanted.items():
         array = tensors[stored[theirs]].read()
         array = array.T if family.transposed(name) else array
@@ -310,14 +310,14 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         parameters[name] = array.astype(kind, copy=False)
         begins = tuple(filter(None, (family.prefix, family.old_prefix)))
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
-        places[name] = prefix + theirs
-    return Weights(names, parameters, heads, places, tensors)
+        tensor_names[name] = prefix + theirs
+    return Weights(names, parameters, heads, tensor_names, tensors)
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
     """Return the names in files, `{token table: output matrix}`, if both are tied; else `{}`."""
     tied = design.head is not None and design.head.tied
-    return {names.place(_TABLE)[0]: names.place(_OUTPUT)[0]} if tied else {}
+    return {names.tensor_of(_TABLE)[0]: names.tensor_of(_OUTPUT)[0]} if tied else {}
 
 
 def _outputs(
@@ -338,20 +338,20 @@ def _outputs(
 def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
     """Return `{current name without the prefix: name in the files}` for all tensors."""
     stored: dict[str, str] = {}
-    for place in tensors:
-        name = family.today(place)
+    for in_file in tensors:
+        name = family.today(in_file)
         if name in stored:
             raise ModelError(
-                f"{tensors.source}: {place} and {stored[name]} are names of the same tensor: keep "
+                f"{tensors.source}: {in_file} and {stored[name]} are names of the same tensor: keep "
                 "one of them"
             )
-        stored[name] = place
+        stored[name] = in_file
     for copy, name in family.copies.items():
         if copy in stored:
-            place = stored.pop(copy)
-            if not tensors[place].same(tensors[stored.setdefault(name, place)]):
+            in_file = stored.pop(copy)
+            if not tensors[in_file].same(tensors[stored.setdefault(name, in_file)]):
                 raise ModelError(
-                    f"{tensors.source}: {place} differs from {name}: qkv supports only models in "
+                    f"{tensors.source}: {in_file} differs from {name}: qkv supports only models in "
                     "which both tensors are equal"
                 )
     return stored

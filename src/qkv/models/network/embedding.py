@@ -30,7 +30,7 @@ class EmbeddingSaved(NamedTuple):
     """Values that an embedding saves in the forward pass for the backward pass."""
 
     rows: Any  # the input: ids (...), or `Patches`
-    places: Array
+    token_positions: Array
     norm: NormSaved | None = None
     segments: Array | None = None
     narrow: Array | None = None  # (..., E), the input of the projection
@@ -92,7 +92,7 @@ class Embedding:
     def __call__(
         self,
         ids: Array,
-        places: Array,
+        token_positions: Array,
         cu_lengths: Array | None = None,
         record: Recorder | None = None,
         segments: Array | None = None,
@@ -115,14 +115,16 @@ class Embedding:
             chosen = self.token_types[0 if segments is None else segments]
             x = x + keep("hook_token_type_embed", np.broadcast_to(chosen, x.shape))
         if self.positions is not None:
-            x = x + keep("hook_pos_embed", self._positions_of(rows)[places + self.first_position])
+            x = x + keep(
+                "hook_pos_embed", self._position_table(rows)[token_positions + self.first_position]
+            )
         norm = None
         if self.norm is not None:
             x, norm = self.norm.run(x)
         if self.projection and not self.projects_first:
             narrow, x = x, self._projected(x)
         x = keep("hook_full_embed", x)
-        return x, EmbeddingSaved(rows, places, norm, segments, narrow)
+        return x, EmbeddingSaved(rows, token_positions, norm, segments, narrow)
 
     def backward(
         self,
@@ -150,8 +152,8 @@ class Embedding:
             keep(hook, grad)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None and gradients is not None:
-            chosen = np.broadcast_to(saved.places, grad.shape[:-1]) + self.first_position
-            shape = self._positions_of(saved.rows).shape
+            chosen = np.broadcast_to(saved.token_positions, grad.shape[:-1]) + self.first_position
+            shape = self._position_table(saved.rows).shape
             gradients["pos_embed.weight"] = rows_back(rows, chosen.ravel(), shape)
         if self.token_types is not None and gradients is not None:
             table = np.zeros_like(self.token_types)
@@ -177,7 +179,7 @@ class Embedding:
         """Return the row (..., D) of each token or patch, and the values for `_rows_back`."""
         return self.table[ids], ids
 
-    def _positions_of(self, ids: Any) -> Array:
+    def _position_table(self, ids: Any) -> Array:
         """Return the table of positions for these tokens or patches."""
         assert self.positions is not None
         return self.positions
@@ -189,7 +191,7 @@ class Embedding:
             table *= table.dtype.type(self.scale)
         return {"embed.weight": table}
 
-    def places(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
+    def token_positions(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
         In most families, the position is the token's column. In others, it is the number of earlier
@@ -258,8 +260,8 @@ class PatchEmbedding(Embedding):
             name: gradients[name].reshape(shape) for name, shape in self.shapes.items()
         }
 
-    def _positions_of(self, ids: Any) -> Array:
-        positions = super()._positions_of(ids)
+    def _position_table(self, ids: Any) -> Array:
+        positions = super()._position_table(ids)
         if self.grid is None or ids.grid == self.grid:
             return positions
         return for_grid(positions, self.grid, ids.grid)

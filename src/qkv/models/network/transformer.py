@@ -21,7 +21,7 @@ from qkv.models.network.head import BuiltHead
 from qkv.models.network.relative_bias import RelativeBias
 from qkv.ops.kernel import body_and_threads
 from qkv.trace import Recorder
-from qkv.trace.recorder import of_rows, padded, places
+from qkv.trace.recorder import of_rows, padded, texts_and_positions
 
 _LAST = "ln_final"  # the final norm in a trace
 
@@ -107,9 +107,11 @@ class Transformer:
             settings[number]["attn_mask"] = mask
         return settings
 
-    def __call__(self, ids: Array, places: Array, cu_lengths: Array, **options: Any) -> Array:
+    def __call__(
+        self, ids: Array, token_positions: Array, cu_lengths: Array, **options: Any
+    ) -> Array:
         """Return the last vectors (total, D) of packed texts; the options are those of `run`."""
-        return self.run(ids, places, cu_lengths, **options)[0]
+        return self.run(ids, token_positions, cu_lengths, **options)[0]
 
     def packed(
         self, texts: Sequence[Array], *, segments: Sequence[Array] | None = None, **options: Any
@@ -124,8 +126,10 @@ class Transformer:
         if segments is not None:
             options["segments"] = np.concatenate(segments)
         cu_lengths = starts_of(map(len, texts))
-        places = [self.embedding.places(ids[None], np.ones((1, len(ids)), bool)) for ids in texts]
-        rows = self(np.concatenate(texts), np.concatenate(places), cu_lengths, **options)
+        token_positions = [
+            self.embedding.token_positions(ids[None], np.ones((1, len(ids)), bool)) for ids in texts
+        ]
+        rows = self(np.concatenate(texts), np.concatenate(token_positions), cu_lengths, **options)
         return rows, cu_lengths
 
     def spans(self, mask: Array) -> Array:
@@ -166,7 +170,10 @@ class Transformer:
             keys = ~padded(~mask[text], starts)[:, None, None]  # (B, 1, 1, T)
             masks = {number: keys & masks.get(number, True) for number in range(len(self.layers))}
         if positions is None:
-            where, at = self.embedding.places(ids, text, mask), places(starts)[1]
+            where, at = (
+                self.embedding.token_positions(ids, text, mask),
+                texts_and_positions(starts)[1],
+            )
         else:
             where = at = positions[text]
         rows = self(
@@ -180,17 +187,17 @@ class Transformer:
         return rows[mask[text]], starts_of(mask.sum(1))
 
     def training_forward(
-        self, ids: Array, places: Array, cu_lengths: Array, **options: Any
+        self, ids: Array, token_positions: Array, cu_lengths: Array, **options: Any
     ) -> tuple[Array, TransformerSaved]:
         """Return the vectors (total, D), and the values for `backward`; see `run`."""
         need_single(self.embedding.table, {}, call="Transformer")
-        return self.run(ids, places, cu_lengths, save=True, **options)
+        return self.run(ids, token_positions, cu_lengths, save=True, **options)
 
     @quiet
     def run(
         self,
         ids: Array,
-        places: Array,
+        token_positions: Array,
         cu_lengths: Array,
         *,
         record: Recorder | None = None,
@@ -202,7 +209,7 @@ class Transformer:
 
         Args:
             ids: (total,) token ids that have a row in the table.
-            places: (total,) the position of each token in its text.
+            token_positions: (total,) the position of each token in its text.
             cu_lengths: (B + 1,) the first row of each text, and the end of the last text.
             record: collects the activations, as (B, T, ...).
             segments: (total,) the segment of each token, for a model with a table of segments;
@@ -213,7 +220,9 @@ class Transformer:
         Returns:
             (total, D), and the values for `backward`.
         """
-        x, embedding = self.embedding(ids, places, cu_lengths, record, segments)  # (total, D)
+        x, embedding = self.embedding(
+            ids, token_positions, cu_lengths, record, segments
+        )  # (total, D)
         x, layers = self.run_layers(x, cu_lengths, stop=stop, record=record, **options)
         final_norm = None
         if stop is None:
@@ -267,8 +276,7 @@ class Transformer:
 
         Args:
             grad: (total, D), the gradient of the last vectors.
-            saved: the second value of `transformer.training_forward(ids, places, cu_lengths)`;
-                the call empties it.
+            saved: the second value of `transformer.training_forward`; the call empties it.
             record: collects the gradients of activations by the names of a trace, as (B, T, ...).
 
         Returns:
@@ -362,13 +370,13 @@ class Transformer:
         if record is None and not masks:
             quick = self._quick()  # packs weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
-        places = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
+        token_positions = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
         if limit is not None:
-            places = np.minimum(places, limit - 1)  # of padding
-        x, _ = self.embedding(ids, places, record=record)
+            token_positions = np.minimum(token_positions, limit - 1)  # of padding
+        x, _ = self.embedding(ids, token_positions, record=record)
         if quick is not None and ids.shape[1] == 1:
-            return self._last(quick(x, places, caches, lengths), None, None)[0]
+            return self._last(quick(x, token_positions, caches, lengths), None, None)[0]
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=False)):
             options = {**self.options[number], **more, "top_k": top_k}

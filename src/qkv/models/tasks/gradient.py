@@ -191,7 +191,8 @@ def gradients(
     inputs: dict[str, Array] = {}
     ids = np.concatenate([text.ids for text in batch])
     positions = [
-        body.embedding.places(text.ids[None], np.ones((1, len(text)), bool)) for text in batch
+        body.embedding.token_positions(text.ids[None], np.ones((1, len(text)), bool))
+        for text in batch
     ]
     rows, saved = body.training_forward(
         ids,
