@@ -59,8 +59,8 @@ def need_engine(model: Model, call: str = "play") -> None:
     for why in _reasons(model):
         raise ValueError(
             f"{call}: {model.name} {why}: a page can run decoders and encoders that guess masked "
-            f"words, if it supports their parts; `qkv serve --model {model.name}` shows this page for any "
-            "model"
+            f"words, if it supports their parts; `qkv serve --model {model.name}` shows this page "
+            "for any model"
         )
     least = sum(array.size for array in model.parameters.values())  # In bytes.
     _sized(model, least * 4 // 3, call)  # In base64.
