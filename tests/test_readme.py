@@ -79,19 +79,23 @@ def test_the_model_that_comes_with_it_is_what_is_said() -> None:
     millions = sum(array.size for array in model.parameters.values()) / 1e6
     said = " ".join(README.split())
     assert (
-        f"{model.num_layers} layers, {model.num_heads} heads, {millions:.1f} million numb" in said
+        f"{model.num_layers} layers, {model.num_heads} heads and {millions:.1f} million parameters"
+        in said
     )
     page = " ".join((ROOT / "docs" / "models.md").read_text(encoding="utf-8").split())
     assert f"a BERT of {model.num_layers} layers with {model.num_heads} heads" in page
     assert f"vectors of {model.dim} numbers, {len(model.tokenizer):,} lower-case WordPieces" in page
-    assert f"{model.max_seq_length} positions, {millions:.1f} million numbers" in page
+    assert f"{model.max_seq_length} positions, and {millions:.1f} million parameters" in page
     writer = qkv.load("books-decoder")
     groups = writer.config["num_key_value_heads"]
-    heads = f"{writer.num_heads} query heads on {groups} key and value heads"
+    heads = f"{writer.num_heads} query heads and {groups} key and value heads"
     millions = sum(array.size for array in writer.parameters.values()) / 1e6
     assert f"a Llama of {writer.num_layers} layers with {heads}" in page
-    assert f"vectors of {writer.dim} numbers, {len(writer.tokenizer):,} tokens of bytes" in page
-    assert f"{writer.max_seq_length} positions, {millions:.1f} million numbers in all" in page
+    vocabulary = f"a byte-level vocabulary of {len(writer.tokenizer):,} tokens"
+    assert f"vectors of {writer.dim} numbers, {vocabulary}" in page
+    assert (
+        f"{writer.max_seq_length} positions, and {millions:.1f} million parameters in total" in page
+    )
     card = (shipped()["books-decoder"] / "README.md").read_text("utf-8")
     assert ("It has no induction head" in page) is ("It has no induction head" in card)
 

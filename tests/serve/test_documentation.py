@@ -175,9 +175,9 @@ def test_the_limits_are_those_of_the_server() -> None:
         *(limits.tokens, limits.edits, limits.sources, limits.answer // mib, limits.waiting),
         *(limits.connections, limits.half_sent, limits.unread),
     ]
-    assert f"a request waits at most {limits.gather * 1000:g} ms for others" in PAGE
+    assert f"a request waits at most {limits.gather * 1000:g} ms for other requests" in PAGE
     assert f"client_max_body_size {limits.body // mib}m;" in PAGE
     assert f"caches of completions up to {limits.stream_tokens:,} tokens in total" in PAGE
-    assert f"or had {QUANTUM} turns" in PAGE
+    assert f"or have had {QUANTUM} turns" in PAGE
     assert limits.streams == 4
     assert "the next token of up to four\ncompletions" in PAGE
