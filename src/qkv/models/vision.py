@@ -230,7 +230,7 @@ def encode_images(
         has = "no head" if model.head is None else "a head for classes"
         raise ValueError(
             f"encode: {model.name} reads images and has {has}, not a head that computes one vector "
-            "per image: use a token's vector, for example model(pixel_values).last_hidden_state[:, 0]"
+            "per image: use a token's vector, such as model(pixel_values).last_hidden_state[:, 0]"
         )
     batch_size = whole_number(batch_size, call="encode", name="batch_size", least=1)
     _, batch = model.reader.read(images, "encode")

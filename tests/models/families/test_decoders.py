@@ -181,7 +181,7 @@ def test_a_limit_that_grows_with_the_text_is_none() -> None:
         ),
         ("opt", {"layer_norm_elementwise_affine": False}, ["layer_norm_elementwise_affine is"]),
         ("phi3", {"attention_bias": True}, ["attention_bias is True"]),
-        ("phi3", {"partial_rotary_factor": 1.5}, ["partial_rotary_factor is 1.5", "12 numbers"]),
+        ("phi3", {"partial_rotary_factor": 1.5}, ["partial_rotary_factor is 1.5", "12 dimensions"]),
         ("phi3", {"partial_rotary_factor": 0.3}, ["partial_rotary_factor is 0.3", "even"]),
         ("phi3", {"rope_scaling": {"type": "linear", "factor": 2}}, ["'linear'", "longrope, su"]),
         ("phi3", {"rope_scaling": {"type": "su"}}, ["short_factor is None", "6 numbers"]),
