@@ -342,8 +342,8 @@ def _stored_names(family: Family, tensors: Tensors) -> dict[str, str]:
         name = family.today(in_file)
         if name in stored:
             raise ModelError(
-                f"{tensors.source}: {in_file} and {stored[name]} are names of the same tensor: keep "
-                "one of them"
+                f"{tensors.source}: {in_file} and {stored[name]} are names of the same tensor: "
+                "keep one of them"
             )
         stored[name] = in_file
     for copy, name in family.copies.items():
