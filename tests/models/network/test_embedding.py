@@ -29,4 +29,4 @@ def test_the_place_of_each_token_that_is_computed(
 ) -> None:
     table = np.zeros((10, 2), np.float32)
     embedding = Embedding(table, positions=np.zeros((8, 2), np.float32), **options)
-    assert embedding.places(IDS, SPANS, shown).tolist() == expected
+    assert embedding.token_positions(IDS, SPANS, shown).tolist() == expected
