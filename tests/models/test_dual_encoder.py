@@ -254,7 +254,7 @@ def test_what_is_refused(model, ask, error, message):
 
 def test_a_model_of_images_without_such_a_head_makes_no_vectors(tmp_path):
     model = load(write_small(tmp_path, CONFIGS["vit"]))
-    with pytest.raises(ValueError, match=r"has a head for classes, not a head that makes"):
+    with pytest.raises(ValueError, match=r"has a head for classes, not a head that computes"):
         model.encode(np.zeros((1, 2, 8, 8), np.float32))
 
 
