@@ -95,7 +95,7 @@ def png(pixels: Array) -> bytes:
 
 
 def readable(content: str) -> str:
-    r"""Replace characters that are invisible, or not allowed in XML, by visible symbols.
+    r"""Replace characters that are invisible, or not allowed in XML, with visible symbols.
 
     >>> readable("a\nb\x00\ud800\u202e")
     'a␊b␀��'

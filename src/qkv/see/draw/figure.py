@@ -270,7 +270,7 @@ def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
 
 
 def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
-    """Draw an arrow from each point before to the point after attention; `_label` adds names."""
+    """Draw an arrow from each point before attention to the point after; `_label` adds names."""
     faint = np.ones(len(panel.before), dtype=bool)
     faint[list(panel.named)] = False
     clear = {"arrowstyle": "-|>", "color": tone.line, "lw": 1.0, "shrinkA": 3, "shrinkB": 4}

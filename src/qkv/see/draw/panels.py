@@ -290,8 +290,7 @@ class Image(Panel):
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
         frames: the framed patches, each as `(row, column, colour)`.
-        chosen: whether another panel shows this small image enlarged; None if this panel is the
-            enlarged image.
+        chosen: whether another panel enlarges this small image; None if this image is enlarged.
     """
 
     pixels: Array

@@ -68,7 +68,7 @@ class Screen:
 
     @property
     def shades(self) -> bool:
-        """Return whether the terminal can shade cells; the first shade is its background."""
+        """Return whether the terminal can shade cells; its background is the first shade."""
         return bool(self.colors and self.theme)
 
     def shading(self, share: float) -> str:
@@ -102,7 +102,7 @@ class Screen:
         return self.safe(text)
 
     def safe(self, text: str) -> str:
-        r"""Escape characters of an untrusted text that the terminal cannot show or would execute.
+        r"""In untrusted text, escape characters that the terminal cannot show or would execute.
 
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'

@@ -93,7 +93,7 @@ class CompareView(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """Describe the word's attention in both texts, and its first and last cosine."""
+        """Describe the word's attention in both texts, and the first and last cosine."""
         most = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
         at = [
             f"at {name} in {text} ({weight:.2f})" if weight else f"at nothing in {text}"
