@@ -101,18 +101,21 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
     [
         (
             {"texts": [[4, 4], *TEXTS[1:]]},
-            "text 0 has other tokens than in .*: give the same texts",
+            "text 0 has different tokens in .*: give the same texts",
         ),
-        ({"texts": TEXTS[:3]}, r"3 texts are given and .* has 7: give all, or name"),
+        ({"texts": TEXTS[:3]}, r"3 texts are given, but .* has 7: give all texts, or"),
         (
             {"names": ("z", 0)},
-            r"has names \['blocks.1.hook_resid_post'\] and the call has \['blocks.0",
+            r"has names \['blocks.1.hook_resid_post'\] but the call has \['blocks.0",
         ),
         (
             {"dtype": "float16"},
-            "has dtype 'float32' and the call has 'float16': name another folder",
+            "has dtype 'float32' but the call has 'float16': give another folder",
         ),
-        ({"names": "pattern"}, "names has blocks.0.attn.hook_pattern, which has no row for each t"),
+        (
+            {"names": "pattern"},
+            "names has blocks.0.attn.hook_pattern, which does not have one row per t",
+        ),
         ({"names": []}, "names is empty: name activations"),
         ({"texts": [*TEXTS, []]}, "text 7 has 0 ids"),
         ({"dtype": "int8"}, "dtype is int8: choose"),
@@ -137,7 +140,7 @@ def test_another_model_of_the_same_name_is_found_out(small, tmp_path):
         cache(other, TEXTS, tmp_path, names=("resid_post", 1))
     with pytest.raises(
         ValueError,
-        match=r"cache: .* has model '.*' and the call has '.*': name anoth",
+        match=r"cache: .* has model '.*' but the call has '.*': give anoth",
     ):
         cache(small("parallel"), TEXTS, tmp_path, names=("resid_post", 1))
 
@@ -161,7 +164,9 @@ def test_texts_of_words_are_cut_as_in_a_trace(small, tmp_path):
 
 
 def test_folders_that_hold_no_cache(small, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"Cache: .* has no cache.json: name a folder of c"):
+    with pytest.raises(
+        FileNotFoundError, match=r"Cache: .* has no cache.json: give a folder from c"
+    ):
         Cache(tmp_path)
     (tmp_path / "cache.json").write_text('{"qkv_cache": 1, "names": "z"}')
     with pytest.raises(ModelError, match=r"cache.json is not the manifest of a cache"):

@@ -273,7 +273,9 @@ def test_models_of_two_texts_and_of_images_are_refused(
     kind: str, does: str, tmp_path: Path
 ) -> None:
     model = qkv.load(str(write_small(tmp_path / kind, CONFIGS[kind])))
-    with pytest.raises(ValueError, match=f"head_scores: .* {does}.*: load an encoder or a decoder"):
+    with pytest.raises(
+        ValueError, match=f"head_scores: .* {does}.*: load a text encoder or decoder"
+    ):
         head_scores(model, TEXTS)
 
 
@@ -370,6 +372,6 @@ def test_models_that_cannot_be_compared(small, tmp_path):
     other.max_seq_length = 4
     with pytest.raises(
         ValueError,
-        match=r"cuts text 0 into 8 tokens and .* into 4 other tokens: give",
+        match=r"splits text 0 into 8 tokens, but .* into 4 different tokens: give",
     ):
         diff(model, other, ["the cat sat on the mat"])

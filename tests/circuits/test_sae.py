@@ -318,7 +318,7 @@ def test_folders_that_are_refused(tmp_path, config, arrays, words):
 
 
 def test_folders_that_are_none(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"SAE.load: .* has no cfg.json: name a folder"):
+    with pytest.raises(FileNotFoundError, match=r"SAE.load: .* has no cfg.json: give a folder"):
         SAE.load(tmp_path)
     (tmp_path / "cfg.json").write_text("{}")
     with pytest.raises(FileNotFoundError, match=r"has no sae_weights.safetensors"):
@@ -485,7 +485,7 @@ def test_measures_on_texts(small):
         (
             lambda: made("topk").encode(np.ones((2, 5))),
             ValueError,
-            r"SAE.encode: x has shape \(2, 5\) and <SAE: topk, 20 features of 12> takes",
+            r"SAE.encode: x has shape \(2, 5\) but <SAE: topk, 20 features of 12> takes",
         ),
         (lambda: made("topk").encode([1, 2]), TypeError, "SAE.encode: x is int64: give floats"),
         (
@@ -512,7 +512,7 @@ def test_models_and_sites_that_do_not_do(small):
     ):
         SAE.train(model, IDS, at="resid_post", **options)
     with pytest.raises(
-        ValueError, match=r"at has blocks.0.attn.hook_pattern, which has no row for"
+        ValueError, match=r"at has blocks.0.attn.hook_pattern, which does not have one row per"
     ):
         SAE.train(model, IDS, at=("pattern", 0), **options)
     with pytest.raises(KeyError, match=r"SAE.train: there is no 'resid_past'"):
@@ -521,5 +521,5 @@ def test_models_and_sites_that_do_not_do(small):
         SAE.train(model, IDS, at=SITE, features=8, k=9)
     with pytest.raises(ValueError, match=r"SAE.evaluate: <SAE: topk.*> has no site: set its at"):
         made("topk").evaluate(model, IDS)
-    with pytest.raises(ValueError, match=r"x has shape \(1, 6, 3, 4\) and <SAE.* of 20"):
+    with pytest.raises(ValueError, match=r"x has shape \(1, 6, 3, 4\) but <SAE.* of 20"):
         model.trace(IDS[0], edit={("z", 0): SAE(np.ones((20, 4)), np.ones((4, 20)))})

@@ -266,7 +266,9 @@ def test_models_of_two_texts_and_of_images_are_refused(
     kind: str, does: str, tmp_path: Path
 ) -> None:
     model = qkv.load(str(write_small(tmp_path / kind, CONFIGS[kind])))
-    with pytest.raises(ValueError, match=f"scan_heads: .* {does}.*: load an encoder or a decoder"):
+    with pytest.raises(
+        ValueError, match=f"scan_heads: .* {does}.*: load a text encoder or decoder"
+    ):
         scan_heads(model, TEXTS)
 
 

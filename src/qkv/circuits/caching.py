@@ -52,7 +52,7 @@ class Cache:
         for shard, stored in zip(about["shards"], self._files, strict=True):
             _check_file(self.folder / shard["file"], stored, self.names, shard)
         counts = [[shard[name] for shard in about["shards"]] for name in ("texts", "tokens")]
-        self._ends = np.cumsum(counts[0], dtype=np.int64)  # number of texts up to each file's end
+        self._ends = np.cumsum(counts[0], dtype=np.int64)  # texts up to the end of each file
         self.tokens = sum(counts[1])
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Cache:
         )
 
     def arrays(self, name: str | tuple[Any, ...]) -> list[Array]:
-        """Return all rows of an activation, (tokens, ...) for each file, mapped and read-only.
+        """Return all rows of an activation as read-only memory maps (tokens, ...), one per file.
 
         `np.concatenate(cache.arrays(name))` loads the rows of all texts into memory.
 
@@ -73,7 +73,7 @@ class Cache:
             name: the full name, or a short name such as ("resid_post", 3).
 
         Raises:
-            KeyError: the cache has no such activation.
+            KeyError: the activation is not in the cache.
         """
         layers = 1 + max(numbers_of(self.names), default=0)
         full = next((full for full in meant(name, layers) if full in self.names), None)
@@ -84,7 +84,7 @@ class Cache:
         return [stored[full].read() for stored in self._files]
 
     def ids(self, number: int) -> Array:
-        """Return the ids of the tokens of a text, (T,)."""
+        """Return the token ids (T,) of a text."""
         stored, rows = self._located(number)
         return stored[_IDS].read()[rows]
 
@@ -98,7 +98,7 @@ class Cache:
         return (self[number] for number in range(len(self)))
 
     def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
-        """Return `(file, rows)`: the file that holds a text, and the rows of the text in it."""
+        """Return `(file, rows)`: the file with a text, and the text's rows in this file."""
         number = check_index(number, len(self), "cache", "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
         starts = self._files[file][_STARTS].read()
@@ -172,8 +172,8 @@ def cache(
             count += len(window)
     if count < known:
         raise ValueError(
-            f"{_CALL}: {count} texts are given and {path} has {known}: give all, or name another "
-            "folder"
+            f"{_CALL}: {count} texts are given, but {path} has {known}: give all texts, or "
+            "another folder"
         )
     writer.write()
     return Cache(path)
@@ -187,8 +187,8 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
     for name, asked in about.items():
         if there[name] != asked:
             raise ValueError(
-                f"{_CALL}: {path} has {name} {shown(there[name])} and the call has {shown(asked)}: "
-                "name another folder"
+                f"{_CALL}: {path} has {name} {shown(there[name])} but the call has {shown(asked)}: "
+                "give another folder"
             )
     return Cache(path)
 
@@ -198,7 +198,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
-                f"{_CALL}: text {text.number} has other tokens than in {done.folder}: give the "
+                f"{_CALL}: text {text.number} has different tokens in {done.folder}: give the "
                 "same texts, or another folder"
             )
     first = texts[0]
@@ -249,7 +249,7 @@ class _Writer:
             self.write()
 
     def write(self) -> None:
-        """Write the collected rows, if there are any."""
+        """Write the collected rows, if any."""
         from safetensors.numpy import save
 
         if not self.ids:
@@ -275,7 +275,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         ModelError: the file is not the manifest of a cache.
     """
     if not (folder / MANIFEST).is_file():
-        raise FileNotFoundError(f"Cache: {folder} has no {MANIFEST}: name a folder of cache()")
+        raise FileNotFoundError(f"Cache: {folder} has no {MANIFEST}: give a folder from cache()")
     about: dict[str, Any] = read_json(folder / MANIFEST)
 
     def fits(value: Any, kinds: Mapping[str, type]) -> bool:

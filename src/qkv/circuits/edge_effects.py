@@ -59,8 +59,8 @@ def edges(
     Raises:
         TypeError: an argument has a wrong type; the metric does not return a number; or an
             estimating method is given a function as metric or a model in half precision.
-        ValueError: the texts have different numbers of tokens, or an argument is several texts; the
-            method, position or token does not exist; the model gives no logits over words, has
+        ValueError: the texts have different numbers of tokens, or an argument has several texts;
+            the method, position or token does not exist; the model gives no logits over words, has
             norms only after its parts (BERT), or one norm for the queries of all heads (OLMo 2); or
             the metric returns an array.
 
@@ -113,7 +113,7 @@ def path(
         The change of the metric.
 
     Raises:
-        KeyError: the sender or a receiver does not exist; the message has the nearest names.
+        KeyError: the sender or a receiver does not exist; the message lists the nearest names.
         TypeError: as for `edges`.
         ValueError: as for `edges`; or a receiver does not read the sender.
 
@@ -160,7 +160,7 @@ def discover(
     edges: int | None = None,
     method: str = "exact",
 ) -> Graph:
-    """Find the circuit of a metric: the edges that change it most, and their faithfulness.
+    """Find the circuit of a metric: the edges with the largest effects, and their faithfulness.
 
     To measure `.faithfulness`, the model runs once more: kept edges carry the outputs of this run,
     and all other edges carry the outputs of the corrupted run. `.faithfulness` is the metric of
@@ -238,7 +238,7 @@ def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
     if method != "exact" and callable(metric):
         raise TypeError(
             f"{call}: metric is a function, which has no gradient here: give (position, token) or "
-            '(position, token, other token), or take method="exact"'
+            '(position, token, other token), or use method="exact"'
         )
     return check_residual(check_words(model, call), call)
 
@@ -300,7 +300,7 @@ def _known(name: Any, names: Sequence[str], given: str) -> str:
 @quiet
 @one_blas_thread()
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
-    """Return the estimated effects of each receiver's edges, (senders,) of float64.
+    """Return estimated effects (senders,) of float64, keyed by receiver.
 
     An estimate is the difference of the sender's output between the runs, times the gradient of the
     metric at the receiver's input.

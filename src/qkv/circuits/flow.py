@@ -48,7 +48,7 @@ def rollout(trace: Trace) -> Result:
         if weights.shape[-1] != weights.shape[-2]:
             raise ValueError(
                 f"rollout: layer {layer} has {weights.shape[-2]} queries and {weights.shape[-1]} "
-                "keys: take a trace whose queries and keys are the same tokens"
+                "keys: use a trace whose queries and keys are the same tokens"
             )
         mixed = weights.mean(0) + np.eye(weights.shape[-1])
         mixed /= mixed.sum(-1, keepdims=True)
@@ -166,7 +166,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     for layer in range(layers):
         weights = model.head_weights(layer)
         q, k, v, o = (getattr(weights, f"W_{name}").astype(np.float64) for name in "QKVO")
-        write.append(_triangle(v) @ o)  # (Hq, d, D), with the length of OV
+        write.append(_triangle(v) @ o)  # (Hq, d, D), with the norm of OV
         first, second = {"q": (q, k.transpose(0, 2, 1)), "k": (k, q.transpose(0, 2, 1))}.get(
             kind, (v, o)
         )
@@ -200,7 +200,7 @@ def _lengths(matrices: Array) -> Array:
 
 
 def copying_scores(model: Model) -> Result:
-    """Measure copying: how much each head raises the logits of the tokens it attends to.
+    """Measure copying: how much each head raises the logits of the tokens that it attends to.
 
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
     `OV` of `model.head_weights(layer)`. The score is the sum of the eigenvalues of that matrix,
@@ -233,7 +233,7 @@ def copying_scores(model: Model) -> Result:
     if not has_linear_head(model):
         raise ValueError(
             f"copying_scores: the output head of {model.name} has a layer before the last matrix, "
-            "so no product of matrices gives a head's part of the logits: take a decoder"
+            "so no product of matrices gives a head's part of the logits: use a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
     there_and_back = out.astype(np.float64) @ embed.astype(np.float64)  # (D, D)

@@ -34,7 +34,7 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Return the logit (difference) from the logits (..., V) of the position, in float64."""
+        """Read the logit or the difference from logits (..., V) of the position, in float64."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
@@ -47,7 +47,7 @@ def check_model(model: Any, call: str) -> Model:
     others = {Seq2SeqModel: "reads one text and writes another", VisionModel: "looks at images"}
     for other, does in others.items():
         if isinstance(model, other):
-            raise ValueError(f"{call}: {model.name} {does}: load an encoder or a decoder of text")
+            raise ValueError(f"{call}: {model.name} {does}: load a text encoder or decoder")
     return model
 
 
@@ -73,7 +73,7 @@ def check_trace(
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")
     if len(trace) > 1 and not several:
-        raise ValueError(f"{call}: trace holds {len(trace)} texts: take one, for example trace[0]")
+        raise ValueError(f"{call}: trace holds {len(trace)} texts: give one, for example trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
         raise ValueError(
             f"{call}: trace has {trace.num_layers} layers and {model.name} has "
@@ -152,9 +152,9 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-# the maximum numbers of texts and of characters that are read and sorted at once
+# the maximum numbers of texts and of characters to read and sort together
 TEXTS, LETTERS = 4096, 2**19
-PLACES = 2**11  # the most positions that run at once, padding included; a longer text runs alone
+PLACES = 2**11  # the maximum number of positions per run; a longer text runs alone
 
 
 class Read(NamedTuple):
@@ -190,7 +190,7 @@ class _Reader:
         return ids[1][0].ids
 
     def __call__(self, window: Sequence[str | Array], first: int) -> list[Read]:
-        """Return checked texts with their tokens; `first` is the number of the first text."""
+        """Return texts with their token ids; `first` is the index of the first text."""
         strings = [self.model.prepared(text) for text in window if isinstance(text, str)]
         cut = iter(self.truncator(strings) if self.truncator else ())
         texts = [
@@ -201,10 +201,10 @@ class _Reader:
 
 
 def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iterator[list[Read]]:
-    """Yield lists of at most a few thousand texts; at the end, warn if texts were truncated.
+    """Yield lists of up to a few thousand texts; warn at the end if texts were truncated.
 
     Args:
-        model: the model; its tokenizer cuts the texts into tokens.
+        model: the model, whose tokenizer splits the texts into tokens.
         texts: any iterable of texts, or a single text. A text is a string or its token ids.
         call: the function name for error messages.
         empty: whether to keep texts without a token.
@@ -268,7 +268,7 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
         yield batch
 
 
-CELLS = 2**21  # the most weights of one layer that are held at once
+CELLS = 2**21  # the maximum number of weights of one layer in memory
 
 # A function that gets the layer, the position of the first query, and the weights (B, Hq, Q, K).
 Use = Callable[[int, int, Array], None]
@@ -341,7 +341,7 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
         argument: the argument name for error messages.
 
     Raises:
-        KeyError: an activation does not exist; the message has the nearest names.
+        KeyError: an activation does not exist; the message lists the nearest names.
         ValueError: an activation does not have one row per token, or `names` is empty.
 
     >>> import qkv
@@ -353,9 +353,8 @@ def sites(model: Model, names: Any, call: str, argument: str) -> list[str]:
     for name in full:
         if activation(name).axes[:2] != ("text", "token"):
             raise ValueError(
-                f"{call}: {argument} has {name}, which has no row for each token: name "
-                "vectors, for example "
-                '("resid_post", 0) or ("z", 0)'
+                f"{call}: {argument} has {name}, which does not have one row per token: "
+                'give vectors, for example ("resid_post", 0) or ("z", 0)'
             )
     if not full:
         raise ValueError(
@@ -406,7 +405,7 @@ def rows_of(
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
-    """Run texts together; return the rows of activations. Layers after the last name do not run."""
+    """Run texts in a batch; return rows of activations. Layers after the last name do not run."""
     keep = set(names).__contains__
     record = Recorder(keep)
     stop = layers_to_run(model.network.hook_names, keep)

@@ -1,4 +1,4 @@
-"""Logit lens, and the parts of a logit: direct logit attribution, integrated gradients."""
+"""The logit lens, direct logit attribution and integrated gradients."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -105,12 +105,12 @@ def attribute_logits(
             of a norm and a matrix. Additional norms after the parts (Gemma) and parallel parts
             (GPT-NeoX) are supported.
         trace: a trace from this model of one or several texts, with "full_embed", "z" (or "result")
-            and "mlp_out" of all layers, and the scales of the norms. Division by neuron also needs
+            and "mlp_out" of all layers, and the scales of the norms. `by="neuron"` also needs
             "post". A trace without `names=` has all of these.
         of: (position, token), or (position, token, other token) for the difference of two logits.
             Negative positions count from the end of each text. A token is an id, or a string that
             is one token. For several texts, a list may give each text its own tuple.
-        by: "neuron" to divide the MLPs' shares among their neurons.
+        by: "neuron" splits the shares of MLPs into shares of their neurons.
 
     Returns:
         "embed", the share of the embeddings, positions included; "heads" (layers, Hq); "mlp"
@@ -164,7 +164,7 @@ def attribute_logits(
 
 
 def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dict[str, Array]:
-    """Return the shares of `attribute_logits` by name, (B, ...)."""
+    """Return the shares of `attribute_logits`, (B, ...), keyed by name."""
     cells = np.arange(len(logits)), [logit.position for logit in logits]
 
     def at(*names: Any) -> Array:
@@ -200,7 +200,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Raise an error if logits are not a sum of parts, even with the scales of norms fixed."""
+    """Raise an error if logits are not sums of parts, even with fixed scales of norms."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
@@ -211,12 +211,12 @@ def _check_linear(model: Model, by: Any) -> None:
     if not has_linear_head(model):
         raise ValueError(
             f"attribute_logits: the head of {model.name} has a layer before its last matrix, so a "
-            "logit is not a sum of parts: take a decoder, or measure effects with patch(model, ...)"
+            "logit is not a sum of parts: use a decoder, or measure effects with patch(model, ...)"
         )
     if any(block.post_norm for block in model.layers):
         raise ValueError(
             f"attribute_logits: {model.name} normalizes after its parts, so each norm changes what "
-            "earlier parts added: take a decoder with norms before its parts, or call "
+            "earlier parts added: use a decoder with norms before its parts, or call "
             "patch(model, ...)"
         )
 
@@ -263,14 +263,14 @@ def integrated_gradients(
     The gradient of the logit is averaged along the straight line from the baseline to the token
     embeddings. A share is this average times the difference between embeddings and baseline. The
     shares sum to the logit of the text minus the logit of the baseline; shares from a single
-    gradient do not. Position embeddings stay as they are.
+    gradient do not. Position embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.
         text: one text, or the ids of its tokens.
-        of: (position, token) for that logit, or (position, token, other token) for the difference
-            of two logits. Negative positions count from the end. A token is an id, or a string that
-            is one token.
+        of: (position, token) for one logit, or (position, token, other token) for the difference of
+            two logits. Negative positions count from the end. A token is an id, or a string that is
+            one token.
         baseline: an input without content: a token (an id or a string such as "[PAD]" or "[MASK]")
             at every position; vectors (D,) or (T, D) instead of the embeddings; or None for vectors
             of 0. Without position embeddings (Llama), the first norm enlarges vectors near 0 to
@@ -289,8 +289,8 @@ def integrated_gradients(
             the token does not exist; `baseline` has another shape; or `steps` is below 1.
 
     Source:
-        Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1; the
-        sum is its axiom of completeness.
+        Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1 and
+        the axiom of completeness.
 
     >>> import qkv
     >>> model = qkv.load()

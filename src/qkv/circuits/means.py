@@ -164,7 +164,7 @@ _MEASURES = {
 class HeadSums:
     """Sums over queries and counts of queries, from which `head_scores` computes means.
 
-    `one + other` adds the sums of two parts of a corpus.
+    `one + other` adds the sums for two parts of a corpus.
 
     Attributes:
         sums: arrays (layers, heads) of float64, keyed by measure.
@@ -212,7 +212,7 @@ def head_scores(
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:
-        An array (layers, heads) of float64 for each name; NaN if no query counts.
+        Arrays (layers, heads) of float64, keyed by measure; NaN if no query counts.
 
     Raises:
         TypeError: a text is neither a string nor ids, or `model` is not a model.
@@ -234,7 +234,7 @@ def head_scores(
 def head_sums(
     model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
 ) -> HeadSums:
-    """Return the sums and counts of `head_scores`; results for several parts can be added."""
+    """Return the sums and counts of `head_scores`, which can be added for parts of a corpus."""
     call = "head_scores"
     return summed(check_model(model, call), texts, checked_names(of, call, NAMES), call)
 
@@ -259,7 +259,7 @@ def summed(
     visit: Callable[[Measurement], None] | None = None,
     after: Callable[[Sequence[Read]], None] | None = None,
 ) -> HeadSums:
-    """Return the sums of `head_scores`; the arguments must have been checked.
+    """Return the sums of `head_scores`, given checked arguments.
 
     Args:
         model: a text encoder or decoder.
@@ -319,7 +319,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
 
     Raises:
         TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.
-        ValueError: the models have different sizes, or cut a text into different tokens; or the
+        ValueError: the models have different sizes or split a text into different tokens; or the
             texts hold no token.
 
     >>> import qkv
@@ -380,7 +380,7 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
     if hooks[0] != hooks[1]:
         raise ValueError(
             f"diff: the blocks of {one.name} and {other.name} have different parts: give models "
-            "of one family"
+            "of the same family"
         )
     layers = range(one.num_layers)
     names = {"resid": [handed_on(one, layer)[0] for layer in layers]}
@@ -406,9 +406,9 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
         for text, same in zip(window, again, strict=True):
             if not np.array_equal(text.ids, same.ids):
                 raise ValueError(
-                    f"diff: {one.name} cuts text {text.number} into {len(text.ids)} tokens and "
-                    f"{other.name} into {len(same.ids)} other tokens: give models with one "
-                    "tokenizer"
+                    f"diff: {one.name} splits text {text.number} into {len(text.ids)} tokens, but "
+                    f"{other.name} into {len(same.ids)} different tokens: give models with the "
+                    "same tokenizer"
                 )
         for batch in batches(window, PLACES * PLACES):
             step = max(1, PLACES // 4 // len(batch[0].ids))  # for their logits

@@ -90,7 +90,7 @@ class Pair:
     corrupted: Trace
     metric: Logit | Callable[[Array], Any]
     call: str
-    which: str = ""  # the name of the pair in errors, if there are several pairs
+    which: str = ""  # the name of the pair for error messages, if there are several pairs
 
     @cached_property
     def low(self) -> float:
@@ -119,7 +119,7 @@ class Pair:
         return self.clean[self.at, layer][0], self.corrupted[self.at, layer][0]
 
     def values(self, resid: Array) -> Array:
-        """Return the metric (n,) for these outputs of the last layer, (n, T, D)."""
+        """Return the metric (n,) for outputs (n, T, D) of the last layer."""
         if isinstance(self.metric, Logit):
             return self.metric.of(self.model.unembed(resid[:, self.metric.position]))
         return np.array([self._number(self.model.unembed(text[None])) for text in resid])
@@ -335,7 +335,7 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
 
 
 def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> list[Pair]:
-    """Check the arguments, and run both texts of each pair."""
+    """Check the arguments; run both texts of each pair."""
     traces = (model.trace(texts, names=[]) for texts in (clean, corrupted))
     one, other = (
         [trace[number].text or trace[number].ids for number in range(len(trace))]
@@ -379,7 +379,7 @@ class _Group:
         for number, pair in enumerate(self.pairs):
             metrics[number] = pair.low
             if self.by_position and self.model.generates and isinstance(pair.metric, Logit):
-                # positions after the metric's position do not affect it
+                # positions after the metric's position do not affect the metric
                 differ[number, ..., 1 + pair.metric.position :] = False
         first, base = layer, self._inputs(layer)
         is_resid = self.at in PLACES
@@ -393,7 +393,7 @@ class _Group:
             values = clean[parts]
 
             def put_in(array: Array, rows: Any = rows, values: Array = values) -> Array:
-                """Patch each text with its own part."""
+                """Patch each text with a different part."""
                 self._cut(array)[rows] = values
                 return array
 

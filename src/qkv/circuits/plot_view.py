@@ -60,7 +60,7 @@ _MEASURES = {  # attributes of a graph, and their names in the view
     "correlation": "Correlation with exact scores on a sample",
 }
 _NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
-_BEFORE, _AFTER = 12, 7  # words of a long text shown before and after its main word
+_BEFORE, _AFTER = 12, 7  # words to show before and after the main word of a long text
 _IN_ROW = 3
 
 
@@ -154,14 +154,14 @@ def graph_view(graph: Any) -> PlotView:
 
 
 def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> Edge:
-    """Return an edge of a graph. Raise an error if an end is not a node."""
+    """Return an edge of a graph. Raise an error if the sender or the receiver is not a node."""
     end, _, last = str(receiver).rpartition(".")
     node, kind = (end, last) if last in INPUTS else (str(receiver), "")
     for name in (str(sender), node):
         if name not in nodes:
             raise ValueError(
                 f"plot: the edge {sender} → {receiver} joins {name}, which is not among the "
-                f"{len(nodes)} nodes of the graph: add it there"
+                f"{len(nodes)} nodes of the graph: add the node"
             )
     return Edge(str(sender), node, kind, float(score))
 

@@ -58,7 +58,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
             `result.to_xarray()` or the difference of two DataArrays.
         theme: "light", "dark", or "auto" for the theme of the site or system.
-        stretch: whether scales of weights end at the largest weight instead of 1.
+        stretch: whether weight scales end at the largest weight instead of at 1.
 
     Returns:
         A view, displayed in notebooks and terminals; `to_html`, `to_png`, `to_svg` and `to_dict`
@@ -140,7 +140,7 @@ class _Drawing:
 
     @property
     def sizes(self) -> Array:
-        """The distance of each number from the ground; 0 for numbers that are not finite."""
+        """The distance of each number from the ground; 0 for infinite numbers and NaN."""
         far = np.abs(self.values - self.ground)
         return np.where(np.isfinite(far), far, 0.0)
 
@@ -265,7 +265,7 @@ def _likeliest(part: _Drawing) -> _Drawing:
 
 
 def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
-    """Join axes until there are at most three: first layers with heads, then others."""
+    """Join axes until at most three remain: first layers with heads, then others."""
     axes, index = list(part.axes), 0
     while len(part.axes) > 3 and index + 1 < len(axes):
         one, other = axes[index : index + 2]

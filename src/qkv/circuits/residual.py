@@ -74,7 +74,7 @@ def check_residual(model: Model, call: str) -> Model:
         if block.post_norm:
             raise ValueError(
                 f"{call}: {model.name} has norms after its parts, so no part reads a sum "
-                "of outputs: take a decoder with norms before its parts (GPT-2, Llama, "
+                "of outputs: use a decoder with norms before its parts (GPT-2, Llama, "
                 "GPT-NeoX), or call patch(model, ...)"
             )
         norm = block.attn.q_norm
@@ -213,7 +213,7 @@ class Stream:
             corrupted: masks (n,) of the corrupted senders, keyed by receiver. A missing receiver
                 has no corrupted senders.
         """
-        now = np.zeros_like(self.deltas)  # outputs of the corrupted run minus those of this run
+        now = np.zeros_like(self.deltas)  # the corrupted outputs minus the outputs of this run
         now[0] = self.deltas[0]
         x = self.clean[0].pre
 
@@ -276,7 +276,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield `(edges, outputs)` for edges into heads: outputs (n, ...) of the changed layer."""
+        """Yield `(edges, outputs)` for edges into heads, with outputs of the changed layer."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -355,14 +355,14 @@ class Stream:
         return attention_out(z, self.layers[layer].attn.parameters, None, None, None)
 
     def _finished(self, layer: int, raw: Array) -> Array:
-        """Return what attention adds to the stream, given the result of its output projection."""
+        """Apply the norm and scale that follow the output projection."""
         block = self.layers[layer]
         for part in (block.out_norm1, block.scale1):
             raw = raw if part is None else part.run(raw)[0]
         return raw
 
     def _fed(self, layer: int, x: Array) -> Array:
-        """Return what the MLP adds to the stream for this input; 0 for a block without an MLP."""
+        """Return the MLP's output for the stream; 0 for a block without an MLP."""
         parts = mlp_parts(self.layers[layer])
         if not parts:
             return np.zeros_like(x)
@@ -371,7 +371,7 @@ class Stream:
         return x
 
     def _each(self, layer: int, z: Array) -> Array:
-        """Return what each head adds to the stream, (H, t, D), given the contexts (1, H, t, dv).
+        """Turn the contexts (1, H, t, dv) into each head's output for the stream, (H, t, D).
 
         A norm after attention divides the outputs of all heads by the same number, which is taken
         from this run.

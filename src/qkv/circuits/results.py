@@ -161,7 +161,7 @@ class Graph:
         """Return the score of one edge.
 
         Raises:
-            KeyError: the edge does not exist; the message has the nearest names.
+            KeyError: the edge does not exist; the message lists the nearest names.
         """
         if (sender, receiver) in self._scores:
             return self._scores[sender, receiver]

@@ -27,7 +27,7 @@ _INNER = {"z": "attn.", "q": "attn.", "k": "attn.", "v": "attn.", "pre": "mlp.",
 class SAE:
     """A sparse autoencoder, which expresses each vector as a sum of a few of its n features.
 
-    `features = encode(x)` are n non-negative numbers, of which only a few are above 0.
+    `features = encode(x)` returns n non-negative numbers, of which only a few are above 0.
     `decode(features)` is `features @ W_dec + b_dec`, which should be close to `x`. The arguments
     determine how `encode` works:
 
@@ -43,8 +43,7 @@ class SAE:
     before they are decoded, edit this activation.
 
     Args:
-        encoder: `W_enc` (D, n). For activations of heads ("z"), D is the size of all heads
-            together.
+        encoder: `W_enc` (D, n). For activations of heads ("z"), D is the total size of all heads.
         decoder: `W_dec` (n, D).
         b_enc: (n,), by default 0; not used by a gated SAE.
         b_dec: (D,), by default 0.
@@ -157,8 +156,8 @@ class SAE:
 
         Args:
             model: a text encoder or decoder from `qkv.load`.
-            texts: any iterable of texts. A text is a string or its token ids. A list is read again
-                as often as needed; an iterator is read once.
+            texts: any iterable of texts. A text is a string or its token ids. A list is read
+                repeatedly if needed; an iterator is read once.
             at: one activation of one layer, with one vector per token.
             features: n, the number of features.
             k: the maximum number of active features per token.
@@ -393,7 +392,7 @@ class SAE:
         if array.ndim > 1 and array.shape[-2] * array.shape[-1] == self.dim:
             return array.reshape(*array.shape[:-2], self.dim)
         raise ValueError(
-            f"SAE.{call}: x has shape {array.shape} and {self!r} takes vectors of {self.dim}: give "
+            f"SAE.{call}: x has shape {array.shape} but {self!r} takes vectors of {self.dim}: give "
             f"(..., {self.dim})"
         )
 

@@ -55,7 +55,7 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
     for name in (CONFIG, WEIGHTS):
         if not (path / name).is_file():
             raise FileNotFoundError(
-                f"{call}: {path} has no {name}: name a folder that SAELens has written, with "
+                f"{call}: {path} has no {name}: give a folder in the format of SAELens, with "
                 f"{CONFIG} and {WEIGHTS}"
             )
     config = {_FORMER.get(name, name): value for name, value in read_json(path / CONFIG).items()}

@@ -132,7 +132,7 @@ def trained(
     parameters["b_dec"][...] = mean * scale
     schedule = Schedule(2e-4 * np.sqrt(2**14 / features))
     seen = 0
-    quiet = np.zeros(features, np.int64)  # for each feature, the tokens since it last fired
+    quiet = np.zeros(features, np.int64)  # the number of tokens since each feature last fired
     for step, batch in enumerate(chain([first], batches), 1):
         x = batch[: tokens - seen] * scale
         _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))

@@ -138,7 +138,7 @@ class Scan:
     Attributes:
         at: the full name of the activation.
         unit: "neuron" or "feature".
-        tokens: the number of tokens that were read.
+        tokens: the number of tokens in all texts.
         density: (n,), the share of tokens with an activation above 0.
         mean: (n,), the mean activation over all tokens.
         largest: (n,), the largest activation; 0 if none is above 0.
@@ -349,7 +349,7 @@ class HeadScan:
             theme: "light", "dark", or "auto" for the theme of the site or system.
 
         Returns:
-            A view of the heads with the largest values, at most 24.
+            A view of up to 24 heads with the largest values.
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
@@ -377,7 +377,7 @@ class HeadScan:
         return cards_of(cards, summary, self.scores[name].size, "head", theme)
 
     def examples(self, name: str, layer: int, head: int) -> list[HeadExample]:
-        """Return the texts with the largest values of a head's measure, the largest first.
+        """Return the texts with the largest values of a head's measure, largest first.
 
         Each text occurs at most once. Among texts with equal values, the earlier texts are kept.
         Texts with a value of 0 are omitted.
@@ -430,7 +430,7 @@ def scan_heads(
         top_k: the number of examples to keep per head and measure, at least 1.
 
     Returns:
-        A `HeadScan`: `.scores` has the mean of each measure over all queries, (layers, heads) of
+        A `HeadScan`: `.scores` holds the mean of each measure over all queries, (layers, heads) of
         float64; `.examples(name, layer, head)` returns the `top_k` texts with the largest values.
 
     Raises:

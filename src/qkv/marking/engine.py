@@ -281,7 +281,7 @@ class Marking:
         self.find(findings.whole_numbers(run, remedy))
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Report wrong results that no known mistake explains."""
+        """Report wrong results without a known cause."""
         return findings.unexplained(runs, what, self.returns, [])
 
     def at_last(self) -> Finding | None:
@@ -350,7 +350,7 @@ def mark_values(
         name: the name of the values.
         tried: the subject of the tests.
         found: the mistakes in the values.
-        unread: keys of mistakes that make a test of the values impossible.
+        unread: keys of mistakes that prevent a test of the values.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]

@@ -14,7 +14,7 @@ _MOST = 1000  # the maximum length of an error message
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
-# messages of NumPy and torch about two sizes that should be equal
+# messages of NumPy and torch about two sizes that must be equal
 _PAIRS = (
     re.compile(r"size (\d+) is different from (\d+)"),  # a @ b
     re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),  # np.dot
@@ -70,7 +70,7 @@ def in_words(error: BaseException | None) -> str:
 
 
 def sentence(text: str) -> str:
-    """Add a full stop to a text that does not end in a punctuation mark."""
+    """Add a full stop to a text that does not end in punctuation."""
     return text if text.endswith((".", "?", "!")) else f"{text}."
 
 

@@ -56,8 +56,8 @@ class Isolated:
     """A child process that answers requests until its `with` block ends.
 
     Args:
-        module: a module of qkv, whose `main` runs in a new process, or a function, which runs in a
-            fork of this process.
+        module: a qkv module whose `main` runs in a new process, or a function that runs in a fork
+            of this process.
         arguments: `sys.argv` of the child. A last argument is added: the number of seconds after
             which the child ends on its own.
         seconds: the time limit for an answer.
@@ -86,9 +86,9 @@ class Isolated:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
-        self._secret, self._asked = secrets.token_hex(8), 0  # a student's code cannot guess it
+        self._secret, self._asked = secrets.token_hex(8), 0  # the secret cannot be guessed
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
-        self._worker = 0  # the process that runs the student's code: a child of the child process
+        self._worker = 0  # the process of the student's code: a child of the child process
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self.begin()
@@ -217,7 +217,7 @@ class Isolated:
 
 
 class Forked:
-    """A fork of this process, with the methods of `subprocess.Popen` that `Isolated` uses.
+    """A fork of this process, with those methods of `subprocess.Popen` that `Isolated` uses.
 
     Args:
         main: the function to run; the fork ends when `main` returns.
@@ -334,7 +334,7 @@ def _go_on_in_a_child() -> None:
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # closed, so that readers see when the child ends
+    for number in (0, 1, 2):  # closed so that readers notice the end of the child
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:

@@ -25,15 +25,15 @@ class Mistake:
     Attributes:
         key: the short name of the mistake.
         says: a description of the error.
-        shows: its effect on the result.
+        shows: the effect on the result.
         remedy: the line that corrects the mistake.
         kind: "wrong", "fragile" (fails for large numbers or fully masked rows), or "convention"
             (correct, but follows another convention).
         variants: replacements for the right steps, one mapping per variant of the mistake.
         nudge: a first hint that does not give the mistake away.
         where: where to look in the code.
-        alone: report this mistake only if it explains all results without a second mistake. In
-            pairs, the mistake would fit too many results by chance.
+        alone: whether to report this mistake only if it explains all results on its own. In pairs,
+            the mistake would fit too many results by chance.
     """
 
     key: str
@@ -77,7 +77,7 @@ def _rows(
             yield name, fields
 
 
-# read at import: a student's file may later replace the functions that read files
+# read at import, because a student's file may later replace functions that read files
 TEXTS = MappingProxyType(read_texts("qkv.marking.mistakes"))
 
 

@@ -70,7 +70,7 @@ def _stub(x: Any) -> None: ...
 
 
 def _stub_with_words(x: Any) -> None:
-    """Serve as an example of a stub with a docstring."""
+    """Provide an example of a stub with a docstring."""
 
 
 _EMPTY = {_stub.__code__.co_code, _stub_with_words.__code__.co_code}
@@ -201,7 +201,7 @@ def outcome(
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:
-        case: the call; the arrays in its `shown()` are the function's arguments.
+        case: the call; its `shown()` holds the function's arguments.
         call: a function that calls the student's function with the copy and returns the result.
         right: the right result.
         beside: whether the function may return a tuple of the result and a second array.
@@ -302,7 +302,7 @@ def numbers(out: Any) -> Array | None:
 
 
 def close(got: Array, want: Array) -> bool:
-    """Do two arrays have the same shape, the same nan and inf, and nearly equal numbers?"""
+    """Do two arrays have equal shapes, equal nan and inf, and nearly equal numbers?"""
     if got.shape != want.shape:
         return False
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE

@@ -199,7 +199,7 @@ def _operator(
     outputs: tuple[str, ...],
     attributes: tuple[tuple[str, Any], ...],
 ) -> Any:
-    """Make an onnxruntime session for a model that is one operator with these inputs."""
+    """Create an onnxruntime session for a model with a single operator and these inputs."""
     onnx: Any = need("onnx", "onnx")
     helper, types = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
     while kinds and not kinds[-1][0]:
@@ -221,7 +221,7 @@ def _operator(
 
 
 def _session(model: bytes | str) -> Any:
-    """Load a model of onnxruntime from its bytes or from a file."""
+    """Load an onnxruntime model from bytes or from a file."""
     ort: Any = need("onnxruntime", "onnxruntime")
     options = ort.SessionOptions()
     options.log_severity_level = 4

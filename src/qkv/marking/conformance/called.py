@@ -37,7 +37,7 @@ class Callee:
     """The judged function and the way to call it.
 
     Attributes:
-        function: takes (query, key, value, **arguments).
+        function: the function, which takes (query, key, value, **arguments).
         names: the function's argument names, keyed by the name in qkv.
         absent: features that the function does not support despite having arguments for them.
         arrays: the library of the function's arrays.
@@ -108,11 +108,13 @@ class Library(NamedTuple):
     """Conversions between NumPy and an array library.
 
     Attributes:
-        give: converts a NumPy array to an array of the library, on the device.
-        take: converts an array of the library to NumPy; half precision becomes float32.
+        give: a function that converts a NumPy array to an array of the library, on the device.
+        take: a function that converts an array of the library to NumPy; half precision becomes
+            float32.
         halves: the library's half-precision dtypes.
         absent: features and layouts that the library cannot express.
-        backward: computes gradients from a function, its inputs and the upstream gradient.
+        backward: a function that computes gradients from a function, inputs and the upstream
+            gradient.
     """
 
     give: Callable[[Array], Any]
@@ -135,7 +137,7 @@ def _numpy(device: str) -> Library:
 
 def _torch(device: str) -> Library:
     torch: Any = need("torch", "torch")
-    torch.set_num_threads(1)  # one thread: a fork does not copy the other threads
+    torch.set_num_threads(1)  # one thread, because a fork does not copy other threads
 
     def give(a: Array) -> Any:
         if a.dtype.name == "bfloat16":

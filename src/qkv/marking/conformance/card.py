@@ -21,9 +21,9 @@ from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 _RANDOM = 60
-_HANGS = 3  # if this many cases of a feature end the process, its other cases are skipped
+_HANGS = 3  # if this many cases of a feature end the process, the other cases are skipped
 _SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
-_STEPS = 60  # maximum calls in the search for a smaller failing case
+_STEPS = 60  # the maximum number of calls in the search for a smaller failing case
 
 
 def conform(
@@ -166,7 +166,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
 
 
 def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
-    """Yield the cases whose arguments the function takes."""
+    """Yield the cases whose arguments the function accepts."""
     for case in plan:
         is_backward = case.feature == "gradient"
         offered = about["gradient"] if is_backward else about["offered"]

@@ -28,7 +28,7 @@ class Case:
 
     Attributes:
         feature: the feature that the call tests.
-        name: the difference from other cases of the feature.
+        name: a short text that distinguishes the case from other cases of the feature.
         options: arguments of `qkv.attention`. An array is described by a text such as "bool B1LS".
         layout: the memory layout of query, key and value.
         spread: a factor that multiplies the scores.
@@ -129,7 +129,7 @@ class Case:
     def fit(
         self, offered: Collection[str], aligned: str, absent: Collection[str] = ()
     ) -> Case | None:
-        """Fit the case to a function; return None if the function lacks a needed argument.
+        """Adapt the case to a function; return None if the function lacks a required argument.
 
         Args:
             offered: the arguments of the function.
@@ -168,9 +168,9 @@ def _case(row: Mapping[str, Any], **changes: Any) -> Case:
     return Case(**{name: values[name] for name in values if name in _FIELDS}, options=options)
 
 
-# a case for each option of the table `once`, with the sizes for pairs of options
+# one case per option in the table `once`, with the sizes for pairs of options
 _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TABLES["once"].items()}
-# option -> the features that test it
+# the features that test an option, keyed by option
 _FEATURES_OF = {
     **{name: [case.feature for case in _ONCE.values() if name in case.options] for name in OPTIONS},
     "q_offset": ["q_offset"],

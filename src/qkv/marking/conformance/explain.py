@@ -63,7 +63,7 @@ class _Seen:
         return cls(result, values(result.case, drawn), right, error, bound)
 
     def shows(self, defect: Defect) -> bool:
-        """Would this defect alone make the result of the case wrong?"""
+        """Does this defect alone make the result of the case wrong?"""
         expected = _with((defect,), self.values)
         if expected is None:
             return False
@@ -71,7 +71,7 @@ class _Seen:
         return not self.right.fits(predicted) or self.right.worst(predicted)[0] > self.bound
 
     def explained(self, candidates: tuple[Defect, ...]) -> bool:
-        """Would the combination of these defects give the result of the case?"""
+        """Do these defects together give the result of the case?"""
         name = tuple((defect.key, defect.number) for defect in candidates)
         if name not in self.known:
             self.known[name] = self._explained(candidates)
@@ -115,7 +115,7 @@ def _differs(result: CaseResult) -> bool:
 
 
 def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -> bool:
-    """Are two arrays equal up to rounding, in the rows that are judged?"""
+    """Are two arrays equal up to rounding in the judged rows?"""
     a, b = a[judged], np.asarray(b, np.float64)[judged]
     largest = np.abs(a[np.isfinite(a)]).max(initial=0)
     off = min(max(bound, _ROUNDING * largest), most)
@@ -136,7 +136,7 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
 
 
 class Explainer:
-    """Explains the features in order, and tries the defects of earlier features first.
+    """Explains features in order, and tries the defects of earlier features first.
 
     Args:
         results: the results of all cases. Right results exclude some defects.
@@ -144,7 +144,7 @@ class Explainer:
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
         self.known: list[Defect] = []
-        self._at: list[str] = []  # for each known defect, its feature
+        self._at: list[str] = []  # the feature of each known defect
         right: dict[str, list[CaseResult]] = {}
         for result in results:
             if result.status == "right" and result.outputs:

@@ -98,7 +98,7 @@ def _poison(case: Case, drawn: Drawn) -> None:
     seen = run(values(case, drawn)).seen.reshape(case.B, case.Hkv, -1, case.L, case.S)
     masked: Array = np.logical_not(seen.any(axis=(2, 3)))
     if not masked.any() and not seen[..., -1].all():
-        masked[..., -1] = True  # causal: only the last query attends to it
+        masked[..., -1] = True  # in causal attention, only the last query attends to this key
     drawn["key"][masked] = np.nan
     drawn["value"][masked] = np.nan
     blind = ~seen.any(axis=-1).reshape(case.B, case.Hq, case.L)
@@ -189,6 +189,6 @@ def laid(case: Case, name: str, a: Array) -> Laid:
 
 
 def in_memory(case: Case, a: Array, name: str) -> Array:
-    """Return the numbers that a kernel reads if it wrongly assumes a contiguous array."""
+    """Return the array as read by a kernel that wrongly assumes contiguous memory."""
     base = laid(case, name, a).base.reshape(-1)
     return np.resize(base, a.size).reshape(a.shape)

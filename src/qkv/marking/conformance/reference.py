@@ -91,10 +91,10 @@ def _code(line: str) -> CodeType:
 def run(
     values: Mapping[str, Any], changes: Mapping[str, str] | None = None, dtype: Any = None
 ) -> Expected:
-    """Run the lines on the values of a case.
+    """Run the formula's lines on the values of a case.
 
     Args:
-        values: the variables that the lines read.
+        values: the variables that the lines use.
         changes: replacements for lines, keyed by the name of the line.
         dtype: the dtype to which results are rounded after each line.
     """
@@ -173,7 +173,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """Return, for each key, the largest score up to the end of the key's tile, sinks included."""
+    """For each key, return the largest score up to the end of its tile, including sinks."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]
@@ -183,7 +183,7 @@ def _running(s: Array, tile: int, sinks: Array | None) -> Array:
 
 
 def _own_top(s: Array, tile: int) -> Array:
-    """Return, for each key, the largest score in the key's tile."""
+    """For each key, return the largest score in its tile."""
     top = np.empty_like(s)
     for j in range(0, s.shape[-1], tile):
         top[..., j : j + tile] = s[..., j : j + tile].max(-1, keepdims=True)

@@ -34,10 +34,10 @@ class Finding:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Report:
-    """The report card of a function; true if nothing is wrong.
+    """The report card of a function, which is true if nothing is wrong.
 
     Attributes:
-        name: the function that was judged.
+        name: the name of the judged function.
         features: the status of each feature: "right", "wrong", "refused" (the function raises an
             error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
@@ -62,7 +62,7 @@ class Report:
         return str(self)
 
     def __str__(self) -> str:
-        """Return the card as text, as `qkv conform` prints it."""
+        """Return the card as text, as printed by `qkv conform`."""
         lines = [f"{self.name}: {self.summary()}"]
         for name, status in self.features.items():
             lines.append(f"  {name:<22}{status:<9}{self.remark(name)}".rstrip())
@@ -76,7 +76,7 @@ class Report:
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
     def remark(self, feature: str) -> str:
-        """Describe a feature in a few words: its largest error, or its defect."""
+        """Describe a feature briefly: its largest error or its defect."""
         status = self.features[feature]
         finding = self.findings.get(feature)
         if finding is not None and status == "wrong":
@@ -172,7 +172,7 @@ class Report:
 
 
 def _html_line(line: str) -> str:
-    """Mark a removed or an added line of the formula."""
+    """Mark a removed or an added line of the formula in HTML."""
     tag = {"- ": "del", "+ ": "ins"}.get(line[:2])
     return f"<{tag}>{escape(line)}</{tag}>" if tag else escape(line)
 

@@ -30,7 +30,7 @@ class CaseResult:
             compared.
         bound: the allowed error.
         message: an explanation, if `error` is not enough.
-        outputs: the arrays that the function returned.
+        outputs: the returned arrays.
         ended: whether the process has ended, on its own or at its time limit.
         like: another feature whose defect explains the case, or "".
     """
@@ -139,7 +139,7 @@ def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
 
 _EXACT = 1e-13  # for float64
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
-_ROUNDINGS = 5  # factor on the relative bound for gradients, which have more roundings
+_ROUNDINGS = 5  # the factor on the relative bound for gradients, which are rounded more often
 _JUDGED = 1e4  # larger scores do not widen the bound: such cases only test that weights sum to 1
 
 
@@ -165,7 +165,7 @@ class Answer:
         return max(zip(errors, self.bounds, strict=True), key=lambda pair: pair[0] / (pair[1] or 1))
 
     def fits(self, outputs: Sequence[Array]) -> bool:
-        """Is the number of arrays right, and does each array have the right shape?"""
+        """Are the number and the shapes of the arrays right?"""
         return [a.shape for a in self.arrays] == [np.shape(b) for b in outputs]
 
 

@@ -41,7 +41,7 @@ def load(target: str, names: Mapping[str, str] | None) -> Callee:
     """Load a function by its name.
 
     Raises:
-        ValueError: it does not exist, or cannot be called.
+        ValueError: the function does not exist or cannot be called.
     """
     if target in adapters.BUILT_IN:
         return adapters.BUILT_IN[target]()
@@ -84,7 +84,7 @@ class Worker:
     Args:
         task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays
             they take (`"arrays"`) and the device of these arrays.
-        load: loads a function from its entry in `task`.
+        load: a function that loads a function from its entry in `task`.
     """
 
     def __init__(self, task: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:
@@ -94,7 +94,7 @@ class Worker:
         self.library: Library
 
     def answer(self, request: Packed, tell: Callable[[Any], None]) -> Packed:
-        """Reply to a request; if the function raises an error, the reply describes the error."""
+        """Reply to a request; the reply describes the error if the function raises one."""
         try:
             if request["do"] == "load":
                 return self._loaded()

@@ -91,7 +91,7 @@ class _Submission:
             names = defined(source, Path(self.file).name)
             made_for = book.tasks if book is not None else None
             tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
-            loader = SourceFileLoader(NAME, self.file)  # a loader that accepts any file ending
+            loader = SourceFileLoader(NAME, self.file)  # a loader that accepts any file extension
             self.module = _module(self.file, loader)
             if book is None:
                 loader.exec_module(self.module)
@@ -99,7 +99,7 @@ class _Submission:
                 cells_of = [*tasks, *(made_for or ())]
                 tell(cells_of)
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
-            if not tasks:  # imported after the file has run: the file may have ended the process
+            if not tasks:  # imported only now, because the file may have ended the process
                 return {"result": _verdict(no_function(names))}
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
@@ -219,7 +219,7 @@ def _packed_error(error: BaseException) -> Packed:
 
 
 def _verdict(result: CheckResult) -> Packed:
-    """Pack a verdict on a file, which has no arrays."""
+    """Pack a verdict on a file; such a verdict has no arrays."""
     return {name: value for name, value in vars(result).items() if name != "example"}
 
 
@@ -248,7 +248,7 @@ def _parameters(function: Callable[..., Any]) -> str:
 
 
 def _own(module: ModuleType) -> list[str]:
-    """List the functions and classes that a module defines."""
+    """List the functions and classes defined in a module."""
     return [name for name, thing in vars(module).items() if _is_of_the_file(thing)]
 
 

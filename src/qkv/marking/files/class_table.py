@@ -18,13 +18,13 @@ from qkv.marking.files.verdicts import not_marked
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS
 
-Marked = tuple[str, Sequence[CheckResult]]  # a file's name, and its verdicts
+Marked = tuple[str, Sequence[CheckResult]]  # the name and the verdicts of a file
 _COLUMNS = ("id", "name")
 
 
 @dataclass(frozen=True)
 class Student:
-    """One row of the table of a class.
+    """A row of a class table.
 
     Attributes:
         names: the first cells of the row: a file, a student's folder, or the id and the name in a
@@ -268,7 +268,7 @@ def _cell(tag: str, content: object, attributes: str = "") -> str:
 
 
 def _points(results: Sequence[CheckResult]) -> int:
-    """Return a file's points in one task: the lowest points of the functions for the task."""
+    """Return a file's points in a task: the lowest points of any function for the task."""
     return min(result.points for result in results)
 
 

@@ -16,7 +16,7 @@ from qkv.files import replacing
 from qkv.marking.result import CheckResult
 
 FULL = 10
-# characters that XML 1.0 cannot hold, not even escaped
+# characters that XML 1.0 does not allow, even escaped
 _NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _ELEMENTS = MappingProxyType({"right": "system-out", "wrong": "failure"})
 

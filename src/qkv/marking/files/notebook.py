@@ -92,7 +92,7 @@ def _plain(source: str) -> str:
     if source.lstrip().startswith("%%"):
         first, _, rest = source.lstrip().partition("\n")
         source = rest if _PYTHON.match(first) else ""
-    # a cell of plain Python is not changed: lines of its strings may begin with %
+    # plain Python cells are not changed, because lines of strings may begin with %
     return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
 
 

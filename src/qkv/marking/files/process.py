@@ -38,13 +38,13 @@ def check_file(
 
     A lesson's notebook is marked only for the tasks of the lesson, not for functions that the
     lesson itself defines. The code cells run in order, without magics. If a cell fails, the verdict
-    names the cell, and the next cells still run.
+    names the cell, and the following cells still run.
 
     The file's functions run in the separate process. Their results are judged in this process by
     code that the file cannot change. If a function of qkv, torch or scipy computes the answer, the
     file gets no points, and `helped_by` names the function.
 
-    The separate process is ended when a task takes too long, and its memory is limited. The limits
+    The separate process has limited memory and is ended if a task takes too long. The limits
     protect against accidents, such as an endless loop, but not against malicious code: the process
     is not a sandbox, and the file has all rights of the user who runs it. The file's output is not
     shown, and `input()` raises an EOFError. Syntax errors, calls of `sys.exit` and missing
@@ -183,7 +183,7 @@ def _verdict(
             if isinstance(values, str):  # the name of a missing value
                 return _missing(task, values, task.name, own), ""
             return check(values, task=task.name), ""
-        by_task = name == task.name  # otherwise `name` is the function's name
+        by_task = name == task.name  # if false, `name` is the name of a function
         row = remotes.find([*task.looks_for, *task.also] if by_task else [name])
         if row is None:
             return _missing(task, names_of(task) if by_task else name, name, own), ""

@@ -12,7 +12,7 @@ from qkv.marking.raised import key_of, known
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
 
-_LONGEST = 1000  # letters of a list of names
+_LONGEST = 1000  # the maximum length of a list of names
 
 
 def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
@@ -80,7 +80,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 def names_of(task: Task) -> str:
-    """Join the names that a task looks for, as in "softmax or Softmax"."""
+    """Join the names that a task looks for, for example "softmax or Softmax"."""
     return " or ".join(task.looks_for)
 
 

@@ -61,7 +61,7 @@ class Packer:
         try:
             a = numbers(thing)
         except (Exception, SystemExit):
-            if not depth:  # a direct call of the function would raise this error too
+            if not depth:  # a direct call of the function would also raise this error
                 raise
             a = None
         if a is None:
@@ -107,7 +107,7 @@ class Opaque:
     """A student's object that cannot be sent by value, such as an object of their own class.
 
     Attributes:
-        kind: the name of its type.
+        kind: the name of the object's type.
         calls: is the object callable?
     """
 
