@@ -326,7 +326,9 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / WEIGHTS).write_bytes(b"no")
     with pytest.raises(ModelError, match="is truncated or not a safetensors file"):
         SAE.load(tmp_path)
-    with pytest.raises(ValueError, match=r"SAE.save: W_enc has 1e\+06, which is too large for float16"):
+    with pytest.raises(
+        ValueError, match=r"SAE.save: W_enc has 1e\+06, which is too large for float16"
+    ):
         SAE(np.full((1, 1), 1e6), np.ones((1, 1))).save(tmp_path, dtype="float16")
 
 

@@ -180,7 +180,7 @@ def cache(
 
 
 def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
-    """Return the cache in the folder, or None. Raise an error if its settings differ."""
+    """Return the cache in the folder, or None; raise an error if the cache has other settings."""
     if not (path / MANIFEST).exists():
         return None
     there = _manifest(path)
@@ -194,7 +194,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[str]) -> None:
-    """Raise an error if texts or the activations of text 0 differ from those in the cache."""
+    """Raise an error if the cache has other texts or other activations of text 0."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(

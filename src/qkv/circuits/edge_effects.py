@@ -57,8 +57,8 @@ def edges(
         estimated and exact scores on a sample of 200 edges.
 
     Raises:
-        TypeError: an argument has a wrong type; the metric does not return a number; or an
-            estimating method is given a function as metric or a model in half precision.
+        TypeError: an argument has a wrong type; the metric does not return a number; or "eap" or
+            "eap-ig" is used with a function as metric or a model in half precision.
         ValueError: the texts have different numbers of tokens, or an argument has several texts;
             the method, position or token does not exist; the model gives no logits over words, has
             norms only after its parts (BERT), or one norm for the queries of all heads (OLMo 2); or
@@ -232,7 +232,7 @@ def discover(
 
 
 def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
-    """Return the model. Raise an error if the model or the metric does not suit the method."""
+    """Return the model. Raise an error if the method does not support the metric."""
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"{call}: method is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):

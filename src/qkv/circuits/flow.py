@@ -204,8 +204,8 @@ def copying_scores(model: Model) -> Result:
 
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
     `OV` of `model.head_weights(layer)`. The score is the sum of the eigenvalues of that matrix,
-    divided by the sum of their absolute values. It is 1 if all eigenvalues are positive, so that
-    the head raises the tokens that it reads; -1 if all are negative; and near 0 if their directions
+    divided by the sum of their absolute values. The score is 1 if all eigenvalues are positive (the
+    head raises the tokens that it reads), -1 if all are negative, and near 0 if their directions
     are random. The weights are raw: norms are not folded in, and the parts of the vectors that come
     from positions and MLPs are left out.
 

@@ -40,7 +40,7 @@ class Logit(NamedTuple):
 
 
 def check_model(model: Any, call: str) -> Model:
-    """Return the model. Raise an error unless it is a text encoder or decoder."""
+    """Return the model, which must be a text encoder or decoder."""
     if not isinstance(model, Model):
         kind = type(model).__name__
         raise TypeError(f"{call}: model is {kind}: give a model from qkv.load(name)")
@@ -52,7 +52,7 @@ def check_model(model: Any, call: str) -> Model:
 
 
 def check_words(model: Any, call: str) -> Model:
-    """Return the model. Raise an error unless the model reads text and has an LM head."""
+    """Return the model, which must read text and have an LM head."""
     checked = check_model(model, call)
     head = checked.design.head
     if head is None or head.pool is not None or head.classes:
@@ -68,7 +68,7 @@ def check_words(model: Any, call: str) -> Model:
 def check_trace(
     trace: Any, call: str, model: Model | None = None, *, several: bool = False
 ) -> Trace:
-    """Return the trace. Raise an error if it has several texts or comes from another model."""
+    """Return the trace, which must hold one text (or `several` texts) of this model."""
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")
@@ -113,7 +113,7 @@ def kept(trace: Trace, call: str, *names: Any) -> Array:
 
 
 def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
-    """Return one value per text, given one value for all texts or a list of values.
+    """Return one value per text from a list of values, or from one value for all texts.
 
     >>> for_each((-1, 7), 2, "patch", "metric"), for_each([(-1, 7), (3, 2)], 2, "patch", "metric")
     ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])

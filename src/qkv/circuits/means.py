@@ -311,11 +311,11 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
         Means over all tokens of all texts, float64. Four entries are cosines between the vectors of
         both models: "resid" (layers,) for the outputs of layers; "attn" and "mlp" (layers,) for the
         outputs of attention and MLPs; "heads" (layers, Hq) for the weighted values of each head
-        (`z`). Two zero vectors have a cosine of 1; a zero and a nonzero vector, 0. Models without
-        MLPs have no "mlp". If both models give logits over words, there are three more numbers:
-        "logits", the mean absolute change of a logit; "kl", the divergence of model_b's
-        probabilities from model_a's, in nats; and "same", the share of tokens at which both models
-        have the same most probable word.
+        (`z`). The cosine of two zero vectors counts as 1, and the cosine of a zero and a nonzero
+        vector counts as 0. Models without MLPs have no "mlp". If both models give logits over
+        words, there are three more numbers: "logits", the mean absolute change of a logit; "kl",
+        the divergence of model_b's probabilities from model_a's, in nats; and "same", the share of
+        tokens at which both models have the same most probable word.
 
     Raises:
         TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.

@@ -1,4 +1,4 @@
-"""Activation patching: the effect on a metric of activations from another run."""
+"""Activation patching: measure how activations from another run change a metric."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def attribution_patch(
         clean: as for `patch`, one text.
         corrupted: as for `patch`, one text.
         at: as for `patch`, but without neurons and lists.
-        metric: (position, token) or (position, token, other token), but no function.
+        metric: (position, token) or (position, token, other token), but not a function.
         normalize: as for `patch`.
 
     Returns:

@@ -154,7 +154,7 @@ def graph_view(graph: Any) -> PlotView:
 
 
 def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> Edge:
-    """Return an edge of a graph. Raise an error if the sender or the receiver is not a node."""
+    """Return an edge of a graph, which must connect two nodes."""
     end, _, last = str(receiver).rpartition(".")
     node, kind = (end, last) if last in INPUTS else (str(receiver), "")
     for name in (str(sender), node):

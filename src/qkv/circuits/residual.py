@@ -69,7 +69,7 @@ class Wiring:
 
 
 def check_residual(model: Model, call: str) -> Model:
-    """Return the model. Raise an error unless parts read sums of outputs."""
+    """Return the model, whose parts must read sums of outputs."""
     for block in model.layers:
         if block.post_norm:
             raise ValueError(

@@ -270,7 +270,7 @@ class Marking:
         return right and self.explain(runs, known) is not None
 
     def whole_numbers(self, case: Case, remedy: str) -> None:
-        """Test integer inputs, which a function may refuse; it must not truncate the results."""
+        """Test integer inputs: a function may refuse such inputs but must not truncate results."""
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:  # floats in an integer array

@@ -36,8 +36,8 @@ class Case:
         constant: whether all values of a head are equal, so that outputs show if weights sum to 1.
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
-        unsaid: options that are passed only to the formula. The function has no parameter for these
-            options and applies them by default.
+        unsaid: options that are passed only to the formula, because the function applies these
+            options by default and has no parameter for them.
     """
 
     feature: str
