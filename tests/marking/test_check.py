@@ -1202,7 +1202,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     result = check(mine)
     assert result.message == (
         "mine: softmax runs over the whole matrix, not over each row.\n"
-        "It shows: all the weights together sum to 1, so that each row sums to less than 1.\n"
+        "It shows: all weights of the matrix sum to 1, so that each row sums to less than 1.\n"
         "Correction: e = np.exp(scores - scores.max(axis=-1, keepdims=True));"
         " weights = e / e.sum(axis=-1, keepdims=True)"
     )
@@ -1210,7 +1210,7 @@ def test_message_says_what_how_it_shows_and_the_remedy():
     assert repr(result) == text
     assert text.startswith(
         "mine: softmax runs over the whole matrix, not over each row.\n"
-        "It shows: all the weights together sum to 1, so that each row sums to less than\n1.\n"
+        "It shows: all weights of the matrix sum to 1, so that each row sums to less than\n1.\n"
         "\nThe smallest input that shows it:\n"
     )
     assert "query = [[1. 1.]\n           [2. 1.]]" in text
@@ -1483,7 +1483,7 @@ def test_a_hint_has_three_grades_of_which_the_last_is_the_line_that_mends_it():
 def test_a_hint_on_the_scale_of_heads_leads_to_the_scores():
     scale = check(in_heads(scale=lambda q, heads: q.shape[-1] * heads), signature=X)
     assert scale.mistake == "heads-scale"
-    assert "line of the scores" in scale.hint[1]
+    assert "line that computes the scores" in scale.hint[1]
     assert "transpose" not in scale.hint[1]
 
 

@@ -180,7 +180,7 @@ MOST_LIKELY = [
     ("attention", "einsum", "soft(s), c", "np.softmax(s), c", "name-unknown", "numpy has no soft"),
     ("attention", "matmul", D, "query.shap[-1]", "name-unknown", "an array has no shap .*shape is"),
     ("attention", "matmul", "soft(scores)", "scores.exp()", "name-unknown", "np.exp is meant"),
-    ("attention", "matmul", "    d = query.shape[-1]", "", "name-unknown", "d is used, but not defined"),
+    ("attention", "matmul", "    d = query.shape[-1]", "", "name-unknown", "d is used, but not"),
     ("self-attention-class", "reshape", "@ self.w_o", "@ w_o", "self-forgotten", "w_o belongs to"),
     ("self-attention-class", "reshape", "  self.w_o = ", "  w_o = ", "self-forgotten", "w_o belo"),
     ("self-attention-class", "loop", "(self.h)", "(h)", "name-before-value", "and self.h is"),

@@ -448,7 +448,7 @@ def test_a_scale_by_the_width_of_x_is_sought_where_scores_are_made():
 
     result = check(step, task="kv-cache")
     assert result.mistakes == ("scale-model-width",)
-    assert "the line of the scores" in result.hint[1]
+    assert "the line that computes the scores" in result.hint[1]
 
 
 def test_an_error_of_another_kind_is_not_told_as_a_mistake_that_raises_it_too():

@@ -39,7 +39,7 @@ class Scores:
 
 
 def compute(case: Scores, steps: Steps) -> Array:
-    """Compute the weights by these steps, which always run along the last axis."""
+    """Compute the weights with these steps, always along the last axis."""
     axis = steps["axis"](-1 if case.axis is None else case.axis)
     x = np.moveaxis(steps["read"](case.x.astype(np.float64)), axis, -1)
     weights = steps["normalise"](steps["exp"](steps["shift"](x)))

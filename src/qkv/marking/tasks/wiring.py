@@ -14,7 +14,7 @@ Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
 
 
 def pre_norm(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Return the right output: x plus, for each part, the part's output for the normalized x."""
+    """Connect the parts in the right way: each part reads the normalized x, and adds to x."""
     for part, norm in zip(parts, norms, strict=True):
         x = x + part(norm(x))
     return x

@@ -167,7 +167,7 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
-    """Return hints that a wrong output gives about the weights and the order of the keys."""
+    """Derive hints about the weights and the order of the keys from a wrong output."""
     hints = []
     weights = _weights_behind(wrong)
     if weights is not None:

@@ -45,7 +45,7 @@ class AttentionMarking(Marking):
         self.of_weight_one = self.cases["one key"]
 
     def on(self, test: str, call: Learner | None = None) -> list[Outcome]:
-        """Run the inputs of a test through the function, or through `call` if it is given."""
+        """Run the inputs of a test through the function, or through `call` if given."""
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[Learner]) -> None:
@@ -65,7 +65,7 @@ class AttentionMarking(Marking):
         self.test(Group(test, self.cases[test], known, otherwise, may_refuse))
 
     def at_last(self) -> Finding | None:
-        """Report changed inputs, or wrong weights that come with a right output."""
+        """Report changed inputs, or wrong weights that were returned with a right output."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
@@ -203,7 +203,7 @@ def try_masks(
 
 
 def try_causal(m: AttentionMarking, each_pair: bool, batches: bool = False) -> None:
-    """Try a causal mask if the function takes one: alone, on a batch, and with another mask."""
+    """Try a causal mask, if the function takes it: alone, on a batch, and with another mask."""
     if "causal" not in m.call.options:
         return
     m.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))

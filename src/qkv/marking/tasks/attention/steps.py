@@ -36,7 +36,7 @@ class Case:
 
     @property
     def visible(self) -> Array | None:
-        """The mask as booleans: a number to add counts as True if it is finite."""
+        """The mask as booleans; in a mask of numbers, finite numbers count as True."""
         if self.mask is None or self.mask.dtype == bool:
             return self.mask
         return np.isfinite(self.mask)
@@ -180,7 +180,7 @@ def drawn(
         signature: the names of the arrays.
         seed: the seed of the first array in the first case; the other arrays get the next seeds.
         sizes: the four sizes of each case: (L, S, d, dv), or (T, D, d, dv) with x.
-        apart: the difference between the seeds of one case and the next.
+        apart: the difference between the seeds of successive cases.
         batch: the leading dimensions.
     """
     drawn_cases = []

@@ -216,7 +216,7 @@ _SOME = (
 
 
 def _untransposed(names: Sequence[str]) -> Steps:
-    """Forget to transpose the weights with these names."""
+    """Return steps that do not transpose the weights with these names."""
     return {"linear": lambda x, weight, name: x @ (weight if name in names else weight.T)}
 
 

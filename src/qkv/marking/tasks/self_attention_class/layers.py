@@ -167,7 +167,7 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
 def arrays_of(
     thing: Any, path: str = "", been: set[int] | None = None
 ) -> Iterator[tuple[str, Array]]:
-    """Yield all arrays of one to three dimensions that an object holds, with their paths."""
+    """Yield the path and the numbers of each array of one to three dimensions in an object."""
     been = set() if been is None else been
     try:
         a, inside = _opened(thing)
@@ -345,7 +345,7 @@ class Layers:
         return lambda flipped: projections(self.of(case), *case.built_with, flipped)
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:
-        """Return a case with the weights of its layer, or None if the weights cannot be read.
+        """Add its layer's weights to a case; return None if the weights cannot be read.
 
         A missing W_O becomes the identity matrix.
         """

@@ -77,7 +77,7 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding about a layer, whose example shows no right output."""
+    """A finding about a layer; its example shows no right output."""
 
     def example(self) -> dict[str, Any]:
         """Return the layer, its words and its output."""
@@ -236,7 +236,7 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
 
 
 def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
-    """Test a mask and a causal mask; if the layer does not take one of these masks, note that.
+    """Test a mask and a causal mask, and record which mask the layer does not take.
 
     Args:
         m: the marking, whose steps explain the outputs without masks.
