@@ -202,7 +202,13 @@ def test_every_edge_is_that_of_a_whole_run(small, kind):
     assert np.ptp(list(expected.values())) > 1e-3
 
 
-@pytest.mark.parametrize("kind", ["bloom", "parallel", "gpt_oss", "modernbert"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("parallel", "gpt_oss"),
+        *(pytest.param(kind, marks=pytest.mark.attack) for kind in ("bloom", "modernbert")),
+    ],
+)
 def test_an_estimate_is_the_slope_of_an_edge(small, kind):
     """By central differences of whole runs with a small share of the other run in it."""
     model, step = small(kind), 1e-4

@@ -68,8 +68,8 @@ def test_the_card_is_written_in_every_form(file, tmp_path):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["mine"], "write package.module:function"),
-        (["{file}:nothing"], "has no nothing"),
+        pytest.param(["mine"], "write package.module:function", marks=pytest.mark.attack),
+        pytest.param(["{file}:nothing"], "has no nothing", marks=pytest.mark.attack),
         (["{file}:right", "--arrays", "lists"], "choose from numpy, torch, jax"),
         (["{file}:right", "--names", "mask"], "write THEIRS=OURS"),
         (["{file}:right", "--features", "dropout"], "choose from plain"),

@@ -82,7 +82,8 @@ def test_what_it_does_not_take() -> None:
 
 
 @pytest.mark.parametrize("config", [GPT2, BERT], ids=["gpt2", "bert"])
-def test_the_gradient_of_a_whole_model_by_finite_differences(config, monkeypatch) -> None:
+@pytest.mark.parametrize("numbers", [10, pytest.param(100, marks=pytest.mark.attack)])
+def test_the_gradient_of_a_whole_model_by_finite_differences(config, numbers, monkeypatch) -> None:
     monkeypatch.setattr(objectives_module, "_LOGITS_AT_ONCE", 2 * 23)  # the head in three parts
     net = network(config, seed=1, dtype=np.float64)
     rng = np.random.default_rng(0)
@@ -98,7 +99,7 @@ def test_the_gradient_of_a_whole_model_by_finite_differences(config, monkeypatch
             losses.append(words_loss(net, BATCH, PRIOR))
         slope = (losses[0] - losses[1]) / 2e-5
         assert slope == pytest.approx(exact @ way, rel=1e-6)
-    for place in rng.choice(net.flat.size, 40, replace=False):
+    for place in rng.choice(net.flat.size, numbers, replace=False):
         losses = []
         for step in (1e-5, -1e-5):
             net.flat[:] = begin

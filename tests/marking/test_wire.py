@@ -135,10 +135,15 @@ class SelfAttention:
 TASKS = {"step": "kv-cache", "decoder": "decoder", "SelfAttention": "self-attention-class"}
 
 
-SLOW = pytest.param("weights taken away", marks=pytest.mark.attack)
+MORE = {
+    *("weights taken away", "one array each time", "a cache that is written to"),
+    *("an axis that is not there", "an integer table"),
+}
 
 
-@pytest.mark.parametrize("way", [*(way for way in WAYS if way != SLOW.values[0]), SLOW])
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=pytest.mark.attack if way in MORE else []) for way in WAYS]
+)
 def test_a_function_of_a_file_has_the_verdict_that_it_has_here(tmp_path, way):
     path = tmp_path / "mine.py"
     path.write_text(f"import numpy as np\n{WAYS[way]}\n")
