@@ -378,7 +378,7 @@ def test_a_full_disk_behind_standard_output_is_named(args: tuple[str, ...]) -> N
         (("walk", CAT, *RANDOM, "--layer", "4"), "walk", "no layer 4: the layers are 0 only"),
         (("walk", CAT, *RANDOM, "--heads", "2", "--dim", "5"), "walk", "multiple"),
         (("walk", CAT, *RANDOM, "--dim", "0"), "walk", "0 is not in the range"),
-        (("walk", CAT, "--causal"), "walk", "--causal shapes the random model"),
+        (("walk", CAT, "--causal"), "walk", "--causal needs the random model"),
         (("walk", "", *RANDOM, "--causal"), "walk", "the text is empty"),
         (("show", CAT, "--model", "minlm"), "show", "the nearest names are minilm"),
         (

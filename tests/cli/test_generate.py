@@ -158,7 +158,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
     assert run("generate", PROMPT).stdout == run("generate", PROMPT, "--model", random).stdout
     monkeypatch.setenv("QKV_MODEL", "random")
     line = refused(run("generate", PROMPT), "generate")
-    assert "QKV_MODEL is random, which has nothing that predicts the next token" in line
+    assert "QKV_MODEL is random, which does not predict the next token" in line
     assert run("generate", PROMPT, "--model", writes).stdout == f"{PROMPT}{TEXT}\n"
 
 

@@ -90,7 +90,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
         ("walk", "t5", " uses bias, which a walk cannot show"),
         ("walk", "gemma2", " uses softcap, which a walk cannot show"),
         *(
-            ("generate", name, f"{name}, which has nothing that predicts the next token: unset it")
+            ("generate", name, f"{name}, which does not predict the next token: unset it")
             for name in ("vit", "bert", "random", "books")
         ),
         *(

@@ -32,7 +32,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--host", "0.0.0.0"], "--api-key-file, or --no-key"),
         (["--host", "0.0.0.0", "--no-key"], "--allow-host"),
         (["--host", "::", "--no-key"], "--allow-host"),
-        (["--no-key", "--api-key-file", "key"], "do not go together"),
+        (["--no-key", "--api-key-file", "key"], "cannot be combined"),
         (["--allow-host", "http://a.org"], "give a host name or an IP address"),
         (["--api-key-file", "no-such-file"], "no-such-file"),
         (["--model", "no/such/folder"], "no/such/folder"),

@@ -160,8 +160,8 @@ def test_the_page_lists_every_route_and_says_which_the_model_refuses(name: str) 
             status = client.request(method, place, json=body).status_code
             refuses = f"{route.summary}. {name} " in page
             assert status == (400 if refuses else 200), place
-    assert f"{name} does not rank documents: it refuses this." in page
-    writes = f"{name} predicts no next token: it refuses this." not in page
+    assert f"{name} does not rank documents: the route refuses it." in page
+    writes = f"{name} does not predict the next token: the route refuses it." not in page
     assert writes == (name == "books-decoder")
 
 

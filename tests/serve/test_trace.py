@@ -246,7 +246,7 @@ def test_a_model_of_images_says_so(tmp_path: Path) -> None:
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         for given in ("the cat", [1, 2]):
             error = post(client, input=given).json()["error"]
-            assert "looks at images" in error["message"]
+            assert "reads images, not text" in error["message"]
             assert error["code"] == "model_reads_no_text"
 
 

@@ -245,7 +245,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"at": [8]}, "at", "has 8 and there are 8 tokens: give 0 to 7"),
     ({"at": [-1]}, "at", "has -1"),
     ({"at": 3}, "at", "is 3: give a list of positions"),
-    ({"inside": [12]}, "inside", "has 12: this model has 12, 0 to 11"),
+    ({"inside": [12]}, "inside", "has 12: this model has 12, numbered 0 to 11"),
     ({"include": ["everything"]}, "include", 'give a list of "text" and "resid"'),
     ({"top_k": 2, "at": []}, "top_k", "is only for weights"),
     ({"top_k": 2, "edits": [examples(8, "dog", 12)["row"]]}, "top_k", "an edit sets a row"),
@@ -253,7 +253,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": f"a {n}"} for n in range(17)]},
         "edits",
-        "edits name 17 other texts, and each is run: name at most 16",
+        "edits name 17 other texts, and each needs a forward pass: name at most 16",
     ),
     (
         {"edits": [{"op": "patch", "at": "z", "layer": 0, "from": "a dog"}]},

@@ -45,7 +45,7 @@ class Program(click.Group):
     """The group of all commands; it prints errors and warnings as one line on standard error."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run; exit with 0 (done), 1 (failure), 2 (bad request) or 128 + the signal's number."""
+        """Run and exit: 0 (done), 1 (failure), 2 (bad request) or 128 + the signal's number."""
         extra = {"prog_name": self.name, **extra, "standalone_mode": False}
         if not standalone_mode:
             return super().main(*args, **extra)
@@ -104,8 +104,8 @@ class Program(click.Group):
 def _fill_closed_streams() -> None:
     """Open the streams that the shell closed (`2>&-`) on the null device.
 
-    Otherwise the next opened file would get the number of a closed stream, and a library's prints
-    would go into that file.
+    Otherwise the next opened file would get the number of a closed stream, and text that a library
+    prints would be written to that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -175,13 +175,13 @@ def _heads(
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """Make the option `--hide WORD`; `does` says what the command does with it."""
+    """Make the option `--hide WORD`; `does` describes its effect in the command."""
     about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """Make the option `--ablate LAYER.HEAD`; `does` says what the command does with it."""
+    """Make the option `--ablate LAYER.HEAD`; `does` describes its effect in the command."""
     about = f"{does} without this head, for example 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about
@@ -194,7 +194,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the nu
 
 
 def console() -> Console:
-    """Standard output as a rich console; a closed pipe raises a BrokenPipeError."""
+    """Return standard output as a rich console; a closed pipe raises a BrokenPipeError."""
     from rich.console import Console
 
     from qkv.see.draw.screen import with_a_width

@@ -34,7 +34,7 @@ _EMPTY = "{} is empty: write one text per line"
     "-o",
     "--output",
     metavar="FILE|DIRECTORY",
-    help="The output: .npy, one row a line, or .jsonl, text and vector; with --cluster a folder.",
+    help="The output: .npy, one row per line, or .jsonl, text and vector; with --cluster a folder.",
 )
 @click.option(
     "--cluster",
@@ -47,12 +47,12 @@ _EMPTY = "{} is empty: write one text per line"
 @click.option(
     "--on-error",
     type=click.Choice(["raise", "skip"]),
-    help="With --cluster: whether a bad row ends the run (raise, the default) or is left out.",
+    help="With --cluster: whether a bad row ends the run (raise, the default) or is skipped.",
 )
 @click.option(
     "--no-resume",
     is_flag=True,
-    help="With --cluster: begin anew, whatever the folder holds.",
+    help="With --cluster: start again, and replace the parts in the folder.",
 )
 @click.option(
     "--dry-run",

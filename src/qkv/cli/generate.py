@@ -58,7 +58,7 @@ def generate(
     used = load(model or (None if chosen else WRITER))
     if not model and chosen and not used.generates:
         raise click.UsageError(
-            f"QKV_MODEL is {chosen:.200}, which has nothing that predicts the next token: unset it "
+            f"QKV_MODEL is {chosen:.200}, which does not predict the next token: unset it "
             f"for {WRITER}, or give --model a decoder"
         )
     options["stop"] = stop

@@ -10,8 +10,8 @@ from qkv.cli.common import console, json_option, print_json, tell
 from qkv.visible import visible
 
 NO_KERNEL = """\
-the native kernel was not built, so that NumPy computes: it needs a C++17 compiler (GCC 10 or newer,
-or clang) when qkv is installed from its source; QKV_NEED_KERNEL=1 pip install . shows what fails"""
+the native kernel was not built, so NumPy computes. The kernel needs a C++17 compiler (GCC 10 or
+newer, or clang) when qkv is installed from source; QKV_NEED_KERNEL=1 pip install . shows errors"""
 
 
 @click.command()
@@ -90,7 +90,7 @@ def info(model: str | None, as_json: bool) -> None:
     for name, place, folder in places():
         tell(visible(f"  {name}: {place}"))
         tell(visible(f"      {folder if folder is not None else 'nothing found'}"))
-    click.echo("  random: made when asked for, for lessons")
+    click.echo("  random: made on request, for lessons")
 
 
 def _in_words(value: object) -> str:

@@ -48,7 +48,7 @@ def serve(
     from qkv.serve.limits import Limits
 
     if no_key and key_file is not None:
-        raise click.UsageError("--no-key and --api-key-file do not go together: choose one")
+        raise click.UsageError("--no-key and --api-key-file cannot be combined: choose one")
     if not is_loopback(host):
         if key_file is None and not no_key:
             raise click.UsageError(

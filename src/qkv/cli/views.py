@@ -148,7 +148,7 @@ def walk(text: str, model: str | None, **options: Any) -> View:
         return see.walk(text, model=model, **options)
     if model != "random":
         typed = ", ".join(f"--{name.replace('_', '-')}" for name in random)
-        raise click.UsageError(f"{typed} shapes the random model: add --model random")
+        raise click.UsageError(f"{typed} needs the random model: add --model random")
     positions = not random.pop("no_positions", False)
     made = random_model(texts_of([text], "walk"), positions=positions, **random)
     return see.walk(text, model=made, **options)

@@ -142,7 +142,7 @@ def routes_of(routes: Sequence[APIRoute], model: Any, address: str, *, key: bool
     return (
         f'<style>{_STYLE}</style><details class="routes"><summary>Ask {escape(model.name)} from a '
         f"program</summary><p>{kind}, {model.num_layers} layers of {model.num_heads} heads, "
-        f"vectors of {model.dim} numbers, served by qkv. Every route with what it takes and gives: "
+        f"vectors of {model.dim} numbers, served by qkv. All routes with inputs and answers: "
         f'<a href="docs">docs</a></p>{asks}{"".join(parts)}</details>'
     )
 
@@ -179,9 +179,9 @@ def commands(
 def refused(path: str, model: Any) -> str:
     """If the route refuses this model, return a sentence that says why, else an empty string."""
     if path == "/v1/completions" and not model.network.generates:
-        return f" {model.name} predicts no next token: it refuses this."
+        return f" {model.name} does not predict the next token: the route refuses it."
     if path == "/v1/rerank" and not _ranks(model):
-        return f" {model.name} does not rank documents: it refuses this."
+        return f" {model.name} does not rank documents: the route refuses it."
     return ""
 
 

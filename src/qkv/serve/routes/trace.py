@@ -48,12 +48,12 @@ class TraceBody(Body):
     call: ClassVar[str] = "trace"
     ways: ClassVar[dict[str, str]] = {
         "input": "a text, or ids of its tokens",
-        "layers": "whole numbers, -1 for the last",
-        "heads": "whole numbers, -1 for the last",
+        "layers": "integers, with -1 for the last",
+        "heads": "integers, with -1 for the last",
         "edits": "a list of objects with op",
         "include": 'a list of "text" and "resid"',
         "at": "a list of positions of tokens",
-        "inside": "whole numbers, -1 for the last",
+        "inside": "integers, with -1 for the last",
     }
 
     input: str | _Numbers = Field(
@@ -163,7 +163,7 @@ async def trace(request: Request) -> Response:
     body = TraceBody.read(await read_json(request))
     kind = kind_of(request.headers.get("accept", ""))
     if isinstance(state.model, VisionModel):
-        problem = f"trace: {state.model.name} looks at images and knows no words"
+        problem = f"trace: {state.model.name} reads images, not text"
         message = f"{problem}: call qkv.load(...).trace(image) in Python"
         raise Refused(400, message, param="model", code="model_reads_no_text")
     changes = await asyncio.to_thread(changed, state.model, body, state.limits)
@@ -201,7 +201,7 @@ def _chosen(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
     """Return the requested layers or heads, counted from 0, each once."""
     for number in numbers or ():
         if not -count <= number < count:
-            problem = f"has {number}: this model has {count}, 0 to {count - 1}"
+            problem = f"has {number}: this model has {count}, numbered 0 to {count - 1}"
             raise TraceBody.refused(name, problem)
     return list(dict.fromkeys(number % count for number in numbers or range(count)))
 
@@ -242,8 +242,8 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> Changes:
     records = [edit for edit in body.edits if isinstance(edit, dict)]
     sources = {str(edit["from"]) for edit in records if "from" in edit}
     if (count := len(sources)) > limits.sources:
-        problem = f"name {count} other texts, and each is run: name at most {limits.sources}"
-        raise body.refused("edits", problem)
+        problem = f"name {count} other texts, and each needs a forward pass"
+        raise body.refused("edits", f"{problem}: name at most {limits.sources}")
     text = tokens_of(model, body)
     if len(text) > limits.tokens:
         problem = f"has {len(text):,} tokens: send at most {limits.tokens:,}"
