@@ -81,7 +81,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
             (verb, "vit", f"{verb}: vit takes images, not text")
             for verb in ("show", "walk", "compare")
         ),
-        ("encode", "vit", "vit looks at images and knows no words"),
+        ("encode", "vit", "vit reads images, not text"),
         ("guess", "vit", "vit has a head for classes, not for words"),
         ("guess", "bert", "bert has no head"),
         ("guess", "random", "random has no head, so it gives no logits over words"),

@@ -94,7 +94,7 @@ class Pool:
 
         Raises:
             ValueError: as in `Model.encode`.
-            RuntimeError: the pool was closed, or a process ended.
+            RuntimeError: the pool is closed, or one of its processes died.
         """
         from concurrent.futures.process import BrokenProcessPool
 

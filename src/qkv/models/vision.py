@@ -88,7 +88,7 @@ class ImageReader(TextReader):
     def need_tokenizer(self, call: str) -> Tokenizer:
         """Raise a ValueError: images have no tokenizer."""
         raise ValueError(
-            f"{call}: {self.name} looks at images and knows no words: call model.trace(image) or "
+            f"{call}: {self.name} reads images, not text: call model.trace(image) or "
             "model(pixel_values)"
         )
 

@@ -87,7 +87,7 @@ class Mixture:
         return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
-        """Return the experts with these parameters."""
+        """Build the experts from these parameters."""
         return Experts(parameters, top_k=self.top_k, alpha=self.alpha, limit=self.limit)
 
 
@@ -116,7 +116,7 @@ class GatedMixture:
         return gated_expert_shapes(dim, self.hidden, self.count)
 
     def build(self, parameters: Mapping[str, Array], activation: str) -> GatedExperts:
-        """Return the experts with these parameters."""
+        """Build the experts from these parameters."""
         return GatedExperts(
             parameters, top_k=self.top_k, activation=activation, normalized=self.normalized
         )

@@ -61,7 +61,7 @@ class Yarn:
     """YaRN: divide the speeds of slow pairs by a factor, keep fast pairs, and blend in between.
 
     Pair i makes `n = limit * base**(-2i / dims) / (2 pi)` turns in a text of `limit` tokens, the
-    longest of the first training. The blend goes from the pair that makes `fast` turns to the pair
+    original context length. The blend goes from the pair that makes `fast` turns to the pair
     that makes `slow` turns; `truncate` rounds its ends outward to whole pairs.
 
     Source:
@@ -96,8 +96,8 @@ class Yarn:
 class LongRope:
     """LongRoPE: divide each pair's speed by its own factor, one for short and one for long texts.
 
-    Long texts have more tokens than the texts of the first training; `Dynamic` describes which
-    length counts. Keys in a cache keep their rotation.
+    A text is long if it has more tokens than the original context length; `Dynamic` describes how
+    the length is measured. Keys in a cache keep their rotation.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
@@ -119,7 +119,7 @@ class LongRope:
 class Llama3:
     """Llama 3: divide the speeds of slow pairs by a factor, and keep the speeds of fast pairs.
 
-    Let n be the number of turns of a pair in the longest text of the first training. If n is at
+    Let n be the number of turns of a pair in a text of the original context length. If n is at
     least `high`, the pair keeps its speed; if n is at most `low`, its speed is divided by the
     factor; in between, the speed is blended in proportion to n.
 

@@ -242,7 +242,7 @@ class EditedRun:
     def averaged(
         self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]
     ) -> EditedRun:
-        """Compute the mean head outputs that mean ablations need, in an unedited run.
+        """Run all texts without edits, and compute the average head outputs for mean ablation.
 
         Args:
             tokens: the number of tokens in all texts.
@@ -421,7 +421,7 @@ class EditedRun:
 
 
 def is_number(array: Array) -> bool:
-    """Return whether an array holds floats or integers."""
+    """Return True for an array of floats or integers."""
     return is_float(array.dtype) or array.dtype.kind in "iu"
 
 

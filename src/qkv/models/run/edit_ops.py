@@ -85,9 +85,9 @@ class Plan:
         return next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
 
     def change(self, short: str, layer: int, do: Change, back: Change) -> None:
-        """Add a step that changes an activation of a layer after all earlier steps.
+        """Add a step that changes a layer's activation; it runs after the steps added before it.
 
-        `back` applies the transposed derivative of `do` to the gradient.
+        `back` multiplies the gradient by the transposed Jacobian of `do`.
         """
         self.changes.setdefault(self.prefix + self.name(short, layer), []).append(Step(do, back))
 
@@ -131,7 +131,9 @@ class Plan:
         return partial(source.__getitem__, name)
 
     def put(self, record: Record, value: Callable[[tuple[Any, ...]], Array]) -> None:
-        """Replace the part of an activation that a record names; `generate` edits the prompt only.
+        """Replace the part of an activation that a record selects.
+
+        While `generate` runs, only the prompt is edited.
 
         `value` is a function: it gets the index of the part in one text's activation, and returns
         the new part.

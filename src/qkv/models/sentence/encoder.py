@@ -301,7 +301,7 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
 
 
 def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Return the texts after checking that they are strings; a list is checked before any work."""
+    """Check that all texts are strings, a list before the first text is encoded; return them."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call=call)

@@ -63,7 +63,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     if len(vectors):
         least, largest = vectors.min(0), vectors.max(0)
         step = (largest - least) / vectors.dtype.type(255)
-        step[step == 0] = 1  # if a dimension is equal in all vectors, its step is 0
+        step[step == 0] = 1  # the step of a constant dimension would be 0
         steps[...] = np.clip(np.floor((vectors - least) / step), 0, 255)
     return steps if precision == "uint8" else (steps ^ 0x80).view(np.int8)
 

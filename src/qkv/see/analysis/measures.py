@@ -174,7 +174,9 @@ def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
 
 
 def strongest(score: Array, count: int) -> list[int]:
-    """Return the positions of the `count` largest numbers in ascending order; ties go to the first.
+    """Return the indices of the `count` largest numbers, in ascending order.
+
+    Of equal numbers, the one with the smallest index is chosen.
 
     >>> strongest(np.array([0.1, 0.5, 0.3, 0.5]), 2)
     [1, 3]

@@ -313,8 +313,7 @@ class Column:
         header: the words above the column.
         cells: the text of each row.
         bars: shares from 0 to 1, drawn as bars instead of texts.
-        style: a style of rich (the terminal library) for all cells, or a list of styles for the
-            cells.
+        style: a style of the library Rich for all cells, or a list with a style for each cell.
         left: whether texts are aligned to the left.
         spare: whether a narrow terminal may omit the column. Spare columns are omitted from left to
             right until the table fits; the last two are never omitted.

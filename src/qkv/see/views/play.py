@@ -236,10 +236,10 @@ def play(
             both models that come with qkv.
         edit: the first interventions, as records of `qkv.edits`, or as a mapping from activations
             to arrays, which is converted to records; a reader can undo these interventions.
-        ablate: heads to ablate at first, as for `Model.trace`.
-        hide: words, positions and links to hide at first, as for `Model.trace`.
+        ablate: heads that are ablated when the page opens, as for `Model.trace`.
+        hide: words, positions and links that are hidden when the page opens, as for `Model.trace`.
         state: the address of a page, or the part of the address after the #. The page opens in the
-            state of this address; `text` and interventions must be left out.
+            state that the address describes; give neither `text` nor interventions with it.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         embed: whether a notebook contains the whole page, so that no other file is needed.
 
