@@ -251,9 +251,9 @@ def details(rows: list[dict[str, Any]]) -> str:
 
 
 def shares(row: dict[str, Any]) -> str:
-    """Say in a sentence how qkv's own time is spent."""
+    """Return a sentence with the shares of qkv's time."""
     listed = ", ".join(f"{name} {share:.0%}" for name, share in row["parts"].items())
-    return f"Of the time of `qkv` at {row['name']}, {count(row['threads'])}: {listed}.\n"
+    return f"How `qkv` spends its time ({row['name']}, {count(row['threads'])}): {listed}.\n"
 
 
 def growth(found: dict[str, Any]) -> str:

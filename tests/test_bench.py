@@ -409,7 +409,7 @@ def test_a_part_takes_its_place_in_the_last_full_run(
 
 def test_the_page_says_where_the_time_goes() -> None:
     row = {"name": "8 texts", "threads": 1, "parts": {"projections": 0.9, "the rest": 0.1}}
-    assert "8 texts, 1 thread: projections 90%, the rest 10%." in page.shares(row)
+    assert "(8 texts, 1 thread): projections 90%, the rest 10%." in page.shares(row)
 
 
 @pytest.mark.parametrize("dark", [False, True])
