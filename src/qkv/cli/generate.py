@@ -82,7 +82,7 @@ def generate(
 
 
 def _write(text: str) -> None:
-    """Print text immediately; omit control characters, and letters that cannot be encoded."""
+    """Print text immediately; escape control characters, and replace unencodable letters."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
         text = _CONTROLS.sub(lambda match: visible(match[0]), text)
