@@ -58,8 +58,8 @@ class Isolated:
     Args:
         module: a qkv module whose `main` runs in a new process, or a function that runs in a fork
             of this process.
-        arguments: `sys.argv` of the child. A last argument is added: the number of seconds after
-            which the child ends on its own.
+        arguments: `sys.argv` of the child. One argument is added at the end: the number of seconds
+            after which the child ends on its own.
         seconds: the time limit for an answer.
         waiting: a function that is called several times per second.
         call: the name of the public function, for error messages.
@@ -299,9 +299,8 @@ def serve(
     """Answer requests in the child process, then end the process.
 
     Args:
-        begin: a function that returns the answering function, which gets a request and a function.
-            The answering function may call this second argument with the name of each part of its
-            work, before the part starts.
+        begin: a function that returns `answer(request, tell)`, which answers a request and may call
+            `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
         again: whether to continue in a child of this process, so that code that ends its parent

@@ -34,7 +34,7 @@ _ALSO = MappingProxyType(
 
 @dataclass(frozen=True)
 class Callee:
-    """The judged function and the way to call it.
+    """The judged function, its argument names and its arrays.
 
     Attributes:
         function: the function, which takes (query, key, value, **arguments).
@@ -54,7 +54,7 @@ class Callee:
     says: str = ""
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Call the function with options that have the argument names of qkv."""
+        """Call the function; `options` has the argument names of qkv."""
         return self.function(query, key, value, **{self.names[k]: v for k, v in options.items()})
 
 
@@ -63,7 +63,7 @@ def callee(
     names: Mapping[str, str] | None = None,
     also: Iterable[str] = (),
 ) -> Callee:
-    """Derive the way to call a function from its signature and `names`.
+    """Determine how to call a function, from its signature and `names`.
 
     Args:
         function: the function.

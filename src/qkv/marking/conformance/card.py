@@ -43,10 +43,10 @@ def conform(
     """Judge an attention function: report which features are right and which are wrong.
 
     The function is called as `function(query, key, value, **arguments)`. The arrays have the shape
-    `(B, H, L, d)`; the arguments are the arguments of `qkv.attention` that the function's signature
-    contains. The results are compared with the formula in float64, within the error bounds of
-    `qkv.attention`. The function runs in a separate process: if a call crashes or hangs, its case
-    is wrong, and the other cases still run.
+    `(B, H, L, d)`; the arguments are those arguments of `qkv.attention` that are also in the
+    function's signature. The results are compared with the formula in float64, within the error
+    bounds of `qkv.attention`. The function runs in a separate process: if a call crashes or hangs,
+    its case is wrong, and the other cases still run.
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
     random cases. For a wrong feature, the report shows the smallest case with the error and the

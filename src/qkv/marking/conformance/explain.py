@@ -31,7 +31,7 @@ class Explanation:
         says: the defects as text, after "as if".
         defects: the short names of the defects.
         lines: pairs `(line of the formula, its replacement)`.
-        explains: `(explained, tried)`, the number of explained cases and of tried cases.
+        explains: `(explained, tried)`, the numbers of explained and tried cases of the feature.
         beside: earlier features whose defects also affect these cases.
     """
 
@@ -219,8 +219,9 @@ class Explainer:
     ) -> tuple[float, float, int]:
         """Return the score of a set of defects: a tuple whose first number matters most.
 
-        The numbers are the share of right cases that stay right with the defects, the share of the
-        feature's cases that the defects explain, and the number of changed lines, negated.
+        The first number is the share of right cases that stay right with the defects. The second
+        number is the share of the feature's cases that the defects explain. The third number is the
+        negative number of changed lines.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:

@@ -161,7 +161,7 @@ class Report:
         )
 
     def to_junit(self, path: str | os.PathLike[str]) -> None:
-        """Write features as tests in JUnit XML; refused and absent features are skipped tests."""
+        """Write features as JUnit XML tests, in which refused and absent features are skipped."""
         from qkv.marking.files.exports import write_features
 
         tests = [(name, status, self._told(name)) for name, status in self.features.items()]

@@ -153,7 +153,7 @@ class Answer:
     judged: Any  # bool (B, Hq, L): the rows that are judged; `...` for all rows
 
     def errors(self, outputs: Sequence[Array]) -> list[float]:
-        """Return the largest error of each array, which is infinite if only one array has NaN."""
+        """Return the largest error of each array; infinite if NaN is in only one of two arrays."""
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
             for a, b in zip(self.arrays, outputs, strict=True)

@@ -72,7 +72,7 @@ def load(target: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def of_function(thing: Any, names: Mapping[str, str] | None) -> Callee:
-    """Return the way to call a function; known library functions are called as documented."""
+    """Determine how to call a function; known library functions are called as documented."""
     if not callable(thing):
         raise ValueError(f"it is a {type_name(thing)}, which cannot be called")
     return adapters.known(thing) or callee(thing, names)

@@ -109,7 +109,7 @@ def check_file(
 
 
 def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
-    """Remove the verdicts on helper functions, which the first other verdict then mentions."""
+    """Remove verdicts on helper functions, and mention the helpers in the first other verdict."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]

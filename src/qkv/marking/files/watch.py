@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Does the student's code make the call, or does the marker call a function outside itself?"""
+    """Does the call come from the student's code, or from the marker to other code of qkv?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)
