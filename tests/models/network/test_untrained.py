@@ -41,10 +41,13 @@ def test_the_stretch_of_numbers_that_are_none() -> None:
     assert stretch(np.full((4, 4), np.nan)) == np.inf
 
 
+@pytest.mark.parametrize("seeds", [10, pytest.param(100, marks=pytest.mark.attack)])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_random_models_are_untrained_whatever_they_are_drawn_from(shape: tuple[int, int]) -> None:
+def test_random_models_are_untrained_whatever_they_are_drawn_from(
+    shape: tuple[int, int], seeds: int
+) -> None:
     dim, heads = shape
-    for seed in range(60 if dim < 64 else 10):
+    for seed in range(seeds):
         assert random_model("a cat", dim=dim, heads=heads, seed=seed).network.untrained
 
 

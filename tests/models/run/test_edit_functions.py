@@ -23,6 +23,11 @@ def model_of(folder, kind):
     return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
 
 
+@pytest.fixture(scope="module")
+def modernbert(tmp_path_factory):
+    return model_of(tmp_path_factory.mktemp("modernbert"), "modernbert")
+
+
 def texts_of(model, kind, count):
     """Ids of texts of one length, or images."""
     rng = np.random.default_rng(0)
@@ -291,8 +296,8 @@ def test_a_function_of_something_else_is_refused_before_anything_runs(tmp_path, 
     ],
 )
 @pytest.mark.parametrize("given", ["function", "array"])
-def test_an_activation_of_several_layers(tmp_path, name, layers, given):
-    model = model_of(tmp_path, "modernbert")
+def test_an_activation_of_several_layers(modernbert, name, layers, given):
+    model = modernbert
     ids = texts_of(model, "modernbert", 2)
     change = np.ones((1, LENGTH, 3, 4)) if given == "array" else np.negative
     found = model.trace(ids, edit={name: change})
