@@ -43,7 +43,7 @@ STEPS = {
     ],
     "attend": [
         {"formula", "visibility", "softmax"},
-        {"call", "cache"},
+        {"arguments", "cache"},
         {"grouped", "native"},
         {"tiled"},
         {"attention"},

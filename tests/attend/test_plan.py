@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.attend.call import plan_of
+from qkv.attend.arguments import plan_of
 
 from . import loops
 from .support import assert_out, numbers, qkv_arrays

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.attend.arguments import check_call
 from qkv.attend.attention import softmax_of, weighed
-from qkv.attend.call import check_call
 
 from . import loops
 from .cases import Case

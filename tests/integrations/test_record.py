@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.attend.call import check_call
+from qkv.attend.arguments import check_call
 from qkv.integrations import record as module
 from qkv.integrations.record import CURRENT, Ran
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from qkv.attend import attention, varlen_attention
-from qkv.attend.call import OPTIONS
+from qkv.attend.arguments import OPTIONS
 from qkv.embed import alibi_slopes, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, RMSNorm, Rotary, SelfAttention, self_attention
 from qkv.layers.layer import PACKED

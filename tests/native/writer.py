@@ -14,7 +14,7 @@ from attend import exact
 from attend.cases import Case
 from attend.support import BFLOAT16, HALF_ROUNDING, Array, tolerances
 from qkv.attend import gradient
-from qkv.attend.call import Call, check_call
+from qkv.attend.arguments import Call, check_call
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.native import Outputs
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, check_out, whole_number
 from qkv.attend import native, tiled
-from qkv.attend.call import RETURNS, Call, check_call, check_options, narrow, rounded
+from qkv.attend.arguments import RETURNS, Call, check_call, check_options, narrow, rounded
 from qkv.attend.formula import Steps, formula, weigh, weights_of
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.visibility import check_flag

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.attend.call import check_types
+from qkv.attend.arguments import check_types
 from qkv.attend.visibility import check_lengths, check_window
 
 BLOCK = 256  # the memory grows by multiples of this number of keys

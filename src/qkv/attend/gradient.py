@@ -8,8 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown
 from qkv.attend import native
-from qkv.attend.attention import scores_and_weights, solve
-from qkv.attend.call import (
+from qkv.attend.arguments import (
     OPTIONS,
     PACKED,
     RETURNS,
@@ -21,6 +20,7 @@ from qkv.attend.call import (
     rounded,
     takes,
 )
+from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.native import Gradients, Outputs

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.call import Call
+from qkv.attend.arguments import Call
 from qkv.attend.visibility import Visibility
 
 

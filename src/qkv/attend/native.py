@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, native
-from qkv.attend.call import Call, Packed
+from qkv.attend.arguments import Call, Packed
 from qkv.ops.kernel import bits, get_num_threads, is_bfloat16, kernel
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.call import Call, narrow
+from qkv.attend.arguments import Call, narrow
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
 from qkv.ops.threads import go_on, one_blas_thread

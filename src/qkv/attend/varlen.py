@@ -8,8 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array, as_array
 from qkv.attend import native
+from qkv.attend.arguments import Call, Packed, check_call, rounded
 from qkv.attend.attention import solve
-from qkv.attend.call import Call, Packed, check_call, rounded
 from qkv.attend.visibility import check_flag, check_offset, check_per_row
 from qkv.ops.kernel import body
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, whole_number
+from qkv.attend.arguments import Call
 from qkv.attend.attention import AttentionSummary, answer, summarize_call
-from qkv.attend.call import Call
 from qkv.trace import Trace
 
 # The arrays that summarize a layer, and their values where no attention was recorded.

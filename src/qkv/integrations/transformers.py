@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend.arguments import check_call
 from qkv.attend.attention import answer
-from qkv.attend.call import check_call
 from qkv.attend.gradient import attention_grad
 from qkv.extras import need
 from qkv.integrations import tensors

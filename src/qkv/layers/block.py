@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type
+from qkv.attend.arguments import Call
 from qkv.attend.cache import KVCache
-from qkv.attend.call import Call
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
 from qkv.layers.layer import (

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, Shape, as_array, compute_type, is_float, native
-from qkv.attend import call as formula
+from qkv.attend import arguments
 from qkv.ops.kernel import is_bfloat16, narrowed, stays_bfloat16
 from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
@@ -311,7 +311,7 @@ class Feed(Layer):
 
 
 PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
-PACKED = (*PADDED, *formula.PACKED)
+PACKED = (*PADDED, *arguments.PACKED)
 
 
 def check_options(
@@ -322,8 +322,8 @@ def check_options(
     With `packed`, reject options that packed rows do not support. Without `returns`, reject options
     that select results.
     """
-    without = () if returns else formula.RETURNS
-    formula.check_options(options, call=call, without=without, why=": use trace()")
+    without = () if returns else arguments.RETURNS
+    arguments.check_options(options, call=call, without=without, why=": use trace()")
     for name, value in options.items():
         if packed and name not in PACKED and value is not None and value is not False:
             raise ValueError(
@@ -336,7 +336,7 @@ def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
     kept = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()
-        if name not in formula.RETURNS and value is not None
+        if name not in arguments.RETURNS and value is not None
     }
     if cu is not None:
         kept |= {"query_lengths": np.diff(cu), "key_lengths": np.diff(cu)}

@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.attend import native
+from qkv.attend.arguments import takes
 from qkv.attend.cache import KVCache, put
-from qkv.attend.call import takes
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.attention.forward import Inputs, attention_plan
 from qkv.layers.block import Block

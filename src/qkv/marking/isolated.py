@@ -29,6 +29,7 @@ from qkv.marking.outcome import getpid
 
 Packed = dict[str, Any]
 Answer = Callable[[Packed, Callable[[Any], None]], Packed]
+SECONDS = 10.0  # time limit of most tasks; a right solution takes about 0.1 seconds
 _NO_REPLY = 70  # the exit code of a process that could not send its reply
 _START = 60.0  # the maximum number of seconds for loading Python and NumPy on a busy machine
 _PATIENCE = 20  # the factor on the time limit while other programs use the processors

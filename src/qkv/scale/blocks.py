@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, as_array
-from qkv.attend.call import Call, check_call, narrow, plan_of
+from qkv.attend.arguments import Call, check_call, narrow, plan_of
 from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend.arguments import Call, check_options, rounded
 from qkv.attend.attention import solve
-from qkv.attend.call import Call, check_options, rounded
 from qkv.attend.grouped import grouped
 from qkv.attend.softmax import merge_attention
 from qkv.attend.tiled import log_sums

@@ -7,7 +7,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import attention_grad, varlen_attention_grad
-from qkv.attend.call import check_call
+from qkv.attend.arguments import check_call
 from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.attend.arguments import RETURNS, Call, check_call
 from qkv.attend.attention import (
     answer,
     scores_and_weights,
@@ -18,7 +19,6 @@ from qkv.attend.attention import (
     without_padding,
 )
 from qkv.attend.cache import KVCache
-from qkv.attend.call import RETURNS, Call, check_call
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.attend.varlen import answer_packed, in_rows
 from qkv.attend.visibility import check_offset

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, check_out, float_type, whole_number
+from qkv.attend.arguments import RETURNS, Call
 from qkv.attend.cache import KVCache
-from qkv.attend.call import RETURNS, Call
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention.backward import attention_backward
 from qkv.layers.attention.forward import (

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.attend.call import OPTIONS
+from qkv.attend.arguments import OPTIONS
 from qkv.extras import need
 
 _TAKEN = frozenset({*OPTIONS} - {"out"})

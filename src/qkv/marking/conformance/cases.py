@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.attend.call import OPTIONS
+from qkv.attend.arguments import OPTIONS
 
 _TABLES = tomllib.loads(files(__package__).joinpath("cases.toml").read_text("utf-8"))
 _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if feature != "once"}

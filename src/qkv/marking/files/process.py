@@ -12,12 +12,11 @@ from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.remote import Remotes
 from qkv.marking.files.verdicts import failed, listed, names_of, not_marked
 from qkv.marking.files.watch import answers
-from qkv.marking.isolated import Ended, Isolated
+from qkv.marking.isolated import SECONDS, Ended, Isolated
 from qkv.marking.marker import check, task_of
 from qkv.marking.raised import RAISES
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
-from qkv.marking.tasks.task import SECONDS
 
 MEGABYTES = 2048
 _CELL = 6  # the factor on the time limit for a notebook cell: some lessons train a model

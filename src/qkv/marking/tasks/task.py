@@ -10,11 +10,11 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.findings import Finding
+from qkv.marking.isolated import SECONDS
 from qkv.marking.mistake import Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
 
-SECONDS = 10.0  # time limit of most tasks; a right solution takes about 0.1 seconds
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
 

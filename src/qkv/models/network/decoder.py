@@ -7,8 +7,8 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.attend import KVCache
+from qkv.attend.arguments import check_call
 from qkv.attend.attention import answer
-from qkv.attend.call import check_call
 from qkv.attend.grouped import split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import attention_out, record_weights
