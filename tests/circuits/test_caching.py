@@ -19,7 +19,7 @@ NAMES = [("resid_post", 1), "z", "mlp.post"]
 @pytest.fixture
 def small_files(monkeypatch):
     monkeypatch.setattr(module, "BYTES", 4000)
-    monkeypatch.setattr(module, "PLACES", 9)
+    monkeypatch.setattr(module, "MOST_POSITIONS", 9)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])

@@ -162,7 +162,7 @@ def test_the_order_of_texts_and_how_they_are_batched_change_nothing(
     agree(head_scores(bert, TEXTS[::-1]), wanted)
     for cells, tokens, texts in ((1, 10**6, 100), (100, 10**6, 2), (10**6, 10, 100)):
         monkeypatch.setattr("qkv.circuits.inputs.CELLS", cells)
-        monkeypatch.setattr("qkv.circuits.inputs.PLACES", tokens)
+        monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", tokens)
         monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
         agree(head_scores(bert, TEXTS), wanted)
 
@@ -203,7 +203,7 @@ def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
         watch(model, batch, use)
 
     monkeypatch.setattr("qkv.circuits.means.watch", spied)
-    monkeypatch.setattr("qkv.circuits.inputs.PLACES", 64)
+    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", 64)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 20)
     found = head_scores(bert, texts())
     assert run[0] == 40 * len(TEXTS)  # each once
@@ -346,7 +346,7 @@ def test_a_model_and_itself_do_not_part(small):
 def test_however_texts_are_batched(small, monkeypatch):
     one, other = small("gpt2"), moved(small("gpt2"))
     expected = diff(one, other, IDS)
-    monkeypatch.setattr("qkv.circuits.means.PLACES", 8)
+    monkeypatch.setattr("qkv.circuits.means.MOST_POSITIONS", 8)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 2)
     for name, value in diff(one, other, IDS).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)

@@ -56,7 +56,7 @@ def agree(found, arrays, top):
     ],
 )
 def test_neurons_beside_plain_loops(small, monkeypatch, kind, of, places, texts, top):
-    monkeypatch.setattr("qkv.circuits.inputs.PLACES", places)
+    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", places)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     model = small(kind)
     arrays = [model.trace(text)[of][0].reshape(len(text), -1) for text in TEXTS]

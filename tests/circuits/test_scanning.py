@@ -142,7 +142,7 @@ def test_how_texts_are_batched_and_cut_into_parts_changes_nothing(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch, cells: int, places: int, texts: int
 ) -> None:
     monkeypatch.setattr("qkv.circuits.inputs.CELLS", cells)
-    monkeypatch.setattr("qkv.circuits.inputs.PLACES", places)
+    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", places)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", texts)
     agree(scan_heads(bert, TEXTS, top_k=3), of_bert(bert, TEXTS), 3, TEXTS)
 
@@ -200,7 +200,7 @@ def test_memory_does_not_grow_with_the_number_of_texts(
     bert: qkv.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 32)
-    monkeypatch.setattr("qkv.circuits.inputs.PLACES", 256)
+    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", 256)
     words = ["the", "cat", "sat", "on", "mat", "a", "dog", "ran", "bank", "river", "run"]
 
     def texts(count: int) -> Iterator[str]:

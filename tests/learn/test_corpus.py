@@ -14,7 +14,7 @@ import pytest
 
 from qkv.learn import Corpus, Files, paragraphs, running, train_tokenizer
 from qkv.learn import corpus as corpus_module
-from qkv.learn.corpus import Line, Place, need_two_words
+from qkv.learn.corpus import Line, Location, need_two_words
 
 
 def write(path: Path, text: str | bytes) -> str:
@@ -23,9 +23,9 @@ def write(path: Path, text: str | bytes) -> str:
 
 
 def by_blocks(files: Files, size: int) -> list[str]:
-    found, place = [], Place()
-    while place.file < len(files.paths):
-        lines, place = files.block(place, size)
+    found, location = [], Location()
+    while location.file < len(files.paths):
+        lines, location = files.block(location, size)
         found += [line.text for line in lines]
     return found
 
@@ -54,7 +54,7 @@ def test_every_line_is_read_once_whatever_the_block(tmp_path: Path, size: int) -
     expected = [line for text in texts for line in text.splitlines(keepends=True)]
     assert by_blocks(files, size) == expected
     assert list(files.lines()) == expected
-    lines, _ = files.block(Place())
+    lines, _ = files.block(Location())
     ends = [line.text for line in lines if line.last]
     assert ends == ["three", "\n", "\u4e16\u754c\n"]
 
@@ -81,7 +81,7 @@ def test_a_line_in_pieces_has_the_tokens_of_the_whole_line(
     tokenizer = train_tokenizer([text] * 9, "bytes", 300)
     (whole,) = running(tokenizer, 1000)([Line(text, True)])
     monkeypatch.setattr(corpus_module, "_LONGEST_LINE", longest)
-    lines, _ = Files([write(tmp_path / "a", text)]).block(Place())
+    lines, _ = Files([write(tmp_path / "a", text)]).block(Location())
     assert (len(lines) > 1) == (longest < 1000)
     (found,) = running(tokenizer, 1000)(lines)
     np.testing.assert_array_equal(found, whole)
@@ -112,7 +112,7 @@ def test_a_file_that_shrinks_while_it_is_read(how: str, tmp_path: Path) -> None:
     files = Files([write(path, "the cat sat\n" * 1000)])
     tokenizer = train_tokenizer(["the cat sat\n"] * 9, "bytes", 300)
     read = {
-        "block": lambda: files.block(Place()),
+        "block": lambda: files.block(Location()),
         "sample": lambda: list(files.lines(9000)),
         "train": lambda: Corpus(files, running(tokenizer, 8)).take(),
     }[how]
@@ -152,7 +152,7 @@ def test_a_sample_of_one_long_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_paragraphs(tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["the cat sat on the mat"] * 9, "wordpiece", 300)
     text = "The cat\nsat\n\n\n on the mat the cat sat \n\nmat"
-    lines, _ = Files([write(tmp_path / "a", text), write(tmp_path / "b", "cat")]).block(Place())
+    lines, _ = Files([write(tmp_path / "a", text), write(tmp_path / "b", "cat")]).block(Location())
     pieces = paragraphs(tokenizer, 6)(lines)
     names = [[tokenizer.token(int(one)) for one in piece] for piece in pieces]
     assert [" ".join(one) for one in names] == [
@@ -166,7 +166,7 @@ def test_paragraphs(tmp_path: Path) -> None:
 
 def test_running_text(tmp_path: Path) -> None:
     lines, _ = Files([write(tmp_path / "a", "abc\ndef"), write(tmp_path / "b", "g\n")]).block(
-        Place()
+        Location()
     )
     pieces = spelled(running(Letters(), 4)(lines))
     assert pieces == ["abc\nd", "def\0g", "g\n\0"]
@@ -174,7 +174,7 @@ def test_running_text(tmp_path: Path) -> None:
 
 def test_every_token_but_the_first_is_named_once(tmp_path: Path) -> None:
     text = "".join(f"{k} and so on\n" for k in range(50))
-    lines, _ = Files([write(tmp_path / "a", text)]).block(Place())
+    lines, _ = Files([write(tmp_path / "a", text)]).block(Location())
     pieces = spelled(running(Letters(), 7)(lines))
     assert pieces[0] + "".join(piece[1:] for piece in pieces[1:]) == text + "\0"
     assert max(map(len, pieces)) == 8
@@ -189,7 +189,7 @@ def corpus(path: str, **options) -> Corpus:
 
 def test_rounds_hold_the_same_in_another_order(tmp_path: Path) -> None:
     path = write(tmp_path / "a", "".join(f"{k:03d}\n" for k in range(40)))
-    whole = spelled(running(Letters(), 4)(Files([path]).block(Place())[0]))
+    whole = spelled(running(Letters(), 4)(Files([path]).block(Location())[0]))
     source = corpus(path, seed=5)
     rounds = [spelled(source.take() for _ in whole) for _ in range(3)]
     assert all(sorted(one) == sorted(whole) for one in rounds)

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, float_type, narrowed, shown
-from qkv.circuits.inputs import PLACES, Read, check_index, check_model, recorded, sites, windows
+from qkv.circuits.inputs import (
+    MOST_POSITIONS,
+    Read,
+    check_index,
+    check_model,
+    recorded,
+    sites,
+    windows,
+)
 from qkv.files import named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import Stored, header
@@ -214,11 +222,11 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
 
 
 def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
-    """Group texts in order. A group has at most `PLACES` positions; a longer text runs alone."""
+    """Yield groups of at most `MOST_POSITIONS` positions, in order; a longer text runs alone."""
     group: list[Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])
-        if group and longest * (len(group) + 1) > PLACES:
+        if group and longest * (len(group) + 1) > MOST_POSITIONS:
             yield group
             group = []
         group.append(text)

@@ -154,7 +154,7 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
 
 # the maximum numbers of texts and of characters to read and sort together
 TEXTS, LETTERS = 4096, 2**19
-PLACES = 2**11  # the maximum number of positions per run; a longer text runs alone
+MOST_POSITIONS = 2**11  # the maximum number of positions per run; a longer text runs alone
 
 
 class Read(NamedTuple):
@@ -244,9 +244,9 @@ def _is_ids(texts: Any) -> bool:
 def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length.
 
-    A batch has at most `PLACES` positions and `most` weights per head; a longer text runs alone. If
-    the next text is shorter, a batch can end at half of `PLACES`, because texts of equal length
-    need no padding.
+    A batch has at most `MOST_POSITIONS` positions and `most` weights per head; a longer text runs
+    alone. If the next text is shorter, a batch can end at half of `MOST_POSITIONS`, because texts
+    of equal length need no padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -259,8 +259,8 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     for text in sorted(window, key=lambda text: -len(text.ids)):
         longest = len((batch or [text])[0].ids)
         size = (1 + len(batch)) * longest
-        shorter = len(text.ids) < longest and 2 * size > PLACES
-        if batch and (shorter or size > PLACES or size * longest > most):
+        shorter = len(text.ids) < longest and 2 * size > MOST_POSITIONS
+        if batch and (shorter or size > MOST_POSITIONS or size * longest > most):
             yield batch
             batch = []
         batch.append(text)

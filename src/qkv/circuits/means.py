@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.inputs import PLACES, Read, batches, check_model, room, watch, windows
+from qkv.circuits.inputs import MOST_POSITIONS, Read, batches, check_model, room, watch, windows
 from qkv.circuits.results import Result
 from qkv.layers.layer import starts_of
 from qkv.models.model import Model, handed_on
@@ -410,8 +410,8 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
                     f"{other.name} into {len(same.ids)} different tokens: give models with the "
                     "same tokenizer"
                 )
-        for batch in batches(window, PLACES * PLACES):
-            step = max(1, PLACES // 4 // len(batch[0].ids))  # for their logits
+        for batch in batches(window, MOST_POSITIONS * MOST_POSITIONS):
+            step = max(1, MOST_POSITIONS // 4 // len(batch[0].ids))  # for their logits
             for first in range(0, len(batch), step):
                 yield batch[first : first + step]
 

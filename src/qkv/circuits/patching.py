@@ -14,10 +14,10 @@ from qkv.models.model import Model, handed_on
 from qkv.trace import Trace
 from qkv.trace.activations import short_name
 
-PLACES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+POSITIONS = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
 HEADS = ("z", "pattern", "q", "k", "v")
 NEURONS = ("pre", "post")
-SITES = (*PLACES, *HEADS, *NEURONS)
+SITES = (*POSITIONS, *HEADS, *NEURONS)
 TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
 
 # (position, token), (position, token, other token), or a function from logits (1, T, V) to a
@@ -156,7 +156,7 @@ def pair_of(
     metric: Any,
     call: str,
     *,
-    sites: Sequence[str] = (*PLACES, *HEADS),
+    sites: Sequence[str] = (*POSITIONS, *HEADS),
     which: str = "",
 ) -> Pair:
     """Check the arguments, and run both texts."""
@@ -284,7 +284,7 @@ def patch(
 def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bool) -> Result:
     """Join the metrics of all pairs, (layers, ...); fill shorter texts with NaN."""
     at = pairs[0].at
-    unit = "token" if at in PLACES else "neuron" if at in NEURONS else "head"
+    unit = "token" if at in POSITIONS else "neuron" if at in NEURONS else "head"
     axes = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: values[0].ndim]
     of, words = "share restored" if normalize else "metric", None
     ground = 0.0 if normalize else float(np.mean([pair.low for pair in pairs]))
@@ -324,7 +324,7 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     """Return the axes along which one text's activation is patched, positions last."""
     if at not in SITES:
         raise ValueError(f"patch: at is {shown(at)}: choose among {', '.join(SITES)}")
-    unit, own = ("position", 0) if at in PLACES else ("neuron" if at in NEURONS else "head", 1)
+    unit, own = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
     axes = (0, 1) if at == "pattern" else (own, 0)
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
@@ -364,7 +364,7 @@ class _Group:
     def __init__(self, pairs: Sequence[Pair], axes: tuple[int, ...]) -> None:
         self.pairs, self.axes = pairs, axes
         self.model, self.at = pairs[0].model, pairs[0].at
-        self.by_position = self.at in PLACES or len(axes) == 2
+        self.by_position = self.at in POSITIONS or len(axes) == 2
         self.length = len(pairs[0].clean.ids)
 
     def metrics(self, layer: int) -> Array:
@@ -382,7 +382,7 @@ class _Group:
                 # positions after the metric's position do not affect the metric
                 differ[number, ..., 1 + pair.metric.position :] = False
         first, base = layer, self._inputs(layer)
-        is_resid = self.at in PLACES
+        is_resid = self.at in POSITIONS
         if is_resid and self.at != "resid_pre":
             # After attention, a block treats positions independently. So one run with all positions
             # patched gives the same results as one run per patched position.

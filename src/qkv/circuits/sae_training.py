@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.inputs import PLACES, rows_of
+from qkv.circuits.inputs import MOST_POSITIONS, rows_of
 from qkv.learn.optimizer import Schedule
 from qkv.models.model import Model
 from qkv.ops.linear import linear, linear_grad
@@ -203,7 +203,7 @@ def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
     batch: list[Any] = []
     for number, text in enumerate(ids, 1):
         batch.append(text)
-        if number < len(ids) and sum(map(len, batch)) + len(ids[number]) <= PLACES // 2:
+        if number < len(ids) and sum(map(len, batch)) + len(ids[number]) <= MOST_POSITIONS // 2:
             continue
         logits = model.trace(batch, names=[], logits=True, edit=edit)["logits"]
         for own, rows in zip(batch, logits, strict=True):

@@ -77,8 +77,8 @@ def info(model: str | None, as_json: bool) -> None:
         }
     if as_json:
         models = [
-            {"name": name, "place": place, "folder": None if folder is None else str(folder)}
-            for name, place, folder in places()
+            {"name": name, "place": source, "folder": None if folder is None else str(folder)}
+            for name, source, folder in places()
         ]
         print_json({**about, "models": models})
         return
@@ -87,8 +87,8 @@ def info(model: str | None, as_json: bool) -> None:
     if kernel is None:
         click.echo(NO_KERNEL)
     click.echo("models")
-    for name, place, folder in places():
-        tell(visible(f"  {name}: {place}"))
+    for name, source, folder in places():
+        tell(visible(f"  {name}: {source}"))
         tell(visible(f"      {folder if folder is not None else 'nothing found'}"))
     click.echo("  random: made on request, for lessons")
 

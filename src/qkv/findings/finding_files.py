@@ -118,13 +118,13 @@ def _fits(value: Any, rule: dict[str, Any]) -> bool:
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-Placed = TypeVar("Placed")
+Loaded = TypeVar("Loaded")
 _LARGEST_PICTURE = 2**24  # the maximum number of bytes of a picture
 
 
 def read_article(
-    path: str | os.PathLike[str], place: Callable[[Path, str], Placed]
-) -> tuple[str, list[str | Placed]]:
+    path: str | os.PathLike[str], load: Callable[[Path, str], Loaded]
+) -> tuple[str, list[str | Loaded]]:
     """Return `(title, parts)` of a Markdown file: the first heading, and all parts in order.
 
     A part is a string of HTML, or the finding that replaces `![claim](finding.json)`. HTML tags in
@@ -132,7 +132,7 @@ def read_article(
 
     Args:
         path: the Markdown file. Paths of findings and pictures are relative to the file's folder.
-        place: a function that takes a file and the claim in the article, and returns the finding.
+        load: a function that takes a file and the claim in the article, and returns the finding.
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.
@@ -154,11 +154,11 @@ def read_article(
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
-    parts: list[str | Placed] = []
-    for is_placed, some in groupby(tokens, key=lambda token: token.type == "finding"):
-        if is_placed:
+    parts: list[str | Loaded] = []
+    for is_finding, some in groupby(tokens, key=lambda token: token.type == "finding"):
+        if is_finding:
             images = [image for token in some for image in token.children or ()]
-            parts += [place(folder / _target(image), image.content) for image in images]
+            parts += [load(folder / _target(image), image.content) for image in images]
         else:
             parts.append(markdown.renderer.render(list(some), markdown.options, {}))
     headings = (inner for before, inner in pairwise(tokens) if before.type == "heading_open")
@@ -177,16 +177,18 @@ def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
         inline = next(left) if token.type == "paragraph_open" else None
         children = (inline or token).children or []
         images = [child for child in children if child.type == "image"]
-        placed = [image for image in images if _target(image).endswith(".json")]
-        others = [child for child in children if child not in placed and child.type != "softbreak"]
-        if placed and (others or token.level or inline is None):
+        findings = [image for image in images if _target(image).endswith(".json")]
+        others = [
+            child for child in children if child not in findings and child.type != "softbreak"
+        ]
+        if findings and (others or token.level or inline is None):
             raise ValueError(
-                f"{path}: {_target(placed[0])} is inside other text: put "
+                f"{path}: {_target(findings[0])} is inside other text: put "
                 "![claim](finding.json) in a separate paragraph"
             )
-        if placed:
+        if findings:
             next(left)  # paragraph_close
-            token.type, token.children = "finding", placed
+            token.type, token.children = "finding", findings
             yield token
         else:
             yield from filter(None, (token, inline))

@@ -308,9 +308,9 @@ def view_of(
             )
     parts: list[str | Finding] = []
     if article is not None:
-        title, parts = read_article(article, _placed)
-    placed = [_content(part) for part in parts if isinstance(part, Finding)]
-    parts += [one for one in listed if _content(one) not in placed]
+        title, parts = read_article(article, _load)
+    in_article = [_content(part) for part in parts if isinstance(part, Finding)]
+    parts += [one for one in listed if _content(one) not in in_article]
     every = [part for part in parts if isinstance(part, Finding)]
     if not every:
         where = "" if article is None else f" or placed in {article}"
@@ -343,7 +343,7 @@ def _content(one: Finding) -> dict[str, Any]:
     return one.to_dict() | {"claim": ""}
 
 
-def _placed(path: Path, claim: str) -> Finding:
+def _load(path: Path, claim: str) -> Finding:
     """Read a finding; a finding without a claim gets the claim in the article."""
     one = Finding.load(path)
     return one if one.claim else replace(one, claim=claim)

@@ -90,8 +90,8 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The position in the files at which the next line begins."""
+class Location:
+    """The location in the files at which the next line begins."""
 
     file: int = 0
     offset: int = 0
@@ -129,15 +129,15 @@ class Files:
         if not sum(self.sizes):
             raise ValueError(f"corpus: {self.named} is empty: give a text")
 
-    def block(self, place: Place, size: int = BLOCK) -> tuple[list[Line], Place]:
-        """Read about `size` bytes of lines at `place`; also return the place of the next line.
+    def block(self, location: Location, size: int = BLOCK) -> tuple[list[Line], Location]:
+        """Read about `size` bytes of lines at `location`; also return where the next line begins.
 
         Raises:
             ValueError: a line is not UTF-8 or is not text (the message names file and line), or a
                 file has become shorter.
         """
         lines: list[Line] = []
-        file, offset, number = place.file, place.offset, place.line
+        file, offset, number = location.file, location.offset, location.line
         while size > 0 and file < len(self.paths):
             with self.paths[file].open("rb") as stream:
                 stream.seek(offset)
@@ -152,15 +152,15 @@ class Files:
                     lines.append(Line(text, offset >= self.sizes[file]))
             if offset >= self.sizes[file]:
                 file, offset, number = file + 1, 0, 1
-        return lines, Place(file, offset, number)
+        return lines, Location(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
         """Yield all lines or, for larger files, a sample of about `most` bytes from all parts."""
         total = sum(self.sizes)
         if most is None or total <= most:
-            place = Place()
-            while place.file < len(self.paths):
-                lines, place = self.block(place)
+            location = Location()
+            while location.file < len(self.paths):
+                lines, location = self.block(location)
                 yield from (line.text for line in lines)
             return
         for file, size in enumerate(self.sizes):
@@ -229,7 +229,7 @@ class Corpus:
 
     def __init__(self, files: Files, cut: Cut, *, seed: int = 0, block: int = BLOCK) -> None:
         self._files, self._cut, self._seed, self._block = files, cut, seed, block
-        self._begin, self._number, self._epoch, self._next = Place(), 0, 0, 0
+        self._begin, self._number, self._epoch, self._next = Location(), 0, 0, 0
         self._sequences = self._from_here()
 
     def take(self) -> Array:
@@ -256,7 +256,7 @@ class Corpus:
             if end.file >= len(self._files.paths):
                 if not count:
                     raise ValueError(f"corpus: {self._files.named} gives no tokens: give more text")
-                self._begin, self._number, self._epoch, count = Place(), 0, self._epoch + 1, 0
+                self._begin, self._number, self._epoch, count = Location(), 0, self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
         """Return the current block, and the position in this block."""
@@ -280,7 +280,7 @@ class Corpus:
                 f"corpus: {self._files.named} has {sum(self._files.sizes)} bytes and had "
                 f"{sum(state['sizes'])} when the checkpoint was written: give the same text"
             )
-        self._begin, self._number = Place(**state["begin"]), state["number"]
+        self._begin, self._number = Location(**state["begin"]), state["number"]
         self._epoch, self._next, self._block = state["epoch"], state["next"], state["block"]
         self._sequences = self._from_here()
 

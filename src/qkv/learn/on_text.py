@@ -164,7 +164,7 @@ def train_on_text(
     home = named_folder(folder, "train")
     if not resume:
         need_free(home)
-    need_place(home)
+    need_writable(home)
     files = Files(run.corpus)
     need_two_words(files)
     count, size = len(files.paths), sum(files.sizes)
@@ -196,7 +196,7 @@ def train_on_text(
     )
 
 
-def need_place(folder: Path) -> None:
+def need_writable(folder: Path) -> None:
     """Raise an OSError if a folder, which may not exist yet, is not writable."""
     made = []
     try:

@@ -105,7 +105,7 @@ def mended(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> tuple[Mistake, ...]:
-    """Set the remedy, nudge and place of mistakes that lack them."""
+    """Set the remedy, nudge and location of mistakes that lack them."""
     return tuple(
         replace(
             one,

@@ -184,7 +184,7 @@ def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
     if design.head.embeds:
         return design
     missing = [names.tensor_of(name)[0] for name, _ in design.head.shapes(design.dim)]
-    there = {names.family.today(place) for place in tensors}
+    there = {names.family.today(tensor) for tensor in tensors}
     if not missing or not there.isdisjoint(missing):
         return design
     warnings.warn(

@@ -14,7 +14,7 @@ from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 
 Pieces = tuple[int, ...]  # The sizes of the blocks along one axis.
-Place = tuple[int, ...]  # A block's indices along (*lead, heads, key heads, queries, keys).
+Index = tuple[int, ...]  # A block's indices along (*lead, heads, key heads, queries, keys).
 CELLS, PER_HEAD, PER_ROW = (
     ("attn_mask", "bias"),
     ("alibi_slopes", "sinks"),
@@ -61,18 +61,18 @@ class Operand(NamedTuple):
     """A dask array with chunks that fit the blocks."""
 
     array: Any
-    axes: tuple[int | None, ...]  # for each array axis: the axis of a `Place`, None if not cut
+    axes: tuple[int | None, ...]  # for each array axis: the axis of an `Index`, None if not cut
 
-    def chunk(self, place: Place) -> tuple[int, ...]:
-        """Return the index of the chunk that the block at `place` reads."""
+    def chunk(self, index: Index) -> tuple[int, ...]:
+        """Return the index of the chunk that the block with this index reads."""
         follows = zip(self.axes, self.array.numblocks, strict=True)
-        return tuple(0 if axis is None or n == 1 else place[axis] for axis, n in follows)
+        return tuple(0 if axis is None or n == 1 else index[axis] for axis, n in follows)
 
-    def ref(self, place: Place) -> Any:
-        """Return a reference to the chunk that the block at `place` reads."""
+    def ref(self, index: Index) -> Any:
+        """Return a reference to the chunk that the block with this index reads."""
         from dask.task_spec import TaskRef
 
-        return TaskRef((self.array.name, *self.chunk(place)))
+        return TaskRef((self.array.name, *self.chunk(index)))
 
 
 @dataclass(frozen=True)
@@ -82,25 +82,25 @@ class Tasks:
     name: str
     below: Sequence[Any]  # dask arrays, and other layers
     tasks: dict[Any, Any] = field(default_factory=dict)
-    whole: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # joined results by place
+    whole: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # joined results by index
 
     def add(
-        self, place: tuple[Any, ...], work: Callable[..., Any], /, *args: Any, **more: Any
+        self, index: tuple[Any, ...], work: Callable[..., Any], /, *args: Any, **more: Any
     ) -> Any:
-        """Add a task at `place`; return a reference to its result."""
+        """Add a task at `index`; return a reference to its result."""
         from dask.task_spec import Task, TaskRef
 
-        key = (self.name, *place)
+        key = (self.name, *index)
         self.tasks[key] = Task(key, work, *args, **more)
         return TaskRef(key)
 
-    def add_tree(self, place: tuple[Any, ...], refs: list[Any], join: Callable[..., Any]) -> Any:
+    def add_tree(self, index: tuple[Any, ...], refs: list[Any], join: Callable[..., Any]) -> Any:
         """Add tasks that join the results of `refs` in pairs, in a fixed order."""
         level = 0
         while len(refs) > 1:
             pairs = [refs[n : n + 2] for n in range(0, len(refs), 2)]
             refs = [
-                self.add((*place, level, n), join, *pair) if len(pair) == 2 else pair[0]
+                self.add((*index, level, n), join, *pair) if len(pair) == 2 else pair[0]
                 for n, pair in enumerate(pairs)
             ]
             level += 1
@@ -130,7 +130,7 @@ class Blocks:
 
     call: Call  # A call whose arrays have shapes and types, but no data.
     operands: dict[str, Operand]  # Operands, keyed by argument name.
-    pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of a `Place`.
+    pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
     key_heads: tuple[int, ...]  # For each piece of heads, the piece of key heads.
     is_flat: bool  # Whether 2-D arrays got a head axis.
     token: str  # A name that is equal for equal calls.
@@ -149,23 +149,23 @@ class Blocks:
         """Return an empty layer; its name depends only on the call."""
         return Tasks(f"{name}-{self.token}", below)
 
-    def in_result(self, place: Place) -> tuple[int, ...]:
-        """Return the index of the result chunk `(*lead, Hq, L)` for the block at `place`."""
-        return (*place[:-3], place[-2])
+    def in_result(self, index: Index) -> tuple[int, ...]:
+        """Return the index of the result chunk `(*lead, Hq, L)` for the block with this index."""
+        return (*index[:-3], index[-2])
 
     def shape_in_result(self, at: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the result chunk for the block at `place`."""
+        """Return the shape of the result chunk at the index `at`."""
         return tuple(pieces[n] for pieces, n in zip(self.chunks, at, strict=True))
 
     def as_given(self, array: Any) -> Any:
         """Return a result without the head axis, if 2-D arrays got one."""
         return array[0] if self.is_flat else array
 
-    def rows(self) -> Iterator[tuple[Place, list[Place]]]:
+    def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        `first` is the place of the query block with key block 0. `seen` are its places with all key
-        blocks that the queries may see.
+        `first` is the index of the query block with key block 0. `seen` are its indices with all
+        key blocks that the queries may see.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
@@ -176,17 +176,17 @@ class Blocks:
                 here = (*row, h, key_head, i)
                 yield (*here, 0), [(*here, j) for j in seen]
 
-    def shape(self, operand: str, place: Place) -> tuple[int, ...]:
-        """Return the shape of the chunk that the block at `place` reads from an operand."""
+    def shape(self, operand: str, index: Index) -> tuple[int, ...]:
+        """Return the shape of the chunk that the block with this index reads from an operand."""
         array = self.operands[operand].array
-        index = self.operands[operand].chunk(place)
-        return tuple(pieces[n] for pieces, n in zip(array.chunks, index, strict=True))
+        chunk = self.operands[operand].chunk(index)
+        return tuple(pieces[n] for pieces, n in zip(array.chunks, chunk, strict=True))
 
-    def rules(self, place: Place) -> Rules:
-        """Return the rules of the block at `place`."""
-        call, rows = self.call, self._rows_at(place[:-4])
-        i, j = (_starts(self.pieces[axis])[place[axis]] for axis in (-2, -1))
-        length, keys = (self.pieces[axis][place[axis]] for axis in (-2, -1))
+    def rules(self, index: Index) -> Rules:
+        """Return the rules of the block with this index."""
+        call, rows = self.call, self._rows_at(index[:-4])
+        i, j = (_starts(self.pieces[axis])[index[axis]] for axis in (-2, -1))
+        length, keys = (self.pieces[axis][index[axis]] for axis in (-2, -1))
 
         def within(lengths: Array | None, start: int, most: int) -> Array | None:
             return None if lengths is None else np.asarray(np.clip(lengths[rows] - start, 0, most))
@@ -202,9 +202,9 @@ class Blocks:
             call.scale,
         )
 
-    def inputs(self, place: Place, *names: str) -> dict[str, Any]:
+    def inputs(self, index: Index, *names: str) -> dict[str, Any]:
         """Return references to chunks, keyed by operand name; skip missing operands."""
-        return {name: self.operands[name].ref(place) for name in names if name in self.operands}
+        return {name: self.operands[name].ref(index) for name in names if name in self.operands}
 
     def _rows_at(self, row: tuple[int, ...]) -> tuple[slice, ...]:
         starts = [_starts(pieces) for pieces in self.pieces[: len(row)]]

@@ -86,10 +86,10 @@ def _attended(blocks: Blocks) -> Tasks:
     tasks = blocks.tasks("attention-parts", blocks.arrays)
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
-        for place in seen:
-            sinks = ("sinks",) if place is seen[0] else ()  # sinks count once, in the first part
-            read = blocks.inputs(place, *_READ, *sinks)
-            refs.append(tasks.add((*at, place[-1]), _attend, blocks.rules(place), **read))
+        for index in seen:
+            sinks = ("sinks",) if index is seen[0] else ()  # sinks count once, in the first part
+            read = blocks.inputs(index, *_READ, *sinks)
+            refs.append(tasks.add((*at, index[-1]), _attend, blocks.rules(index), **read))
         if not seen:
             shapes = [blocks.shape(which, row) for which in ("query", "key", "value")]
             kind, read = blocks.call.plan.dtype, blocks.inputs(row, "sinks")
@@ -121,11 +121,11 @@ def _weights(blocks: Blocks, parts: Tasks) -> Any:
     tasks = blocks.tasks("attention-weights", [parts, *blocks.arrays])
     for row, seen in blocks.rows():
         at = blocks.in_result(row)
-        for place in seen:
-            read = blocks.inputs(place, *(name for name in _READ if name != "value"))
-            read |= {"values": blocks.shape("value", place), "part": parts.whole[at]}
-            tasks.add((*at, place[-1]), _weigh, blocks.rules(place), **read)
-        for j in {*range(len(keys))} - {place[-1] for place in seen}:
+        for index in seen:
+            read = blocks.inputs(index, *(name for name in _READ if name != "value"))
+            read |= {"values": blocks.shape("value", index), "part": parts.whole[at]}
+            tasks.add((*at, index[-1]), _weigh, blocks.rules(index), **read)
+        for j in {*range(len(keys))} - {index[-1] for index in seen}:
             shape = (*blocks.shape_in_result(at), keys[j])
             tasks.add((*at, j), np.broadcast_to, kind.type(0), shape)
     return tasks.array((*blocks.chunks, keys), kind)

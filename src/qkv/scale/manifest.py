@@ -40,7 +40,7 @@ class Folder:
         """`(file system, path)` of the folder."""
         return cast("tuple[Any, str]", need("fsspec", "scale").core.url_to_fs(self.path))
 
-    def place(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """Return the path of a file in the folder."""
         return f"{self.path.rstrip('/')}/{name}"
 
@@ -71,7 +71,7 @@ class Folder:
     def write(self, name: str, data: bytes) -> None:
         """Write a file completely, or not at all."""
         if self.is_local:
-            with replacing(self.place(name)) as file:
+            with replacing(self.path_of(name)) as file:
                 file.write(data)
             return
         files, path = self._there
@@ -103,7 +103,7 @@ class Folder:
         Raises:
             ValueError: the manifest cannot be read, or qkv did not write it.
         """
-        begin = f"{call}: {self.place(MANIFEST)} cannot be read"
+        begin = f"{call}: {self.path_of(MANIFEST)} cannot be read"
         try:
             data = self.read(MANIFEST)
         except OSError as error:
@@ -196,7 +196,7 @@ def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
     if folder.is_local and os.name == "posix":
         import fcntl
 
-        with Path(folder.place(LOCK)).open("a+b") as file:
+        with Path(folder.path_of(LOCK)).open("a+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -231,7 +231,7 @@ def same_origin(origin: str, host: str) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    r"""Describe an error and its place in the code in one line, without control characters.
+    r"""Describe an error and its location in the code in one line, without control characters.
 
     >>> in_one_line(ValueError("a\nb\x1b[31m"))
     'ValueError: a\\nb\\x1b[31m'

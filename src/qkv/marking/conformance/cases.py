@@ -19,7 +19,7 @@ _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if featur
 FEATURES = tuple(_ROWS)
 # options that are arrays: `Case.options` describes their shapes as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
-_PLACED = ("is_causal", "window", "alibi_slopes")  # depend on query and key positions
+_POSITIONAL = ("is_causal", "window", "alibi_slopes")  # depend on query and key positions
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Case:
             if self.feature not in _FEATURES_OF.get(name, ())
         }
         case = replace(self, options=own, feature="plain")
-        if "q_offset" in own and not {*own} & {*_PLACED}:
+        if "q_offset" in own and not {*own} & {*_POSITIONAL}:
             case = replace(case, options={k: v for k, v in own.items() if k != "q_offset"})
         without: dict[str, dict[str, Any]] = {
             "half precision": {"dtype": "float32"},
@@ -267,7 +267,7 @@ def smaller(case: Case) -> Iterator[Case]:
             sizes = {name: size}
             if case.d == case.dv and name in ("d", "dv"):
                 sizes = {"d": size, "dv": size}
-            if case.L == case.S and name in ("L", "S") and {*case.options} & {*_PLACED}:
+            if case.L == case.S and name in ("L", "S") and {*case.options} & {*_POSITIONAL}:
                 sizes = {"L": size, "S": size}
             if case.Hq == case.Hkv and name in ("Hq", "Hkv"):
                 sizes = {"Hq": size, "Hkv": size}

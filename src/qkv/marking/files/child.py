@@ -125,7 +125,7 @@ class _Submission:
         """Call a function; record changed inputs, library calls and printed lines."""
         function = self.callable.setdefault(request["of"], takes_tensors(thing))
         sent: dict[int | str, Packed] = {**dict(enumerate(request["given"])), **request["named"]}
-        values = {place: unpack(packed, self._held) for place, packed in sent.items()}
+        values = {argument: unpack(packed, self._held) for argument, packed in sent.items()}
         positional = [values[number] for number in range(len(request["given"]))]
         named = {name: values[name] for name in request["named"]}
         watch = Watch()
@@ -139,9 +139,9 @@ class _Submission:
             except BaseException as error:
                 reply["error"] = _packed_error(error)
         reply["after"] = [
-            [place, now]
-            for place, packed in sent.items()
-            if packed.get("r") is None and (now := self._plain(values[place])) != packed
+            [argument, now]
+            for argument, packed in sent.items()
+            if packed.get("r") is None and (now := self._plain(values[argument])) != packed
         ]
         reply["stale"] = self._stale()
         reply["called"], reply["printed"] = sorted(watch.called), unread.lines

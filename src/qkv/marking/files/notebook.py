@@ -46,10 +46,10 @@ class Notebook:
         vars(module)["display"] = lambda *_things, **_options: None  # replaces IPython's display()
         failed = []
         for number, source in self.cells:
-            place = f"{name}, code cell {number}"
-            linecache.cache[place] = (len(source), None, source.splitlines(keepends=True), place)
+            file = f"{name}, code cell {number}"
+            linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
             try:
-                exec(compile(source, place, "exec"), vars(module))
+                exec(compile(source, file, "exec"), vars(module))
             except RAISED as error:
                 failed.append(f"Code cell {number} fails: {in_words(error)}")
             done()

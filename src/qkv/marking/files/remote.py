@@ -49,9 +49,10 @@ class Remotes:
         reply = self._ask({"do": "call", "of": self._numbers[id(thing)], **sent})
         for number, packed in reply.get("stale", ()):
             _write(self._things[int(number)], self._read(packed))
-        for place, packed in reply.get("after", ()):
+        for argument, packed in reply.get("after", ()):
             _write(
-                named[place] if isinstance(place, str) else positional[place], self._read(packed)
+                named[argument] if isinstance(argument, str) else positional[argument],
+                self._read(packed),
             )
         self.helped.update(map(str, reply.get("called", ())))
         if isinstance(sys.stdout, Unread):

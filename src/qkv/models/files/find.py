@@ -186,8 +186,8 @@ def cached(hub_id: str, revision: str | None = None) -> Path | None:
 def packaged(known: Known) -> Path | None:
     """Return the model's folder in its package, without importing the package."""
     spec = find_spec(known.package)
-    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
-        folder = Path(place, known.folder)
+    for location in (spec.submodule_search_locations or ()) if spec is not None else ():
+        folder = Path(location, known.folder)
         if _has_model(folder):
             return folder
     return None

@@ -21,11 +21,11 @@ class Module:
 
     Attributes:
         kind: the name of its class.
-        place: the folder of its files inside the model's folder.
+        subfolder: the folder of its files, inside the model's folder.
     """
 
     kind: str
-    place: str
+    subfolder: str
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def read_routing(folder: Path) -> Routing:
     return routing
 
 
-def _module(path: Path, kind: Any, place: Any) -> Module:
+def _module(path: Path, kind: Any, subfolder: Any) -> Module:
     """Return the module that an entry in a file describes."""
     name = str(kind).rpartition(".")[2]
     if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
@@ -95,15 +95,15 @@ def _module(path: Path, kind: Any, place: Any) -> Module:
             f"{path}: qkv does not support the module {kind!s:.80}: the supported modules of "
             f"sentence-transformers are {', '.join(READ)} and Router"
         )
-    return Module(name, _inside(path, place))
+    return Module(name, _inside(path, subfolder))
 
 
-def _inside(path: Path, place: Any) -> str:
+def _inside(path: Path, inner: Any) -> str:
     """Return a path inside the folder of a file, or raise if the path leads out of the folder."""
-    parts = PurePosixPath(place).parts if isinstance(place, str) else ("..",)
-    if ".." in parts or str(place).startswith("/") or "\\" in str(place) or ":" in str(place):
-        raise ModelError(f"{path}: the path {place!r:.80} leads out of the model's folder")
-    return str(place)
+    parts = PurePosixPath(inner).parts if isinstance(inner, str) else ("..",)
+    if ".." in parts or str(inner).startswith("/") or "\\" in str(inner) or ":" in str(inner):
+        raise ModelError(f"{path}: the path {inner!r:.80} leads out of the model's folder")
+    return str(inner)
 
 
 def _routed(folder: Path, modules: list[Module]) -> Routing:
@@ -113,7 +113,7 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
         return Routing({"": tuple(modules)}, files=(MODULES,))
     if len(numbers) > 1:
         raise ModelError(f"{folder / MODULES}: it has {len(numbers)} routers: qkv supports one")
-    number, home = numbers[0], modules[numbers[0]].place
+    number, home = numbers[0], modules[numbers[0]].subfolder
     file = next((name for name in (ROUTER, CONFIG) if (folder / home / name).is_file()), ROUTER)
     path = folder / home / file
     values = read_json(path)
@@ -139,8 +139,8 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
             raise ModelError(f"{path}: it has a router in a router: qkv supports one router")
     before, after = tuple(modules[:number]), tuple(modules[number + 1 :])
     whole = {name: (*before, *way, *after) for name, way in own.items()}
-    place = str(PurePosixPath(home, file))
-    return Routing(whole, *_choice(path, options or {}, whole), files=(MODULES, place))
+    inner = str(PurePosixPath(home, file))
+    return Routing(whole, *_choice(path, options or {}, whole), files=(MODULES, inner))
 
 
 def _choice(
@@ -188,7 +188,7 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
 
 def _pools_itself(folder: Path, module: Module) -> bool:
     """Return whether a module is a CLIP model, which pools texts itself."""
-    config = folder / module.place / CONFIG
+    config = folder / module.subfolder / CONFIG
     is_model = module.kind in ("Transformer", "CLIPModel") and config.is_file()
     return is_model and str(read_json(config).get("model_type")).startswith("clip")
 

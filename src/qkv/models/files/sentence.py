@@ -113,12 +113,12 @@ class Sentence:
 
     def _tokenizer_config(self) -> Config:
         """Return the contents of tokenizer_config.json; `{}` if the file is missing."""
-        place = str(PurePosixPath(self.home, TOKENIZER_CONFIG))
+        path = str(PurePosixPath(self.home, TOKENIZER_CONFIG))
         try:
-            values = json.loads(self.files.get(place, b"{}"))
+            values = json.loads(self.files.get(path, b"{}"))
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{place}: it is not valid JSON: {error}") from error
-        return Config(values if isinstance(values, dict) else {}, place)
+            raise ModelError(f"{path}: it is not valid JSON: {error}") from error
+        return Config(values if isinstance(values, dict) else {}, path)
 
     def prepared(self, text: str) -> str:
         """Return the text for the tokenizer, in lower case if necessary."""
@@ -216,9 +216,9 @@ _CLASSES = {
 }
 # The activations of a linear layer, keyed by the full and the short name of torch's class.
 ACTIVATIONS = {
-    f"torch.nn.{place}": None if name == "Identity" else name.lower()
+    f"torch.nn.{path}": None if name == "Identity" else name.lower()
     for name, file in _CLASSES.items()
-    for place in (f"modules.{file}", name)
+    for path in (f"modules.{file}", name)
 }
 
 
@@ -237,13 +237,13 @@ def read_sentence(
     """
     fields: dict[str, Any] = {}  # the attributes of `Sentence` that come from files
     kinds = [module.kind for module in modules]
-    home = fields["home"] = modules[0].place if modules else ""
+    home = fields["home"] = modules[0].subfolder if modules else ""
     fields["static"] = kinds[:1] == ["StaticEmbedding"]
     if "Pooling" in kinds:
-        fields |= _pooling(folder / modules[1].place / CONFIG)
+        fields |= _pooling(folder / modules[1].subfolder / CONFIG)
     last = [module for module in modules if module.kind in STEPS]
-    fields["steps"] = tuple(_STEPS[module.kind](folder, module.place) for module in last)
-    files = [PROMPTS, *listed, *(f"{module.place}/{CONFIG}" for module in modules[1:])]
+    fields["steps"] = tuple(_STEPS[module.kind](folder, module.subfolder) for module in last)
+    files = [PROMPTS, *listed, *(f"{module.subfolder}/{CONFIG}" for module in modules[1:])]
     fields |= _prompts(folder / PROMPTS)
     if not fields["static"]:
         fields |= _limit(folder / home, bool(modules))
@@ -275,9 +275,9 @@ def _pooling(path: Path) -> dict[str, Any]:
     return {"modes": tuple(modes), "has_pooling": True, "include_prompt": include_prompt}
 
 
-def _dense(folder: Path, place: str) -> Dense:
-    """Read the linear layer in the subfolder `place` of the model's folder."""
-    config = Config.read(folder / place / CONFIG)
+def _dense(folder: Path, subfolder: str) -> Dense:
+    """Read the linear layer in `subfolder` of the model's folder."""
+    config = Config.read(folder / subfolder / CONFIG)
     inputs, outputs = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)
     activation = config.choice(
@@ -289,10 +289,10 @@ def _dense(folder: Path, place: str) -> Dense:
     expected: dict[str, tuple[int, ...]] = {"linear.weight": (outputs, inputs)}
     expected |= {"linear.bias": (outputs,)} if has_bias else {}
     expected |= {"residual.weight": (outputs, inputs)} if residual and inputs != outputs else {}
-    arrays = _arrays(folder / place, expected)
+    arrays = _arrays(folder / subfolder, expected)
     through = arrays.get("residual.weight")
     return Dense(
-        place,
+        subfolder,
         frozen(arrays["linear.weight"]).T,
         arrays.get("linear.bias"),
         activation,
@@ -301,27 +301,27 @@ def _dense(folder: Path, place: str) -> Dense:
     )
 
 
-def _norm(folder: Path, place: str) -> Norm:
-    """Read the LayerNorm in the subfolder `place` of the model's folder."""
-    config = Config.read(folder / place / CONFIG)
+def _norm(folder: Path, subfolder: str) -> Norm:
+    """Read the LayerNorm in `subfolder` of the model's folder."""
+    config = Config.read(folder / subfolder / CONFIG)
     size = (config.size("dimension", 0),)
     config.finish(())
-    arrays = _arrays(folder / place, {"norm.weight": size, "norm.bias": size})
-    return Norm(place, arrays["norm.weight"], arrays["norm.bias"])
+    arrays = _arrays(folder / subfolder, {"norm.weight": size, "norm.bias": size})
+    return Norm(subfolder, arrays["norm.weight"], arrays["norm.bias"])
 
 
-def _length_one(folder: Path, place: str) -> LengthOne:
+def _length_one(folder: Path, subfolder: str) -> LengthOne:
     """Return the module that scales to length 1; old folders have no file for it."""
-    if (folder / place / CONFIG).is_file() and place:
-        _need_vectors(Config.read(folder / place / CONFIG))
-    return LengthOne(place)
+    if (folder / subfolder / CONFIG).is_file() and subfolder:
+        _need_vectors(Config.read(folder / subfolder / CONFIG))
+    return LengthOne(subfolder)
 
 
 _STEPS: Mapping[str, Callable[[Path, str], Step]] = {
     "Dense": _dense,
     "LayerNorm": _norm,
     "Normalize": _length_one,
-    "Dropout": lambda folder, place: Step(place),
+    "Dropout": lambda folder, subfolder: Step(subfolder),
 }
 
 

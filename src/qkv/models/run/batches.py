@@ -178,8 +178,8 @@ class Joined:
             self._begin(arrays)
         for name, array in arrays.items():
             if name not in self._same:
-                place = (slice(first, first + len(array)), *map(slice, array.shape[1:]))
-                self.arrays[name][place] = array
+                cells = (slice(first, first + len(array)), *map(slice, array.shape[1:]))
+                self.arrays[name][cells] = array
 
     def _begin(self, arrays: Mapping[str, Array]) -> None:
         firsts: dict[int, str] = {}
