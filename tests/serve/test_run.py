@@ -18,7 +18,7 @@ from .conftest import Served, serve
 SMALL = """
 import sys, time
 import qkv
-from qkv.serve import run as running
+from qkv.serve import app as running
 from qkv.serve.limits import Limits
 
 running.GRACE = 3

@@ -23,12 +23,12 @@ from qkv.serve.errors import ERRORS, Refused, failed
 from qkv.serve.guard import Guard, Numbers
 from qkv.serve.limits import Limits
 from qkv.serve.protocol import Connection
-from qkv.serve.routes import about, completions, embeddings, rerank, trace
+from qkv.serve.routes import about, completions, embeddings, home, rerank, trace
 from qkv.serve.work import Worker
 from qkv.signals import answering
 from qkv.visible import visible
 
-_ROUTERS = [route.router for route in (embeddings, completions, trace, rerank, about)]
+_ROUTERS = [route.router for route in (home, embeddings, completions, trace, rerank, about)]
 
 # The worker's attributes that `/metrics` reports.
 _WATCHED = {
