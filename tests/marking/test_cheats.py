@@ -67,9 +67,9 @@ CHEATS = {
     "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv."),
     "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv."),
     "it borrows the marker's answer": (
-        "import numpy as np\nfrom qkv.marking.tasks.attention import inputs, steps\n"
+        "import numpy as np\nfrom qkv.marking.tasks.attention import steps\n"
         "def attention(q, k, v):\n"
-        "    return steps.answer(inputs.Case({'query': q, 'key': k, 'value': v})).out",
+        "    return steps.answer(steps.Case({'query': q, 'key': k, 'value': v})).out",
         "qkv.",
     ),
     "it imports where nobody looks": (
