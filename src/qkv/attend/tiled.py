@@ -21,7 +21,9 @@ from qkv.ops.threads import go_on, one_blas_thread
 
 QUERIES = 256  # The rows of a block: the queries of all heads that share a key head.
 KEYS = 512  # The columns of a block.
-CELLS = QUERIES * KEYS  # The scores of a block, which may hold several small heads and texts.
+CELLS = (
+    QUERIES * KEYS
+)  # the number of scores in a tile, which may hold several small heads and texts
 FEW = 16  # If a head has fewer queries, keys are not transposed in memory.
 NEAR = 8.0  # Scores from -NEAR to NEAR need no shift, because their exp is moderate.
 

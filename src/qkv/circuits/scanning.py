@@ -442,8 +442,8 @@ def scan_heads(
     Source:
         Examples with the largest activations: Zeiler and Fergus 2014, "Visualizing and
         Understanding Convolutional Networks", section 4. "strongest": Voita et al. 2019,
-        "Analyzing Multi-Head Self-Attention", section 4.2, which calls the mean of "strongest"
-        confidence.
+        "Analyzing Multi-Head Self-Attention", section 4.2, where the mean of "strongest" is
+        called "confidence".
 
     >>> import qkv
     >>> texts = ["I sat on the bank of the river.", "The bank charged a fee for the loan."]

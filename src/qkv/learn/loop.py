@@ -88,10 +88,10 @@ def train(
     The folder gets the model, which `qkv.load` reads; metrics.jsonl with a line for each step;
     checkpoints/ with the last two checkpoints; and snapshots/, models of earlier steps in float16.
 
-    With `resume=True`, a killed run continues from its last checkpoint and gives the same result,
-    bit for bit if only `steps` limits the run. After Ctrl-C, SIGTERM, SIGHUP or SIGQUIT the step
-    ends, and checkpoint and model are saved. A step is skipped with a warning if its gradient is
-    not finite.
+    With `resume=True`, a killed run continues from its last checkpoint and gives the same result.
+    The result is the same bit by bit if `steps` is the only limit of the run. After Ctrl-C,
+    SIGTERM, SIGHUP or SIGQUIT, the step ends, and checkpoint and model are saved. A step is skipped
+    with a warning if its gradient is not finite.
 
     Args:
         network: the network to train.

@@ -186,7 +186,8 @@ class Marking:
         self.nothing_done = findings.nothing_done
         # cases that stay right if weights are truncated to 0 or 1
         self.of_weight_one: Sequence[Case] = ()
-        self.explained = False  # did outputs of a test (not only errors) match known steps?
+        # whether the values that a test returned, and not only its errors, match known steps
+        self.explained = False
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
         self.tried: list[str] = []

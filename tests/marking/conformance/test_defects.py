@@ -40,7 +40,7 @@ def test_tiles_and_numbers_are_told():
     [
         (others.split_keys, "plain", "each tile of 32 keys used its own maximum"),
         (others.packed_groups, "grouped heads", "the kernel grouped heads as 0 1 0 1"),
-        (others.banded, "window", "the window reached one key too few to the left"),
+        (others.banded, "window", "the window was one key too short on the left"),
         (others.with_log2, "sinks", "the kernel used base 2 for sinks"),
         (others.paged, "lengths", "the kernel rounded key_lengths up to whole tiles of 16 keys"),
         (blind.forgotten_output, "plain", "the kernel did not rescale the running output"),

@@ -227,7 +227,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # a second parameter with a default gets no argument, unless it is named `at`
+    # if the second parameter has a default, it receives nothing, unless it is named `at`
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)

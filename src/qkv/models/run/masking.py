@@ -113,7 +113,7 @@ def from_start(number: int, count: int, source: str, what: str, whole: str, call
     """Return the non-negative number of one of `count` layers or heads; -1 is the last."""
     if not -count <= number < count:
         raise ValueError(
-            f"{call}: {source} has {what} {number} and {whole} has {count}, "
+            f"{call}: {source} names {what} {number}, but {whole} has {count}, "
             f"numbered 0 to {count - 1}"
         )
     return number % count

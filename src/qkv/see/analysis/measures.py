@@ -12,7 +12,7 @@ from qkv.see.analysis.head_weights import Heads, Summary
 # The limits by which views choose a head. The file assets/store/rule.js has the same limits, and
 # docs/views.md explains them.
 STANDS_OUT = 0.1  # The smallest difference of a weight or a probability that is a finding.
-OF_PLACES = 0.4  # A head with this average weight, or a larger one, attends to a position.
+OF_PLACES = 0.4  # A head attends to a position if its average weight there is at least this number.
 
 Measure = Callable[[Array], Array]  # computes one number per head from weights (H, L, S)
 

@@ -55,7 +55,7 @@ class ChosenHead:
         link: the head's strongest link, if it has one; for a text with a gap, the link from the
             gap.
         reason: a clause that says why this head is shown.
-        stands_out: whether the head is a finding; None if the reader asked for the head.
+        stands_out: whether the head stands out from all others; None if the caller chose the head.
         headline: a sentence that says more about the head than the link does; may be empty.
     """
 

@@ -190,7 +190,7 @@ class Bars(Panel):
 
     @property
     def signed(self) -> bool:
-        """Return whether bars begin in the middle because some numbers are below `ground`."""
+        """Return True if some numbers are below `ground`, so that bars begin in the middle."""
         return any(value < self.ground for value in self.values)
 
 

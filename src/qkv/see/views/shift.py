@@ -1,4 +1,4 @@
-"""The shift of word vectors as a view: static and contextual vectors in one plane, by layer."""
+"""The view of the shift of word vectors: static and contextual vectors in one plane per layer."""
 
 from __future__ import annotations
 

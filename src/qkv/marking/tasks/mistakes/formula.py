@@ -80,12 +80,12 @@ SHAPES = (_TEXTS.mistake("scale-value-size", {"scale": lambda s, n: s / np.sqrt(
 
 
 def _max(**over: Any) -> dict[str, Any]:
-    """Return softmax steps that subtract a different maximum."""
+    """Return the step of a softmax that subtracts another maximum than that of each row."""
     return {"shift": lambda s: s - s.max(**over)}
 
 
 def _sum(**over: Any) -> dict[str, Any]:
-    """Return softmax steps that divide by a different sum."""
+    """Return the step of a softmax that divides by another sum than that of each row."""
     return {"normalise": lambda e: e / e.sum(**over)}
 
 
