@@ -140,7 +140,7 @@ def test_the_unfolded_page_shows_them_and_complains_of_nothing(
     trace = view.model.trace(TEXT)
     detail = page.locator("[data-part=steps] .row-table, [data-part=head] .row-table").first
     detail.locator("summary").click()
-    query = int(view.opening.place) if view.model.generates else view.opening.place
+    query = int(view.opening.position) if view.model.generates else view.opening.position
     cells = detail.locator("tbody tr").evaluate_all(
         "rows => rows.map((row) => [...row.querySelectorAll('td')].slice(0, 4)"
         ".map((td) => td.textContent))"

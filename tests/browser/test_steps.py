@@ -67,7 +67,7 @@ def test_both_say_the_same_of_each_step(
         trace = Trace(arrays, settings={layer: {"is_causal": True, "scale": 0.3}}, **about)
     for steps, by in ((found, model), (bare, None)):
         walk = walk_head(trace, layer, HEAD[1], by)
-        assert walk.place == PLACE
+        assert walk.position == PLACE
         own = {step.name: json.loads(json.dumps(vars(step), default=str)) for step in walk.steps}
         shared = [said(step) for step in steps if step["name"] in own]
         if by is None:  # a page adds up what Python takes from the trace then

@@ -365,7 +365,7 @@ def test_ribbons_are_those_of_the_row_that_is_chosen(visit: Visit) -> None:
     page = visit(walk_page(walk))
     steps = {step.name: step.values.astype(np.float64) for step in walk.steps}
     page.get_by_role("tab", name=re.compile(r"^\d+ R:")).click()
-    for row in (walk.place, 3, 0):
+    for row in (walk.position, 3, 0):
         page.locator(".map").first.focus()
         press(page, "ArrowDown", "Control+Home", *["ArrowDown"] * row, "Enter")
         assert f"vector of {walk.tokens[row]} has" in page.locator(".walk-panel .note").inner_text()

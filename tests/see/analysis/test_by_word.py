@@ -46,7 +46,7 @@ def test_pieces_receive_together_and_look_on_average() -> None:
             for head in given[layer]
         ]
         np.testing.assert_allclose(merged.weights[layer], expected, atol=1e-12)
-    assert [merged.queries.place(row) for row in range(4)] == [0, 1, 4, 5]
+    assert [merged.queries.position(row) for row in range(4)] == [0, 1, 4, 5]
     assert merged.queries.rows_of([2, 3, 5]) == [1, 3]
 
 

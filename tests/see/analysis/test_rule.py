@@ -198,7 +198,7 @@ def test_where_nothing_stands_out_the_headline_claims_nothing(text: str, model: 
     assert not shown.elsewhere
     if shown.head.link is not None:
         assert shown.sentence.endswith(", less than 0.10 above what is usual.")
-        assert not shown.head.link.of_places
+        assert not shown.head.link.of_positions
 
 
 def test_other_sentences_open_on_a_link_that_is_above_what_is_usual(model: qkv.Model) -> None:

@@ -156,7 +156,7 @@ def test_a_layer_counted_from_the_end_is_the_models() -> None:
     heads = heads_of(made_trace(TOKENS, weights(2, 3)))
     chosen, _ = selection.choose_head(heads, -1, -3)
     assert (chosen.layer, chosen.head) == (1, 0)
-    assert selection.places_among(heads, -2, -1, "show") == [(0, 2)]
+    assert selection.heads_among(heads, -2, -1, "show") == [(0, 2)]
     some = Trace(dict(made_trace(TOKENS, weights(2, 3)).items()), tokens=[TOKENS], num_layers=4)
     with pytest.raises(IndexError, match="no layer -1: the layers are 0 to 1"):
         selection.choose_head(heads_of(some), -1)

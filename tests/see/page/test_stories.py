@@ -71,6 +71,6 @@ def test_the_walk_through_its_head_goes_on_to_its_word(story: Story) -> None:
     view = walk(story.sentence, layer, head)
     (first, chance), *_ = view.words
     assert first == story.before
-    assert view.walk.tokens[view.walk.place] == "[MASK]"
+    assert view.walk.tokens[view.walk.position] == "[MASK]"
     ((_, expected),) = qkv.load("books").predict(story.sentence, top_k=1)[0]
     assert chance == pytest.approx(expected, rel=1e-3)

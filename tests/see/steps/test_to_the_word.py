@@ -203,7 +203,7 @@ def test_every_step_is_that_of_the_formula_in_its_order(family: Any, last: bool)
     layer = model.num_layers - 1 if last else 0
     view = walk(model.trace(IDS), layer, 1, model=model)
     wide = {one: np.float64(array) for one, array in model.parameters.items()}
-    expected = BY_HAND[name](wide, layer, view.walk.place)
+    expected = BY_HAND[name](wide, layer, view.walk.position)
     assert behind(view) == list(expected)
     steps = {step.name: step for step in view.steps}
     for one, values in expected.items():
@@ -229,7 +229,7 @@ def test_every_step_is_that_of_the_trace(family: Any) -> None:
     else:
         expected |= {"Y": trace["resid_post", 0][0], "Z": trace["resid_post", end][0]}
         expected["final"] = trace["ln_final.hook_normalized"][0]
-    expected["logits"] = trace["logits"][0][[view.walk.place]]
+    expected["logits"] = trace["logits"][0][[view.walk.position]]
     for one, values in expected.items():
         assert steps[one].values.shape == values.shape
         atol = 3e-6 * max(1.0, float(np.abs(values).max()))
@@ -253,7 +253,7 @@ def test_the_lines_run_and_every_number_has_a_sum(family: Any) -> None:
 def test_shapes_and_what_is_shown_of_wide_steps(family: Any) -> None:
     name, model = family
     view = walk(model.trace(IDS), 0, 1, model=model)
-    steps, place = {step.name: step for step in view.steps}, view.walk.place
+    steps, place = {step.name: step for step in view.steps}, view.walk.position
     size, token = model.dim, view.walk.tokens[place]
     assert steps["pre"].shape == steps["post"].shape == "(T=6, F=20)"
     assert steps["mlp"].shape == steps["Z"].shape == f"(T=6, D={size})"
@@ -307,7 +307,7 @@ def test_logits_that_are_capped_are_capped_in_a_step_of_their_own() -> None:
     assert behind(view)[-3:] == ["raw", "logits", "probs"]
     np.testing.assert_allclose(names["logits"], 3 * np.tanh(names["raw"] / 3), rtol=1e-5)
     np.testing.assert_allclose(
-        names["logits"], view.walk.trace["logits"][0][[view.walk.place]], atol=1e-4
+        names["logits"], view.walk.trace["logits"][0][[view.walk.position]], atol=1e-4
     )
     assert every_sum(view) > 500
 
@@ -333,7 +333,7 @@ def test_a_mask_token_is_the_place_and_its_words_are_those_of_predict() -> None:
     for layer, head in ((0, 0), (1, 2), (model.num_layers - 1, model.num_heads - 1)):
         view = walk(BLANK, layer, head, model=model)
         place = view.walk.tokens.index("[MASK]")
-        assert view.walk.place == place
+        assert view.walk.position == place
         scores = next(step for step in view.steps if step.name == "scores")
         assert scores.cell[0] == place
         assert [word for word, _ in view.words] == [word for word, _ in guesses]
@@ -347,7 +347,7 @@ def test_a_mask_token_is_the_place_and_its_words_are_those_of_predict() -> None:
 
 def test_of_several_mask_tokens_it_is_the_first() -> None:
     view = walk("The [MASK] sat on the [MASK].")
-    assert view.walk.place == view.walk.tokens.index("[MASK]")
+    assert view.walk.position == view.walk.tokens.index("[MASK]")
 
 
 def test_the_key_of_a_mask_token_is_a_word_or_else_what_it_looks_at_most() -> None:
@@ -381,7 +381,7 @@ def test_what_a_later_block_was_edited_to_give_is_what_the_words_are_of() -> Non
     model = random_of(GPT2)
     trace = model.trace(IDS, edit={("resid_post", 1): np.negative}, logits=True)
     view = walk(trace, 0, 0, model=model)
-    share = softmax(trace["logits"][0, view.walk.place].astype(np.float64))
+    share = softmax(trace["logits"][0, view.walk.position].astype(np.float64))
     assert view.words[0] == (str(share.argmax()), pytest.approx(share.max(), abs=1e-12))
     assert view.difference < 5e-5
     trace = model.trace(IDS, edit={"ln_final.hook_normalized": np.negative})
@@ -395,7 +395,7 @@ def test_what_a_later_block_was_edited_to_give_is_what_the_words_are_of() -> Non
 def test_a_decoder_says_what_follows_the_place() -> None:
     model = random_of(GPT2)
     view = walk(model.trace(IDS), 1, 0, model=model)
-    token = view.walk.tokens[view.walk.place]
+    token = view.walk.tokens[view.walk.position]
     assert view.steps[-1].title == f"Softmax: the probability of each word to follow {token}"
     assert view.sentence.startswith(f"The likeliest word after {token} is ")
 
@@ -492,7 +492,7 @@ def test_a_wrong_number_anywhere_shows_as_a_difference() -> None:
     for name in (f"blocks.1.{hook}" for hook in (*names, "hook_resid_post")):
         wrong = changed(trace, name, (0, 2, 3), trace[name][0, 2, 3] + 0.25)
         assert walk(wrong, 1, model=model).difference == pytest.approx(0.25, rel=1e-3), name
-    trace, place = model.trace(IDS, logits=True), (0, own.place, 3)
+    trace, place = model.trace(IDS, logits=True), (0, own.position, 3)
     wrong = changed(trace, "logits", place, trace["logits"][place] + 0.25)
     assert walk(wrong, 1, model=model).difference == pytest.approx(0.25, rel=1e-3)
 
@@ -519,7 +519,7 @@ def test_json_has_the_few_numbers_and_the_words() -> None:
     words = data["words"]
     assert [one["word"] for one in words] == steps["probs"]["columns"]
     assert [one["probability"] for one in words] == pytest.approx(steps["probs"]["values"][0])
-    assert data["place"] == view.walk.place
+    assert data["place"] == view.walk.position
     assert len(data["own"][0]) == len(data["recomputed"][0]) == 8
 
 

@@ -117,7 +117,7 @@ def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
 )
 def test_texts_of_other_kinds(small: qkv.Model, text: str, place: int, hidden: bool) -> None:
     view = play(text, model=small)
-    assert view.opening.place == place
+    assert view.opening.position == place
     assert bool(view.opening.hidden) is hidden
     assert place not in view.opening.hidden
     assert view.opening.after == view.opening.before or hidden

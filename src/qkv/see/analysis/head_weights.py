@@ -63,16 +63,16 @@ class Axis:
         """Mark words and subwords, but not special tokens or punctuation."""
         return is_word(self.tokens, self.special)
 
-    def place(self, row: int) -> int:
+    def position(self, row: int) -> int:
         """Return the position of a row's first token in the text."""
         return row if self.spans is None else self.spans[row][0]
 
-    def rows_of(self, places: Iterable[int]) -> list[int]:
+    def rows_of(self, positions: Iterable[int]) -> list[int]:
         """Return the rows that contain the tokens at these positions."""
         if self.spans is None:
-            return list(places)
+            return list(positions)
         firsts = [first for first, _, _ in self.spans]
-        return sorted({bisect_right(firsts, place) - 1 for place in places})
+        return sorted({bisect_right(firsts, position) - 1 for position in positions})
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,11 +170,11 @@ class Heads:
             `(weights, keys)`, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept.
             Weights of all other pairs are -1.
         """
-        place = self.layers.index(layer)
+        index = self.layers.index(layer)
         if self.weights:
-            weights, at = self.weights[place], self._every_key
+            weights, at = self.weights[index], self._every_key
         else:
-            at, weights, _ = self.summary[place]
+            at, weights, _ = self.summary[index]
         kept = self._joined(at, queries, keys) & ~np.isnan(weights)
         return np.where(kept, weights, -1.0), np.broadcast_to(at, weights.shape)
 
@@ -196,26 +196,26 @@ class Heads:
                 distance, including this pair, or 0 if queries and keys are different tokens. Then
                 the mean weight on this key from the other words that may attend to it.
         """
-        places = np.arange(len(self.queries.tokens))
-        column = np.nan_to_num(self.at(layer, head, places, np.full(len(places), key)))
+        positions = np.arange(len(self.queries.tokens))
+        column = np.nan_to_num(self.at(layer, head, positions, np.full(len(positions), key)))
         words = self.queries.is_word
-        others = words & (places != query)
+        others = words & (positions != query)
         if self.other_keys is not None:
             return 0.0, _mean(column[others])
-        others &= places != key
-        others &= (places > key) | bool(column[:key].any())
-        ahead = places + key - query
-        pairs = words & (ahead >= 0) & (ahead < len(places))
+        others &= positions != key
+        others &= (positions > key) | bool(column[:key].any())
+        ahead = positions + key - query
+        pairs = words & (ahead >= 0) & (ahead < len(positions))
         pairs[pairs] = words[ahead[pairs]]
-        along = self.at(layer, head, places[pairs], ahead[pairs])
+        along = self.at(layer, head, positions[pairs], ahead[pairs])
         return _mean(np.nan_to_num(along)), _mean(column[others])
 
     def at(self, layer: int, head: int, queries: Any, keys: Array) -> Array:
         """Return one head's weights from queries to keys; weights that were not kept are 0."""
-        place = self.layers.index(layer)
+        index = self.layers.index(layer)
         if self.weights:
-            return np.asarray(self.weights[place][head][queries, keys])
-        indices, weights, _ = (part[head] for part in self.summary[place])
+            return np.asarray(self.weights[index][head][queries, keys])
+        indices, weights, _ = (part[head] for part in self.summary[index])
         same = indices[queries] == keys[..., None]
         return np.asarray(np.where(same, weights[queries], 0.0).sum(axis=-1, dtype=np.float64))
 
@@ -225,8 +225,8 @@ class Heads:
 
     def known(self, layer: int, head: int) -> Array:
         """Return a head's kept weights: all, `(L, S)`, or the largest of each query, `(L, k)`."""
-        place = self.layers.index(layer)
-        weights = self.weights[place] if self.weights else self.summary[place].weights
+        index = self.layers.index(layer)
+        weights = self.weights[index] if self.weights else self.summary[index].weights
         return np.asarray(weights[head])
 
     def excerpt(self, layer: int, head: int, most: int) -> tuple[list[int], list[int], Array]:
@@ -341,8 +341,8 @@ def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]
     """Return `(queries, keys)` of the largest links, both in order of position."""
     rows: set[int] = set()
     columns: set[int] = set()
-    for place in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
-        row, column = divmod(place, links.shape[1])
+    for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
+        row, column = divmod(index, links.shape[1])
         key = int(keys[row, column])
         if key < 0 or len(rows | {row}) > most or len(columns | {key}) > most:
             continue
@@ -420,7 +420,7 @@ def by_word(heads: Heads) -> Heads:
     >>> axis = Axis(["a", "##b", "c"], [False] * 3)
     >>> heads = Heads(axis, [0], [np.full((1, 3, 3), 1 / 3)])
     >>> merged = by_word(heads)
-    >>> merged.queries.tokens, merged.weights[0].round(2).tolist(), merged.queries.place(1)
+    >>> merged.queries.tokens, merged.weights[0].round(2).tolist(), merged.queries.position(1)
     (['ab', 'c'], [[[0.67, 0.33], [0.67, 0.33]]], 2)
     """
     rows, columns = (spans_of(axis.tokens, axis.special) for axis in (heads.queries, heads.keys))
@@ -467,12 +467,12 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     line, key = np.divmod(cells, len(columns))
     order = np.lexsort((key, -sums, line))
     line, key, sums = line[order], key[order], sums[order]
-    place = np.arange(len(line)) - np.searchsorted(line, line)  # the rank of each weight in its row
-    kept = place < top_k
+    rank = np.arange(len(line)) - np.searchsorted(line, line)  # the rank of each weight in its row
+    kept = rank < top_k
     indices = np.full((heads * len(rows), top_k), -1, np.int64)
     weights = np.zeros(indices.shape, part.weights.dtype)
-    indices[line[kept], place[kept]] = key[kept]
-    weights[line[kept], place[kept]] = sums[kept]
+    indices[line[kept], rank[kept]] = key[kept]
+    weights[line[kept], rank[kept]] = sums[kept]
     received = np.add.reduceat(part.received, [first for first, _, _ in columns], axis=-1)
     shape = heads, len(rows), top_k
     return Summary(indices.reshape(shape), weights.reshape(shape), received)

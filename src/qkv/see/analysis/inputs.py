@@ -75,7 +75,7 @@ def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
     return used
 
 
-def places_in(
+def positions_in(
     trace: Trace, model: Model | None, word: str | int, call: str, name: str
 ) -> list[int]:
     """Find the tokens of every occurrence of a word in the text, or check one position.
@@ -91,13 +91,13 @@ def places_in(
             words = _listed(words_of(trace.tokens, trace.special))
             raise ValueError(f"{call}: {word!r} is not in the text: its words are {words}")
         return [position for copy in copies for position in copy]
-    place = whole_number(word, call=call, name=name, least=-size)
-    if place >= size:
-        raise IndexError(f"{call}: {name}={place} is out of range: tokens are 0 to {size - 1}")
-    return [place % size]
+    position = whole_number(word, call=call, name=name, least=-size)
+    if position >= size:
+        raise IndexError(f"{call}: {name}={position} is out of range: tokens are 0 to {size - 1}")
+    return [position % size]
 
 
-def places_of(
+def positions_of(
     model: Model | None, word: str | None, a: Trace, b: Trace
 ) -> tuple[str, str, list[list[list[int]]]]:
     """Choose the word to compare: return `(word, reason, positions in each text)`.
@@ -113,7 +113,7 @@ def places_of(
     if word is None:
         return _shared(model, a, b, words)
     copies = [_found(trace, model, word) for trace in (a, b)]
-    missing = [number for number, places in enumerate(copies) if not places]
+    missing = [number for number, positions in enumerate(copies) if not positions]
     if len(missing) == 2:
         raise ValueError(
             f"compare: {word!r} is in neither text: the first has the words {_listed(words[0])}; "
@@ -131,21 +131,25 @@ def places_of(
 def _shared(
     model: Model | None, a: Trace, b: Trace, words: list[list[str]]
 ) -> tuple[str, str, list[list[list[int]]]]:
-    """Choose a word that both texts share; return a tuple like `places_of`."""
+    """Choose a word that both texts share; return a tuple like `positions_of`."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
         both = (word for word in first if word in second)
-        places = {word: [_found(trace, model, word) for trace in (a, b)] for word in both}
-        shared = [word for word, copies in places.items() if all(copies)]
+        positions = {word: [_found(trace, model, word) for trace in (a, b)] for word in both}
+        shared = [word for word, copies in positions.items() if all(copies)]
         if len(shared) == 1:
-            return shared[0], f"it is the only {what} that both texts share", places[shared[0]]
+            return shared[0], f"it is the only {what} that both texts share", positions[shared[0]]
         if shared:
-            firsts = {word: [copies[0] for copies in places[word]] for word in shared}
+            firsts = {word: [copies[0] for copies in positions[word]] for word in shared}
             ends = {word: similarity_by_layer(a, x, b, y) for word, (x, y) in firsts.items()}
             word = min(shared, key=lambda word: _last(ends[word]))
             least = "its vectors after the last layer are the least similar among the"
             least = least if len(ends[word]) else "it is the first of the"
-            return word, f"{least} {what}s that both texts share ({_listed(shared)})", places[word]
+            return (
+                word,
+                f"{least} {what}s that both texts share ({_listed(shared)})",
+                positions[word],
+            )
     raise ValueError(
         f"compare: the texts share no word: the first has {_listed(words[0])}; the second has "
         f"{_listed(words[1])}"

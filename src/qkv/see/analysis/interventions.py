@@ -28,7 +28,7 @@ class Removal:
     Attributes:
         layer: the layer.
         head: the head.
-        place: the position of the gap: the token where a word is missing.
+        position: the position of the gap: the token where a word is missing.
         moved: the probability that moves to other words: half the sum of all absolute changes.
         word: the first guess of the unchanged model.
         before: the probability of `word` with all heads.
@@ -38,7 +38,7 @@ class Removal:
 
     layer: int
     head: int
-    place: int
+    position: int
     moved: float
     word: str
     before: float
@@ -79,36 +79,38 @@ def removal_of(
         layer: the only layer to consider, if given.
         head: the only head of each layer to consider, if given.
     """
-    place = gap_of(model, trace)
-    if place is None or model is None:
+    position = gap_of(model, trace)
+    if position is None or model is None:
         return None
     layers = removed_in_turn(model) if layer is None else [layer]
-    logits, effects = removals(model, trace, place, layers)
+    logits, effects = removals(model, trace, position, layers)
     kept = {at: effect for at, effect in effects.items() if head in (None, at[1])}
     if not np.isfinite([moved for moved, _ in kept.values()]).all():
         return None
     best = max(kept, key=lambda at: kept[at][0])
     moved, after = kept[best]
-    front = trace.tokens[max(0, place - 1) : place]
+    front = trace.tokens[max(0, position - 1) : position]
     [[(word, share)]] = in_words(likeliest(logits[None], 1), [front], model.tokenizer)
-    return Removal(*best, place, moved, word, share, after, tuple(layers))
+    return Removal(*best, position, moved, word, share, after, tuple(layers))
 
 
 def moved_in_both(
-    model: Model | None, traces: Sequence[Trace], places: Sequence[int]
+    model: Model | None, traces: Sequence[Trace], positions: Sequence[int]
 ) -> dict[tuple[int, int], float] | None:
     """Average the effect of each head's removal over two gaps; return None without two gaps."""
-    if model is None or [gap_of(model, trace) for trace in traces] != list(places):
+    if model is None or [gap_of(model, trace) for trace in traces] != list(positions):
         return None
     layers = removed_in_turn(model)
-    runs = [removals(model, trace, at, layers)[1] for trace, at in zip(traces, places, strict=True)]
+    runs = [
+        removals(model, trace, at, layers)[1] for trace, at in zip(traces, positions, strict=True)
+    ]
     means = {at: sum(run[at][0] for run in runs) / len(runs) for at in runs[0]}
     return means if np.isfinite([*means.values()]).all() else None
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def removals(
-    model: Model, trace: Trace, place: int, layers: Iterable[int]
+    model: Model, trace: Trace, position: int, layers: Iterable[int]
 ) -> tuple[Array, dict[tuple[int, int], tuple[float, float]]]:
     """Compute the logits at a position, and how the removal of each head changes the guess.
 
@@ -123,7 +125,7 @@ def removals(
     last = handed_on(model, model.num_layers - 1)[0]
     names = [*(("resid_pre", layer) for layer in layers), last]
     run = model.trace(np.asarray(trace.ids), names=names)
-    logits = model.unembed(run[last][0, place])
+    logits = model.unembed(run[last][0, position])
     before = softmax(logits.astype(np.float64))
     best = int(before.argmax())
     effects: dict[tuple[int, int], tuple[float, float]] = {}
@@ -137,7 +139,7 @@ def removals(
 
         resid = np.tile(run["resid_pre", layer], (len(heads), 1, 1))  # (H, T, D)
         resid = model.run_layers(resid, layer, edit={("z", layer): remove})
-        after = softmax(model.unembed(resid[:, place]).astype(np.float64))  # (H, V)
+        after = softmax(model.unembed(resid[:, position]).astype(np.float64))  # (H, V)
         moved = np.abs(after - before).sum(axis=-1) / 2
         effects |= {
             (layer, head): (float(moved[head]), float(after[head, best]))
@@ -154,7 +156,7 @@ class Opening:
     """A position in a text, with a model's guesses there before and after one word is hidden.
 
     Attributes:
-        place: the position of the token.
+        position: the position of the token.
         before: the likeliest words at the position, with their probabilities.
         hidden: the positions of the hidden word: the word whose hiding changes the guess most.
             Empty if the text has no other word.
@@ -162,7 +164,7 @@ class Opening:
         after: the likeliest words with `word` hidden; equal to `before` if no word is hidden.
     """
 
-    place: int
+    position: int
     before: list[tuple[str, float]]
     hidden: list[int]
     word: str
@@ -187,32 +189,34 @@ def opening_of(model: Model, trace: Trace) -> Opening:
         if flags[first] and first not in masks
     ]
     if model.generates:
-        place = len(tokens) - 1
+        position = len(tokens) - 1
     else:
         first = int(np.argmax(is_word(tokens, special))) or int(np.argmin(special))
-        place = masks[0] if masks else words[-1][0][0] if words else first
-    unchanged = _probabilities(model, trace, place)
+        position = masks[0] if masks else words[-1][0][0] if words else first
+    unchanged = _probabilities(model, trace, position)
     effects = []
     for positions, word in words:
-        if place not in positions:
-            changed = _probabilities(model, trace, place, positions)
+        if position not in positions:
+            changed = _probabilities(model, trace, position, positions)
             other = bool(changed.argmax() != unchanged.argmax())
             effects.append(((other, float(np.abs(changed - unchanged).sum()) / 2), positions, word))
     _, hidden, word = max(effects, key=lambda effect: effect[0], default=(None, [], ""))
-    before, after = (_guesses(model, trace, place, hide) for hide in ([], hidden))
-    return Opening(place, before[0], hidden, word, after[0])
+    before, after = (_guesses(model, trace, position, hide) for hide in ([], hidden))
+    return Opening(position, before[0], hidden, word, after[0])
 
 
-def _probabilities(model: Model, trace: Trace, place: int, hide: list[int] | None = None) -> Array:
+def _probabilities(
+    model: Model, trace: Trace, position: int, hide: list[int] | None = None
+) -> Array:
     """Compute the probability of each word of the vocabulary at a position, `(V,)` float64."""
     [last] = handed_on(model, model.num_layers - 1)
     run = model.trace(np.asarray(trace.ids), names=[last], hide=hide or ())
-    return softmax(model.unembed(run[last][0, place]).astype(np.float64))
+    return softmax(model.unembed(run[last][0, position]).astype(np.float64))
 
 
-def _guesses(model: Model, trace: Trace, place: int, hide: list[int]) -> Guesses:
+def _guesses(model: Model, trace: Trace, position: int, hide: list[int]) -> Guesses:
     """Return the likeliest words at a position."""
     tokens = Tokenized(
         np.asarray(trace.ids), list(trace.tokens), list(trace.offsets), list(trace.special)
     )
-    return model.guesses(tokens, [place], COUNT, edits_of(None, hide=hide, call="predict"))
+    return model.guesses(tokens, [position], COUNT, edits_of(None, hide=hide, call="predict"))

@@ -12,7 +12,7 @@ from qkv.see.analysis.head_weights import Heads, Summary
 # The limits by which views choose a head. The file assets/store/rule.js has the same limits, and
 # docs/views.md explains them.
 STANDS_OUT = 0.1  # The smallest difference of a weight or a probability that is a finding.
-OF_PLACES = 0.4  # A head attends to a position if its average weight there is at least this number.
+OF_POSITIONS = 0.4  # A head attends to a position if its average weight there is at least this.
 
 Measure = Callable[[Array], Array]  # computes one number per head from weights (H, L, S)
 
@@ -121,11 +121,11 @@ def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
     [[3, 1]]
     """
     cells = np.zeros((len(tokens), len(tokens)), dtype=bool)
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for i, (token, flag) in enumerate(zip(tokens, special, strict=True)):
         if not flag:
-            cells[i, [place + 1 for place in places.get(token, ()) if place + 1 < i]] = True
-            places.setdefault(token, []).append(i)
+            cells[i, [p + 1 for p in positions.get(token, ()) if p + 1 < i]] = True
+            positions.setdefault(token, []).append(i)
     return cells
 
 
@@ -158,8 +158,8 @@ def summarize(weights: Array, top_k: int) -> Summary:
     kept = min(top_k, weights.shape[2])
     indices = np.empty((*weights.shape[:2], kept), np.int64)
     # one head at a time: the sorted indices of a head need as much memory as its weights
-    for place, head in enumerate(weights):
-        indices[place] = np.argsort(-np.nan_to_num(head), axis=-1, kind="stable")[:, :kept]
+    for index, head in enumerate(weights):
+        indices[index] = np.argsort(-np.nan_to_num(head), axis=-1, kind="stable")[:, :kept]
     largest = np.take_along_axis(weights, indices, axis=-1)
     received = np.asarray(np.nansum(weights, axis=1, dtype=np.float64))
     return Summary(np.where(largest > 0, indices, -1), largest, received)
@@ -193,10 +193,10 @@ def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[li
     n, m = score.shape
     rows = set(range(n)) if n <= most_rows else set()
     columns = set(range(m)) if m <= most_columns else set()
-    for place in np.argsort(-np.nan_to_num(score), axis=None, kind="stable").tolist():
+    for index in np.argsort(-np.nan_to_num(score), axis=None, kind="stable").tolist():
         if len(rows) >= min(n, most_rows) and len(columns) >= min(m, most_columns):
             break
-        i, j = divmod(place, m)
+        i, j = divmod(index, m)
         fits = (i in rows or len(rows) < most_rows), (j in columns or len(columns) < most_columns)
         if all(fits):
             rows.add(i)
@@ -225,15 +225,15 @@ class Link:
     usual: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
 
     @property
-    def of_places(self) -> bool:
+    def of_positions(self) -> bool:
         """Return whether the head attends to this distance or this key regardless of the words."""
-        return max(self.usual) >= OF_PLACES
+        return max(self.usual) >= OF_POSITIONS
 
     @property
     def above(self) -> float:
-        """The weight minus the usual weight; 0 if that is negative or `of_places` is true."""
+        """The weight minus the usual weight; 0 if that is negative or `of_positions` is true."""
         expected = max(2 * self.usual[0], self.usual[1])
-        return 0.0 if self.of_places else max(0.0, self.weight - expected)
+        return 0.0 if self.of_positions else max(0.0, self.weight - expected)
 
     @property
     def stands_out(self) -> bool:
@@ -250,17 +250,17 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
     # (L, S), or (L, k) if only the k largest are kept
     weights, keys = (part[head] for part in heads.links(layer))
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
-    places = zip(*np.unravel_index(order, weights.shape), strict=True)
+    cells = zip(*np.unravel_index(order, weights.shape), strict=True)
     return [
         Link(layer, head, int(i), int(keys[i, j]), float(weights[i, j]))
-        for i, j in places
+        for i, j in cells
         if weights[i, j] > 0
     ]
 
 
 def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> Array:
     """Return the weights from a word in one head, `(T,)`, averaged over the word's subwords."""
-    return np.asarray(np.mean([heads.row(layer, head, place) for place in positions], axis=0))
+    return np.asarray(np.mean([heads.row(layer, head, position) for position in positions], axis=0))
 
 
 def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.see.analysis.head_weights import Heads
 from qkv.see.analysis.interventions import Removal
-from qkv.see.analysis.measures import OF_PLACES, STANDS_OUT, Link, attended
+from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, attended
 
 ASKED = "it was requested"
 _LEAST = 0.05  # Links with smaller weights are not compared.
@@ -91,11 +91,11 @@ def rank_heads(
         best = zip(*seen.best_links(layer, queries, keys), strict=True)
         for head, (weight, query, key) in enumerate(best):
             if weight > 0:
-                place = int(query), int(key)
-                usual = seen.usual(layer, head, *place)
-                links.append(Link(layer, head, *place, float(weight), usual))
+                cell = int(query), int(key)
+                usual = seen.usual(layer, head, *cell)
+                links.append(Link(layer, head, *cell, float(weight), usual))
     return sorted(
-        links, key=lambda link: (not link.of_places, link.above, link.weight), reverse=True
+        links, key=lambda link: (not link.of_positions, link.above, link.weight), reverse=True
     )
 
 
@@ -109,9 +109,9 @@ def other_heads(
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
     for link in links:
-        pair, place = (link.query, link.key), (link.layer, link.head)
+        pair, head = (link.query, link.key), (link.layer, link.head)
         counts = repeat or (link.stands_out and not seen.untrained and pair not in pairs)
-        if counts and place != (shown.layer, shown.head):
+        if counts and head != (shown.layer, shown.head):
             pairs.add(pair)
             kept.append(link)
     return kept[:count]
@@ -143,7 +143,7 @@ def choose_head(
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = checked_place(seen, layer, head, call)
+    layer, head = checked_head(seen, layer, head, call)
     links = rank_heads(seen, None, queries, keys)
     within = (link for link in links if layer in (None, link.layer) and head in (None, link.head))
     best = next(within, None)
@@ -196,7 +196,7 @@ def _at_gap(
     seen: Heads, removal: Removal, nothing: str, head: int | None, written: Notation
 ) -> ChosenHead:
     """Describe the head that was found by removal, and its link from the gap."""
-    [query] = seen.queries.rows_of([removal.place])
+    [query] = seen.queries.rows_of([removal.position])
     row = np.nan_to_num(seen.row(removal.layer, removal.head, query))
     key = int(row.argmax())
     usual = seen.usual(removal.layer, removal.head, query, key)
@@ -210,11 +210,11 @@ def _at_gap(
     reason = f"without it the guess at {gap} changes most, of {among}: {moved}"
     if removal.stands_out and not seen.untrained:
         beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
-        place = beside.get(key - query, "") if usual[0] >= OF_PLACES else ""
+        position = beside.get(key - query, "") if usual[0] >= OF_POSITIONS else ""
         headline = (
             f"Without {where} the guess changes most: {removal.word}, "
             f"{written.share(removal.before)} → {written.share(removal.after)}. In that head {gap} "
-            f"looks most at {looked}{place}: {written.share(link.weight)}."
+            f"looks most at {looked}{position}: {written.share(link.weight)}."
         )
         return ChosenHead(removal.layer, removal.head, link, reason, True, headline)
     below = "" if seen.untrained else f", less than {written.share(STANDS_OUT)}"
@@ -289,25 +289,25 @@ def contrasting_head(
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = checked_place(b, layer, head, "compare")
-    places = places_among(a, layer, head, "compare")
+    layer, head = checked_head(b, layer, head, "compare")
+    heads = heads_among(a, layer, head, "compare")
     among = searched(a, layer, head)
     trained = not (a.untrained or b.untrained)
     if None not in (layer, head):
-        return ChosenHead(*places[0], None, ASKED)
-    removed = {at: moved[at] for at in places if at in moved} if moved else {}
+        return ChosenHead(*heads[0], None, ASKED)
+    removed = {at: moved[at] for at in heads if at in moved} if moved else {}
     if removed:
-        place = max(removed, key=lambda at: removed[at])
+        chosen = max(removed, key=lambda at: removed[at])
         reason = (
-            f"without it both guesses change most, of {among}: on average {removed[place]:.2f} of "
+            f"without it both guesses change most, of {among}: on average {removed[chosen]:.2f} of "
             "the probability goes to other words"
         )
-        return ChosenHead(*place, None, reason, trained and removed[place] >= STANDS_OUT)
+        return ChosenHead(*chosen, None, reason, trained and removed[chosen] >= STANDS_OUT)
     pairs = {
-        at: [(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_above, _looks)] for at in places
+        at: [(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_above, _looks)] for at in heads
     }
-    place = max(pairs, key=lambda at: [_apart(*both) for both in pairs[at]])
-    (one, other), both = pairs[place]
+    chosen = max(pairs, key=lambda at: [_apart(*both) for both in pairs[at]])
+    (one, other), both = pairs[chosen]
     link = max((abs(one.get(k, 0.0) - other.get(k, 0.0)) for k in {**one, **other}), default=0.0)
     stands_out = trained and link >= STANDS_OUT
     if stands_out:
@@ -321,7 +321,7 @@ def contrasting_head(
             "it is the one where what the word looks at differs most between the two "
             f"({_apart(*both):.2f} of its weight is elsewhere), of {among}"
         )
-    return ChosenHead(*place, None, reason, stands_out)
+    return ChosenHead(*chosen, None, reason, stands_out)
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
@@ -373,15 +373,15 @@ def changed_head(
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = checked_place(b, layer, head, "compare")
-    places = places_among(a, layer, head, "compare")
-    moved = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in places}
-    place = max(moved, key=lambda at: moved[at])
+    layer, head = checked_head(b, layer, head, "compare")
+    heads = heads_among(a, layer, head, "compare")
+    moved = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in heads}
+    chosen = max(moved, key=lambda at: moved[at])
     reason = (
         "it is the one whose weights differ most between the two runs "
-        f"({max(moved[place], 0.0):.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
+        f"({max(moved[chosen], 0.0):.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
     )
-    return ChosenHead(*place, None, reason if None in (layer, head) else ASKED)
+    return ChosenHead(*chosen, None, reason if None in (layer, head) else ASKED)
 
 
 def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
@@ -394,16 +394,16 @@ def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
     return float(np.nan_to_num(share, nan=-1.0))  # so that an unknown share is never the largest
 
 
-def places_among(
+def heads_among(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> list[tuple[int, int]]:
     """Check a layer and a head, and list the heads to choose among, the lowest layer first."""
-    layer, head = checked_place(heads, layer, head, call)
+    layer, head = checked_head(heads, layer, head, call)
     layers = heads.layers if layer is None else [layer]
     return list(product(layers, range(heads.count) if head is None else [head]))
 
 
-def checked_place(
+def checked_head(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> tuple[int | None, int | None]:
     """Check a layer and a head; return both counted from 0. Here -1 means the last layer or head.

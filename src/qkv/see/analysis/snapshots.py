@@ -277,8 +277,8 @@ class Replay:
 
     def hidden_of(self, head: ChosenHead) -> Array | None:
         """Return the masked cells of this head, `(L, L)`, if they are known."""
-        place = self.layers.index(head.layer), head.head
-        return None if self.hidden is None else self.hidden[place]
+        index = self.layers.index(head.layer), head.head
+        return None if self.hidden is None else self.hidden[index]
 
     def loss_at(self, step: int) -> float | None:
         """Return the loss logged at the step nearest to this step; None without a log."""
@@ -300,7 +300,7 @@ def replay_of(run: Run, text: Text) -> Replay:
     shown: list[int] = []
     values: list[Array] = []
     kept: list[Array] = []  # each (layers, heads, L, L)
-    for place, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
+    for index, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
         heads = heads_of(trace)
         if first is None:
             first = trace, heads, _scores(heads)
@@ -309,7 +309,7 @@ def replay_of(run: Run, text: Text) -> Replay:
         weights = np.array(heads.weights, dtype=np.float32)
         if not np.isfinite(weights).all():
             continue
-        if place in wanted:
+        if index in wanted:
             shown.append(len(steps))
             kept.append(weights)
         steps.append(step)
@@ -348,8 +348,8 @@ def spread(count: int, most: int) -> list[int]:
     >>> spread(5, 9), spread(9, 3)
     ([0, 1, 2, 3, 4], [0, 4, 8])
     """
-    places = np.linspace(0, count - 1, max(1, min(count, most)))
-    return [int(place) for place in np.rint(places)]
+    indices = np.linspace(0, count - 1, max(1, min(count, most)))
+    return [int(index) for index in np.rint(indices)]
 
 
 def _scores(heads: Heads) -> dict[Score, Measure]:
@@ -374,15 +374,15 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = selection.checked_place(replay.heads, layer, head, "replay")
-    places = selection.places_among(replay.heads, layer, head, "replay")
-    rises = {at: replay.rises[replay.layers.index(at[0]), at[1]] for at in places}
-    place = max(places, key=lambda at: float(rises[at].max()))
-    score = int(rises[place].argmax())
-    rose = "rose most" if rises[place][score] > 0 else "fell least"
+    layer, head = selection.checked_head(replay.heads, layer, head, "replay")
+    heads = selection.heads_among(replay.heads, layer, head, "replay")
+    rises = {at: replay.rises[replay.layers.index(at[0]), at[1]] for at in heads}
+    best = max(heads, key=lambda at: float(rises[at].max()))
+    score = int(rises[best].argmax())
+    rose = "rose most" if rises[best][score] > 0 else "fell least"
     among = selection.searched(replay.heads, layer, head)
     reason = f"its {replay.scores[score].of} {rose}, of all scores of {among}"
-    return ChosenHead(*place, None, selection.ASKED if None not in (layer, head) else reason), score
+    return ChosenHead(*best, None, selection.ASKED if None not in (layer, head) else reason), score
 
 
 def in_words(replay: Replay, head: ChosenHead, score: int) -> str:

@@ -398,11 +398,13 @@ def _shift(
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
     """Find the words that two sentences share, at the first occurrence in each sentence."""
-    places: dict[str, dict[int, int]] = {}  # positions, keyed by word and then by sentence
-    for place, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
+    positions: dict[str, dict[int, int]] = {}  # keyed by word and then by sentence
+    for position, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
-            places.setdefault(token, {}).setdefault(sentence, place)
-    shared = [(word, *two) for word, at in places.items() for two in combinations(at.values(), 2)]
+            positions.setdefault(token, {}).setdefault(sentence, position)
+    shared = [
+        (word, *two) for word, at in positions.items() for two in combinations(at.values(), 2)
+    ]
     return [
         Pair(word, a, b, np.array([float(cosine(state[a], state[b])) for state in states]))
         for word, a, b in shared[:_MOST_PAIRS]

@@ -62,8 +62,8 @@ def _hidden(target: Any) -> str:
     query, key, *where = target
     if key is None:
         return "what follows each token"
-    places = [f"{name} {number}" for name, number in zip(("layer", "head"), where, strict=False)]
-    return f"token {key} from token {query}" + (f" in {', '.join(places)}" if places else "")
+    named = [f"{name} {number}" for name, number in zip(("layer", "head"), where, strict=False)]
+    return f"token {key} from token {query}" + (f" in {', '.join(named)}" if named else "")
 
 
 def run_name(changed: Mapping[str, Sequence[Any]]) -> str:
@@ -222,21 +222,21 @@ def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | N
     starts = any(token.startswith(_WORD_STARTS) for token in tokens)
     ends = any(token.endswith("</w>") for token in tokens)
     groups: list[list[int]] = []
-    for place, token in enumerate(tokens):
-        before = tokens[place - 1] if place else ""
+    for position, token in enumerate(tokens):
+        before = tokens[position - 1] if position else ""
         goes_on = is_piece(token) or (starts and not token.startswith(_WORD_STARTS))
         if not is_piece(token) and without_blanks(before[-1:] + token[:1]):
             goes_on = False
         goes_on = goes_on or (ends and not before.endswith("</w>"))
-        apart = special[place] or is_punctuation(token) or not place
-        if apart or special[place - 1] or is_punctuation(before) or not goes_on:
-            groups.append([place])
+        apart = special[position] or is_punctuation(token) or not position
+        if apart or special[position - 1] or is_punctuation(before) or not goes_on:
+            groups.append([position])
         else:
-            groups[-1].append(place)
+            groups[-1].append(position)
     if len(groups) == len(tokens):
         return None
     return [
-        (group[0], group[-1] + 1, "".join(bare(tokens[place]) for place in group))
+        (group[0], group[-1] + 1, "".join(bare(tokens[position]) for position in group))
         if len(group) > 1
         else (group[0], group[0] + 1, tokens[group[0]])
         for group in groups

@@ -67,13 +67,13 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
     for part, row, wide in zip(parts, grid, sizes, strict=False):
         ratios = [w for w, _ in wide]
         rest = width - sum(ratios)
-        places = part.subplots(
+        all_axes = part.subplots(
             1, len(row) + (rest > 0.1), width_ratios=[*ratios, rest][: len(row) + (rest > 0.1)],
             squeeze=False,
         )[0]  # fmt: skip
-        for axes in places[len(row) :]:
+        for axes in all_axes[len(row) :]:
             axes.set_axis_off()
-        for axes, panel in zip(places, row, strict=False):
+        for axes, panel in zip(all_axes, row, strict=False):
             _DRAW[type(panel)](axes, panel, tone)
             pad = 8.0
             if isinstance(panel, panels.Arrows):
@@ -190,14 +190,14 @@ def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
 
 def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
     """Draw a number and a bar for each name."""
-    places = range(len(panel.names))
-    for place, value, share in zip(places, panel.values, panel.shares, strict=True):
+    rows = range(len(panel.names))
+    for row, value, share in zip(rows, panel.values, panel.shares, strict=True):
         less = value < panel.ground
         way, side = (-1, "right") if less else (1, "left")
-        axes.barh(place, way * share, color=tone.after if less else tone.before)
+        axes.barh(row, way * share, color=tone.after if less else tone.before)
         number = panel.form.format(value)
-        axes.text(way * (share + 0.02), place, number, va="center", fontsize=8, ha=side)
-    axes.set_yticks(places, drawable(panel.names))
+        axes.text(way * (share + 0.02), row, number, va="center", fontsize=8, ha=side)
+    axes.set_yticks(rows, drawable(panel.names))
     for label in axes.get_yticklabels():
         plain(label, 9)
     axes.set(xlim=(-1.25 if panel.signed else 0, 1.25), xticks=[])
@@ -244,24 +244,24 @@ def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
 def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
     """Draw lines over names; if the panel is `numbered`, write the number of each point."""
     for line in panel.lines:
-        places, values = zip(*line.points, strict=True)
+        xs, values = zip(*line.points, strict=True)
         style: Any = (0, [n / 2 for n in line.dash]) if line.dash else "-"
         axes.plot(
-            places, values, label=line.name or None, color=tone.of(line.color) or tone.before,
+            xs, values, label=line.name or None, color=tone.of(line.color) or tone.before,
             linewidth=2, linestyle=style, markersize=3,
-            marker="o" if len(places) <= len(panel.names) else None,
+            marker="o" if len(xs) <= len(panel.names) else None,
         )  # fmt: skip
         numbered = line.points if panel.numbered else ()
-        for place, value in filter(lambda point: np.isfinite(point[1]), numbered):
+        for x, value in filter(lambda point: np.isfinite(point[1]), numbered):
             axes.annotate(
-                f"{value:.3f}", (place, value), xytext=(0, 8), textcoords="offset points",
+                f"{value:.3f}", (x, value), xytext=(0, 8), textcoords="offset points",
                 ha="center", fontsize=9,
             )  # fmt: skip
     low, high = panel.ends
     tall = high - low or 1.0
     above = high + (0.12 if panel.numbered else 0.02) * tall
     axes.set(xlim=(-0.4, len(panel.names) - 0.6), ylim=(low - 0.02 * tall, above))
-    axes.set_xticks(panel.ticks, [panel.names[place] for place in panel.ticks])
+    axes.set_xticks(panel.ticks, [panel.names[tick] for tick in panel.ticks])
     axes.set_xlabel(panel.along, fontsize=9)
     axes.set_ylabel(panel.explained, fontsize=9)
     if any(line.name for line in panel.lines):
@@ -312,16 +312,16 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
         text.set_path_effects([withStroke(linewidth=2, foreground=tone.paper)])
         extent = text.get_window_extent(renderer)
         texts.append(text)
-        place = tuple(to_pixels.transform((x, y)))
-        wanted.append((place, (extent.width + 2 * pixel, extent.height + pixel)))
+        point = tuple(to_pixels.transform((x, y)))
+        wanted.append((point, (extent.width + 2 * pixel, extent.height + pixel)))
     spots = placed(wanted, points, area.extents, pixel)
-    for text, (place, _), spot in zip(texts, wanted, spots, strict=True):
+    for text, (point, _), spot in zip(texts, wanted, spots, strict=True):
         if spot is None:
             text.remove()
             continue
         box, near = spot
         if near is not None:
-            line = to_data.transform([place, near])
+            line = to_data.transform([point, near])
             axes.plot(*line.T, color=text.get_color(), linewidth=0.5, alpha=0.6, zorder=2)
         text.set(
             position=tuple(to_data.transform((box[0] + pixel, box[1]))), va="bottom", ha="left"

@@ -232,8 +232,8 @@ class Lines(Panel):
     @property
     def ticks(self) -> list[int]:
         """Choose the positions whose names fit; always include the last position."""
-        places = range(len(self.names))
-        return list(places[:: -max(1, -(-len(places) // 12))])[::-1]
+        indices = range(len(self.names))
+        return list(indices[:: -max(1, -(-len(indices) // 12))])[::-1]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

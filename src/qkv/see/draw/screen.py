@@ -86,8 +86,8 @@ class Screen:
         cells = theme.cells_less if share < 0 else theme.cells
         if abs(share) < LEAST:
             return ""
-        place = cells[max(1, min(len(cells), round(abs(share) * len(cells)))) - 1]
-        return f"color({16 if ink(cube_color(place)) == '#000000' else 231}) on color({place})"
+        number = cells[max(1, min(len(cells), round(abs(share) * len(cells)))) - 1]
+        return f"color({16 if ink(cube_color(number)) == '#000000' else 231}) on color({number})"
 
     @property
     def unicode(self) -> bool:
@@ -166,14 +166,14 @@ def bar(screen: Screen, value: float, width: int = 20) -> Text:
     return styled(("█" * full + ("▏▎▍▌▋▊▉"[part - 1] if part else "")).ljust(width), _BAR)
 
 
-def cube_color(place: int) -> str:
+def cube_color(number: int) -> str:
     """Convert the number of a terminal's colour, from 16 to 231, to `#rrggbb`.
 
     >>> cube_color(16), cube_color(153)
     ('#000000', '#afd7ff')
     """
     levels = (0, 95, 135, 175, 215, 255)
-    red, green, blue = (levels[(place - 16) // step % 6] for step in (36, 6, 1))
+    red, green, blue = (levels[(number - 16) // step % 6] for step in (36, 6, 1))
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 

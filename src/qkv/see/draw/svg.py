@@ -219,8 +219,8 @@ def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
             f'<path d="M{left:g} {y:.1f}H{width - 16:g}" stroke="{tone.line}"/>',
             text(left - 6, y + 4, f"{value:.2f}", tone.dim, size=10, anchor="end"),
         ]
-    for place in panel.ticks:
-        x, name = at((place, low))[0], panel.names[place]
+    for tick in panel.ticks:
+        x, name = at((tick, low))[0], panel.names[tick]
         elements.append(text(x, height + 24, name, tone.dim, size=10, anchor="middle"))
     named = [line for line in panel.lines if line.name]
     for line in panel.lines:
@@ -251,10 +251,10 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
     low, high = both.min(axis=0), both.max(axis=0)
     scale = (side - 2 * edge) / max(float((high - low).max()), 1e-12)
 
-    def place(points: Array) -> Array:  # in SVG, y grows downwards
+    def xy(points: Array) -> Array:  # in SVG, y grows downwards
         return np.asarray((points - (low + high) / 2) * (scale, -scale) + side / 2)
 
-    starts, ends = place(panel.before), place(panel.after)
+    starts, ends = xy(panel.before), xy(panel.after)
     points, marks = [], []
     for i, pair in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         (x0, y0), (x1, y1) = pair
@@ -267,7 +267,7 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{size}" fill="{fill}" opacity="{opacity}"/>'
             for (x, y), fill in zip(pair, (tone.before, tone.after), strict=True)
         ]
-    wanted = [(tuple(place(point).tolist()), name, after) for point, name, after in panel.labels]
+    wanted = [(tuple(xy(point).tolist()), name, after) for point, name, after in panel.labels]
     sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
     area = 0.0, 0.0, side, side
     spots = placed(sizes, on_arrows(starts, ends), area)
@@ -299,8 +299,8 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
     wide, begin = (60, left + 60 + SIZE * 4) if panel.signed else (120, left)
     elements = []
     rows = zip(panel.names, panel.values, panel.shares, strict=True)
-    for place, (name, value, share) in enumerate(rows):
-        y, long, less = 18.0 * place, wide * share, value < panel.ground
+    for row, (name, value, share) in enumerate(rows):
+        y, long, less = 18.0 * row, wide * share, value < panel.ground
         size = f'width="{long:.1f}" height="11"'
         color = tone.after if less else tone.before
         number = begin - long - 5 if less else begin + long + 5
@@ -341,8 +341,8 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
             f"{_readout([numbered], bottom, tone)}</g>"
         )
     nodes = []
-    for name, place in panel.nodes.items():
-        x, y = map(float, at(place).split())
+    for name, point in panel.nodes.items():
+        x, y = map(float, at(point).split())
         joined = name in panel.joined
         color = tone.ink if joined else tone.faint
         words = panel.labels[name]

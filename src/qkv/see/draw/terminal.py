@@ -108,16 +108,16 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
             put = screen.cut if column.left or column.bars else screen.right
             line.append("  " + put(screen.plain(column.header), size))
         lines.append(line)
-    for place, name in enumerate(panel.names):
+    for row, name in enumerate(panel.names):
         line = styled(screen.cut(screen.plain(name), width), style="bold")
         for column, size in sized:
             line.append("  ", style="not bold")
             if column.bars:
-                line.append_text(bar(screen, column.bars[place], size))
+                line.append_text(bar(screen, column.bars[row], size))
                 continue
-            style = column.style if isinstance(column.style, str) else column.style[place]
+            style = column.style if isinstance(column.style, str) else column.style[row]
             put = screen.cut if column.left else screen.right
-            line.append(put(screen.plain(column.cells[place]), size), style=style)
+            line.append(put(screen.plain(column.cells[row]), size), style=style)
         line.rstrip()
         lines.append(line)
     return [*lines, styled(panel.note, style="dim")] if panel.note else lines
@@ -174,7 +174,7 @@ def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
 
 def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
     """Draw the first rows and columns as a table, and count the rows and columns left out."""
-    values, columns, place = panel.values, panel.columns, panel.cell
+    values, columns, cell = panel.values, panel.columns, panel.cell
     label = screen.fit(panel.rows, 3, min(12, screen.width // 3))
     form = panels.number_format(values)
     width = max(7, *(len(form(x)) for x in values[np.isfinite(values)].tolist()), 0)
@@ -182,8 +182,8 @@ def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
     headings = [str(j) for j in range(values.shape[1])] if columns is None else list(columns)
     if columns is None and len(headings) > room:
         room = min(room, 8)
-    shown_rows = _first(len(panel.rows), panel.most_rows, place[0] if place else 0)
-    shown = _first(len(headings), room, place[1] if place else 0)
+    shown_rows = _first(len(panel.rows), panel.most_rows, cell[0] if cell else 0)
+    shown = _first(len(headings), room, cell[1] if cell else 0)
 
     head = styled(" " * label, style="bold" if columns else "dim")
     for j in shown:
@@ -196,7 +196,7 @@ def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:
             if panel.hidden is not None and panel.hidden[i, j]:
                 line.append("-inf".rjust(width), style="dim not bold")
             else:
-                marked = "bold underline" if place == (i, j) else "not bold"
+                marked = "bold underline" if cell == (i, j) else "not bold"
                 line.append(form(float(values[i, j])).rjust(width), style=marked)
         if len(shown) < len(headings) and shown[-1] == len(shown) - 1:
             line.append(screen.plain(" …") if screen.unicode else " ~", style="dim not bold")

@@ -338,8 +338,8 @@ def _reasons_around(tokenizer: Tokenizer, rules: Mapping[str, Any] | None) -> It
             yield "trims blanks after it has put tokens around a text"
         framed = framed or step["type"] != "ByteLevel"
         if step["type"] == "TemplateProcessing":
-            places = [part["Sequence"]["id"] for part in step["single"] if "Sequence" in part]
-            if places != ["A"]:
+            sequences = [part["Sequence"]["id"] for part in step["single"] if "Sequence" in part]
+            if sequences != ["A"]:
                 yield "puts a text in more places than one, or in none"
     if any(map(_puts, steps)) and not len(tokenizer.tokenize("")):
         yield "leaves out the tokens that its file puts around a text"

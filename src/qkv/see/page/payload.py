@@ -141,8 +141,8 @@ def _axis(axis: Axis | None) -> tuple[Any, Any, Any]:
     """Return `(names, positions of special tokens, words)` of an axis; all None without an axis."""
     if axis is None:
         return None, None, None
-    places = [place for place, special in enumerate(axis.special) if special]
-    return axis.names, places, word_spans(axis.tokens, axis.special)
+    positions = [position for position, special in enumerate(axis.special) if special]
+    return axis.names, positions, word_spans(axis.tokens, axis.special)
 
 
 def _scores(heads: Heads, layer: int, left_out: list[str]) -> dict[str, Any] | None:
@@ -205,8 +205,8 @@ def payload_of(
 
 def start_at(layer: int, head: int, query: int | None, **others: Any) -> dict[str, Any]:
     """Assemble the first state of a page (START above); `others` are additional entries."""
-    place = {"text": 0, "layer": layer, "head": head, "query": query}
-    return place | {"heads": None, "merge": True} | others
+    start = {"text": 0, "layer": layer, "head": head, "query": query}
+    return start | {"heads": None, "merge": True} | others
 
 
 def check_theme(theme: str, call: str) -> str:
@@ -258,8 +258,8 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
         "weights": pack_shares(replay.weights),
         "hidden": None if replay.hidden is None else pack_flags(replay.hidden),
         "scores": [
-            each._asdict() | {"values": replay.values[..., place].reshape(len(replay.steps), -1)}
-            for place, each in enumerate(replay.scores)
+            each._asdict() | {"values": replay.values[..., index].reshape(len(replay.steps), -1)}
+            for index, each in enumerate(replay.scores)
         ],
         "score": score,
         "becomes": BECOMES,
@@ -419,8 +419,10 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
     score[walk.cell] = np.inf  # The cell whose sum is written out first.
     if walk.keys is walk.tokens:  # One list of positions for queries and keys.
         order = np.argsort(-score, axis=None, kind="stable")
-        places = dict.fromkeys(np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist())
-        rows = sorted(list(places)[:MOST_TOKENS])
+        positions = dict.fromkeys(
+            np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist()
+        )
+        rows = sorted(list(positions)[:MOST_TOKENS])
         return rows, rows
     return strongest_block(score, MOST_TOKENS, MOST_TOKENS)
 

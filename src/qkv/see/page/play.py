@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.models import Model, load
 from qkv.models.files.find import DEFAULT, shipped
-from qkv.see.analysis.inputs import places_in
+from qkv.see.analysis.inputs import positions_in
 from qkv.see.analysis.words import FUNCTION_WORDS, LEFT_OVER, run_name
 from qkv.see.page import html
 from qkv.see.page.payload import payload_of
@@ -109,8 +109,10 @@ def _kept(folder: Path | None, name: str) -> dict[str, Any]:
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
     """Convert a story to the format STORY above."""
     trace: Trace = model.trace(story["sentence"], names=["pattern"])
-    places = [places_in(trace, model, word, "play", "hide") for word in story["hide"]]
-    edits: dict[str, Any] = {"hide": [place for word in places for place in word]} if places else {}
+    positions = [positions_in(trace, model, word, "play", "hide") for word in story["hide"]]
+    edits: dict[str, Any] = (
+        {"hide": [position for word in positions for position in word]} if positions else {}
+    )
     if story["ablate"]:
         edits["ablate"] = story["ablate"]
     return (
@@ -184,12 +186,12 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
     tokens = model.tokenize(text)
     first = model.prepared(text).find(HIDDEN)
     hide = [
-        place
-        for place, (begin, end) in enumerate(tokens.offsets)
-        if begin < first + len(HIDDEN) and end > first and not tokens.special[place]
+        position
+        for position, (begin, end) in enumerate(tokens.offsets)
+        if begin < first + len(HIDDEN) and end > first and not tokens.special[position]
     ]
-    place = tokens.tokens.index(mask) if mask in tokens.tokens else None
-    return {"text": text, "edits": [], "place": place, "query": place, "hide": hide}
+    position = tokens.tokens.index(mask) if mask in tokens.tokens else None
+    return {"text": text, "edits": [], "place": position, "query": position, "hide": hide}
 
 
 FILE = "stories.json"  # a file in the model's folder, which `training.stories` writes

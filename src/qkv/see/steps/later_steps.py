@@ -26,7 +26,7 @@ def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
     if block.norm2 is not None:
         read = _compared_norm(walk, "X", "N2", block.norm2, "ln2.hook_normalized")
     output = _mlp_steps(walk, read, block)
-    walk.write("both added", attended=attended, given=output, cell=(walk.place, 0))
+    walk.write("both added", attended=attended, given=output, cell=(walk.position, 0))
     walk.compare(f"blocks.{walk.layer}.hook_resid_post")
     return "Y"
 
@@ -41,7 +41,7 @@ def block_steps(walk: Walk, block: Block) -> str:
     read = _compared_norm(walk, inner, "N2", second, "ln2.hook_normalized")
     output = _mlp_steps(walk, read, block)
     row = "MLP added before the norm" if after else "MLP added"
-    walk.write(row, read=inner, given=output, note="", cell=(walk.place, 0))
+    walk.write(row, read=inner, given=output, note="", cell=(walk.position, 0))
     walk.compare(f"blocks.{walk.layer}.hook_resid_post")
     return _compared_norm(walk, walk.steps[-1].name, "Y", last, "hook_normalized_resid_post")
 
@@ -63,7 +63,7 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, side: str = "queries") ->
     learned = {"weight": norm.scaled()} | {
         part: array for part, array in norm.parameters.items() if part == "bias"
     }
-    cell = (0 if side == "place" else walk.place), 0
+    cell = (0 if side == "place" else walk.position), 0
     return norm_step(walk, of, name, learned, norm.eps, isinstance(norm, RMSNorm), side, cell)
 
 
@@ -90,7 +90,7 @@ def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
 
     The steps show only the largest hidden units.
     """
-    where, first, cell = f"blocks.{walk.layer}.mlp.hook_", len(walk.steps), (walk.place, 0)
+    where, first, cell = f"blocks.{walk.layer}.mlp.hook_", len(walk.steps), (walk.position, 0)
     gate, up, down = (under(mlp.parameters, f"{name}_proj.") for name in ("gate", "up", "down"))
     row, learned = ("gate", gate) if mlp.gated else ("up", up)
     linear_step(walk, row, learned, x=read, cell=cell)
@@ -125,7 +125,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
                 "too, or walk(text, model=...)"
             )
             return
-        last = later_step(walk, kind, end, cell=(walk.place, 0))
+        last = later_step(walk, kind, end, cell=(walk.position, 0))
     head = word_head(model)
     before = walk.trace[kind, end][0] if (kind, end) in walk.trace else walk.arrays[last]
     design = model.design
@@ -136,12 +136,12 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
     if head is None:
         walk.end("the model has no head over words, so the walk ends with the last vectors")
         return
-    place = walk.place
-    own = walk.trace["logits"][0][[place]] if "logits" in walk.trace else None
+    position = walk.position
+    own = walk.trace["logits"][0][[position]] if "logits" in walk.trace else None
     if own is None:
-        own = model.unembed(before[[place]])
+        own = model.unembed(before[[position]])
     shown = _name_words(walk, model, own)
-    walk.write("place", last=last, place=place, cell=(0, 0))
+    walk.write("place", last=last, place=position, cell=(0, 0))
     _head_steps(walk, head, own, shown)
 
 
@@ -192,16 +192,16 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
         walk.write("capped", by=f"{how.softcap:g}", cap=float(how.softcap), **few)
     walk.compare("logits", own)
     where = "follows" if walk.next_word else "stands"
-    probabilities_step(walk, shown, phrase(where, token=walk.tokens[walk.place]))
+    probabilities_step(walk, shown, phrase(where, token=walk.tokens[walk.position]))
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
     """Store the likeliest words with their probabilities; return the words, keyed by token id."""
-    count, place = min(FEW, own.shape[1]), walk.place
+    count, position = min(FEW, own.shape[1]), walk.position
     finite = bool(np.isfinite(own.max()))
     ranked = likeliest(own, count)[0] if finite else [(token, np.nan) for token in range(count)]
     walk.next_word = model.generates
-    behind = place if walk.next_word else place - 1
+    behind = position if walk.next_word else position - 1
     ids, tokenizer = walk.trace.ids[max(0, behind) : behind + 1], model.tokenizer
     names = [tokenizer.token(token) for token in ids] if tokenizer is not None else []
     (walk.words,) = in_words([ranked], [[name for name in names if name is not None]], tokenizer)
@@ -245,11 +245,11 @@ def traced_steps(walk: Walk) -> None:
             f'{_NEEDED}, and continues up to the words; trace(text, logits=True) keeps "logits"'
         )
         return
-    logits, place = trace["logits"][0], walk.place
-    order = np.argsort(-np.nan_to_num(logits[place], nan=-np.inf), kind="stable")[:FEW].tolist()
+    logits, position = trace["logits"][0], walk.position
+    order = np.argsort(-np.nan_to_num(logits[position], nan=-np.inf), kind="stable")[:FEW].tolist()
     shown = {token: str(token) for token in order}
     note = phrase("words", words=len(shown), count=logits.shape[1])
-    walk.write("traced logits", place=place, shown=shown, note=note)
+    walk.write("traced logits", place=position, shown=shown, note=note)
     probabilities_step(walk, shown, PHRASES["by number"])
     walk.end(f"{_NEEDED}, and which words they belong to")
 

@@ -29,7 +29,7 @@ _ACTIVATIONS = {
 def spell(
     name: str,
     op: Op,
-    place: tuple[int, int],
+    cell: tuple[int, int],
     arrays: Arrays,
     rows: Sequence[str],
     columns: Sequence[str] | Mapping[int, str] | None = None,
@@ -40,7 +40,7 @@ def spell(
     Args:
         name: the name of the array.
         op: how the array is computed, in the format that `_made` reads.
-        place: the row and column of the cell.
+        cell: the row and column of the cell.
         arrays: the array and its inputs, keyed by name.
         rows: names for the rows.
         columns: names for the columns; by default the column's index.
@@ -52,7 +52,7 @@ def spell(
     >>> spell("C", op, (0, 0), arrays, ["cat"])
     'C[cat, 0] = 1.000*3.000 + 2.000*4.000 = 11.000'
     """
-    i, j = place
+    i, j = cell
     called = dict(columns if isinstance(columns, Mapping) else enumerate(columns or ()))
     where = f"{name}[{rows[i]}, {called.get(j, j)}]"
     value = _number(arrays[name][i, j])
@@ -318,7 +318,7 @@ class Walk:
         return self.given | {step.name: step.values for step in self.steps}
 
     @property
-    def place(self) -> int:
+    def position(self) -> int:
         """Return the walk's position: the query of the written sums and of the predicted words."""
         return self.cell[0]
 
@@ -353,7 +353,7 @@ class Walk:
         """Name the likeliest word in a sentence; return "" if the walk has no words."""
         if not self.words:
             return ""
-        (word, chance), token = self.words[0], self.tokens[self.place]
+        (word, chance), token = self.words[0], self.tokens[self.position]
         where = f"after {token}" if self.next_word else f"at {token}"
         return f"The likeliest word {where} is {word}, {chance:.2f}."
 
@@ -379,22 +379,22 @@ class Walk:
         The units are ranked by their numbers in the array `name` at the walk's position. The
         function returns the shown units, largest first, or None if all units are shown.
         """
-        row = self.arrays[name][self.place]
+        row = self.arrays[name][self.position]
         if len(row) <= FEW:
             return None
         few: list[int] = np.argsort(-np.abs(row), kind="stable")[:FEW].tolist()
         for k in steps:
             step = replace(self.steps[k], shown={unit: str(unit) for unit in few})
-            cell = step.cell and (self.place, few[0])
+            cell = step.cell and (self.position, few[0])
             self.steps[k] = replace(step, cell=cell, sum=self.spell(step, cell) if cell else "")
-        token = self.tokens[self.place]
+        token = self.tokens[self.position]
         self._note(steps[0], phrase("units", units=FEW, count=len(row), token=token))
         return few
 
-    def spell(self, step: Step, place: tuple[int, int], most: int = 3) -> str:
+    def spell(self, step: Step, cell: tuple[int, int], most: int = 3) -> str:
         """Write out the sum that gives a cell of a step, with at most `most` terms."""
         columns = step.columns if step.shown is None else step.shown
-        return spell(step.name, step.op, place, self.arrays, step.rows, columns, most)
+        return spell(step.name, step.op, cell, self.arrays, step.rows, columns, most)
 
     def count(self, side: str) -> str:
         """Return the letter for the number of queries or keys."""
@@ -428,7 +428,7 @@ class Walk:
         count = "" if side == "place" else f"{self.count(side)}="
         made["shape"] = f"({count}{n}, {columns or self.count('keys')}={m})"
         made["rows"] = {"queries": self.tokens, "keys": self.keys}.get(
-            side, [self.tokens[self.place]]
+            side, [self.tokens[self.position]]
         )
         step = Step(
             values=values, columns=None if columns else self.keys, cell=cell, shown=shown,

@@ -199,7 +199,7 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
     if "W_O" not in at.known or ("attn_out", at.layer) not in trace:
         return ""
     walk.arrays |= {name: at.known[name] for name in ("W_O", "b_O") if name in at.known}
-    walk.write("out", **biased("b_O" if "b_O" in at.known else None), cell=(walk.place, 0))
+    walk.write("out", **biased("b_O" if "b_O" in at.known else None), cell=(walk.position, 0))
     given, block = "out", layer if isinstance(layer, Block) else None
     if block is not None and block.out_norm1 is not None:
         given = normed(walk, given, "A", block.out_norm1)
@@ -210,7 +210,7 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
         return given if isinstance(block, AttentionOnly) else ""
     if "X" not in walk.arrays:
         return ""
-    walk.write("attention added", given=given, cell=(walk.place, 0))
+    walk.write("attention added", given=given, cell=(walk.position, 0))
     walk.compare(f"{where}hook_resid_mid")
     return block_steps(walk, block) if type(block) is Block else ""
 
@@ -244,7 +244,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
     """Choose the query and key of the written sums, from a mask token or the strongest link."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
-    mask = next((place for place, token in enumerate(trace.tokens) if token in MASKS), None)
+    mask = next((position for position, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:
         return mask, key_of(heads_of(trace), layer, head, mask)
     return _largest(trace, layer, head) if link is None else (link.query, link.key)

@@ -10,7 +10,7 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Heads, by_word, heads_of
-from qkv.see.analysis.inputs import places_of, reader_of, texts_of, traced
+from qkv.see.analysis.inputs import positions_of, reader_of, texts_of, traced
 from qkv.see.analysis.interventions import moved_in_both
 from qkv.see.analysis.measures import Link, attended, strongest_by_token
 from qkv.see.analysis.selection import ChosenHead
@@ -18,7 +18,7 @@ from qkv.see.analysis.word_vectors import need_alike, similarity_by_layer, words
 from qkv.see.analysis.words import quoted
 from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, text_payload
-from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dict, places_of_layers
+from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dict, names_of_layers
 from qkv.see.views.runs import RunsView, compare_runs
 from qkv.see.views.view import Heading, models_of
 from qkv.trace import Trace
@@ -166,7 +166,7 @@ class CompareView(HeadShown):
             title=f"How similar {self.word} is in A and in B",
             explained="cosine",
             lines=[Line(list(enumerate(values)))],
-            names=places_of_layers(len(values) - 1),
+            names=names_of_layers(len(values) - 1),
             ends=(min(0.0, least - 0.1), 1.0),
             numbered=True,
         )
@@ -324,19 +324,19 @@ def compare(
     used = used or other
     if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
         return compare_runs(a, b, layer, head, theme, stretch)
-    word, why, places = places_of(used, word, a, b)
+    word, why, positions = positions_of(used, word, a, b)
     parameters = None if used is None else used.parameters
     heads = [
         heads_of(trace, parameters=parameters, name=name)
         for name, trace in zip("AB", (a, b), strict=True)
     ]
-    similarity = similarity_by_layer(a, places[0][0], b, places[1][0])
+    similarity = similarity_by_layer(a, positions[0][0], b, positions[1][0])
     need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     shown = heads if pieces else [by_word(part) for part in heads]
-    rows = [part.queries.rows_of(copies[0]) for part, copies in zip(shown, places, strict=True)]
+    rows = [part.queries.rows_of(copies[0]) for part, copies in zip(shown, positions, strict=True)]
     moved = None
     if None in (layer, head):
-        moved = moved_in_both(used, (a, b), [copies[0][0] for copies in places])
+        moved = moved_in_both(used, (a, b), [copies[0][0] for copies in positions])
     chosen = selection.contrasting_head(
         shown[0], rows[0], shown[1], rows[1], layer, head, moved=moved
     )
@@ -350,7 +350,7 @@ def compare(
             own,
             words,
         )
-        for trace, copies, own, words in zip((a, b), places, heads, shown, strict=True)
+        for trace, copies, own, words in zip((a, b), positions, heads, shown, strict=True)
     )
     return CompareView(
         word, similarity, (first, second), why, head=chosen, theme=theme, stretch=stretch

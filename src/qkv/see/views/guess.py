@@ -27,7 +27,7 @@ class GuessView(View):
     Attributes:
         model: the name of the model.
         tokens: the tokens of the text, without tokenizer marks.
-        places: the positions of the mask tokens; empty if the next word is guessed.
+        positions: the positions of the mask tokens; empty if the next word is guessed.
         guesses: for each position, the words and their probabilities, the likeliest word first.
         changed: the interventions, with the keys "ablate" and "hide"; empty if there are none.
         after: the guesses under the interventions; None if there are none.
@@ -36,7 +36,7 @@ class GuessView(View):
 
     model: str
     tokens: Tokenized
-    places: Sequence[int]
+    positions: Sequence[int]
     guesses: Guesses
     changed: dict[str, list[Any]]
     after: Guesses | None = None
@@ -55,9 +55,9 @@ class GuessView(View):
         rows: list[list[Panel]] = []
         for number, before in enumerate(self.guesses):
             title = "What comes next"
-            if self.places:
-                place = self.places[number]
-                title = f"At token {place}, {self.tokens.tokens[place]}"
+            if self.positions:
+                position = self.positions[number]
+                title = f"At token {position}, {self.tokens.tokens[position]}"
             rows.append([guess_bars(before, title, "as it is" if self.after is not None else "")])
             if self.after is not None:
                 rows[-1].append(guess_bars(self.after[number], title, run_name(self.changed)))
@@ -68,7 +68,7 @@ class GuessView(View):
         firsts = [f"{row[0][0]}, {row[0][1]:.2f}" for row in guesses]
         if short:
             return "; ".join(firsts)
-        if not self.places:
+        if not self.positions:
             return f"What comes next is most likely {firsts[0]}"
         which = "Most likely" if len(firsts) == 1 else "Most likely, one after the other"
         return f"{which}: {'; '.join(firsts)}"
@@ -85,7 +85,7 @@ class GuessView(View):
         """
         guesses = [
             {
-                "token": self.places[number] if self.places else None,
+                "token": self.positions[number] if self.positions else None,
                 "before": _listed(before),
                 "after": None if self.after is None else _listed(self.after[number]),
             }
@@ -152,22 +152,22 @@ def guess(
         model = DEFAULT if model is None else model
     (text,) = texts_of([text], "guess")
     used = model_of(model, [text])
-    tokens, places = used.blanks(text)
+    tokens, positions = used.blanks(text)
     mask = next((mask for mask in MASKS if mask.lower() in text.lower()), None)
     if used.generates and mask is not None and mask not in tokens.tokens:
         raise ValueError(
             f"guess: {used.name} guesses the next word and has no {mask}: end the text where "
             "the word is missing, or use an encoder"
         )
-    before = used.guesses(tokens, places, top_k)
+    before = used.guesses(tokens, positions, top_k)
     after = None
     if without or hidden:
         edits = edits_of(None, without, hidden, call="predict")
-        after = used.guesses(tokens, places, top_k, edits)
+        after = used.guesses(tokens, positions, top_k, edits)
     asked: dict[str, list[Any]] = {"ablate": list(without), "hide": hidden}
     changed = {name: edits for name, edits in asked.items() if edits}
     firsts = [guesses[0][0][0] for guesses in (before, after) if guesses is not None]
     named = replace(tokens, tokens=plain_tokens(tokens.tokens, tokens.special))
-    gaps = [] if used.generates else places
+    gaps = [] if used.generates else positions
     reason = story.reason if story is not None and firsts == [story.before, story.after] else ""
     return GuessView(used.name, named, gaps, before, changed, after, reason, theme=theme)

@@ -132,12 +132,12 @@ class OneText(HeadShown):
             quoted(heads.text, heads.queries.names, heads.queries.special),
             [text_payload(part, self.head.layer) for part in parts],
             start=self._start(
-                self.shown.queries.place(first_query(self.shown, self.head)), **start
+                self.shown.queries.position(first_query(self.shown, self.head)), **start
             ),
         )
 
 
-def places_of_layers(layers: int) -> list[str]:
+def names_of_layers(layers: int) -> list[str]:
     """Name the embeddings and the output of each layer."""
     return ["embeddings", *(f"after layer {layer}" for layer in range(layers))]
 
@@ -171,14 +171,14 @@ def weights_map(
 ) -> HeatMap:
     """Show the weights of one head; for a long text, show only the weights that were kept."""
     if not heads.weights:
-        places, keys, values = heads.excerpt(head.layer, head.head, MOST_ROWS)
+        queries, keys, values = heads.excerpt(head.layer, head.head, MOST_ROWS)
         return HeatMap(
             title=title,
             values=values,
-            rows=[heads.queries.names[i] for i in places],
+            rows=[heads.queries.names[i] for i in queries],
             columns=[heads.keys.names[j] for j in keys],
             top=top,
-            outlined=[i for i, place in enumerate(places) if place in outlined],
+            outlined=[i for i, query in enumerate(queries) if query in outlined],
             missing="not among the weights that were kept",
             whole=(len(heads.queries.tokens), len(heads.keys.tokens)),
             **(options | {"shown_in": PICTURE}),
@@ -326,9 +326,9 @@ def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
     return {
         "layer": link.layer,
         "head": link.head,
-        "from": heads.queries.place(link.query),
+        "from": heads.queries.position(link.query),
         "from_token": heads.queries.tokens[link.query],
-        "to": heads.keys.place(link.key),
+        "to": heads.keys.position(link.key),
         "to_token": heads.keys.tokens[link.key],
         "weight": link.weight,
     }

@@ -73,10 +73,10 @@ class ImageView(View):
     @property
     def sentence(self) -> str:
         """Describe where the head looks."""
-        (row, column), place = self.strongest, self.looking
+        (row, column), patch = self.strongest, self.looking
         weights, query = self.weights[self.head], self._name
-        if place is not None:
-            query = f"The patch in row {place[0]}, column {place[1]} (white frame)"
+        if patch is not None:
+            query = f"The patch in row {patch[0]}, column {patch[1]} (white frame)"
         return (
             f"{query} puts {weights[row, column]:.2f} of layer {self.layer}, head {self.head} on "
             f"the patch in row {row}, column {column} (red frame); half of what it gives to "
@@ -222,11 +222,11 @@ def image_view(
     layers = [n for n in range(trace.num_layers) if ("pattern", n) in trace]
     if not layers:
         raise ValueError("image_view: the trace holds no weights: trace without top_k or names")
-    place = _place(trace, query)
+    position = _position(trace, query)
     numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
         raise ValueError(f"image_view: layer {numbers[0]} is not in the trace, which has {layers}")
-    rows = {n: trace["pattern", n][0, :, place] for n in numbers}  # each (Hq, N + 1)
+    rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # each (Hq, N + 1)
     for number, weights in rows.items():
         if not np.isfinite(summable(weights)).all():
             raise ValueError(
@@ -234,14 +234,20 @@ def image_view(
                 "another layer, or see which arrays of the trace are not finite"
             )
     patches = np.array([*rows.values()])[..., 1:]  # (layers, Hq, N)
-    others = np.arange(patches.shape[2]) != place - 1
+    others = np.arange(patches.shape[2]) != position - 1
     best = np.where(others, patches, -1.0).max(axis=-1)
     if head is not None:
         asked = _checked(head, best.shape[1], "head")
         best[:, np.arange(best.shape[1]) != asked] = -2.0
     chosen, shown = np.unravel_index(int(best.argmax()), best.shape)
     return ImageView(
-        trace, _image(image), numbers[int(chosen)], int(shown), place, theme=theme, stretch=stretch
+        trace,
+        _image(image),
+        numbers[int(chosen)],
+        int(shown),
+        position,
+        theme=theme,
+        stretch=stretch,
     )
 
 
@@ -253,7 +259,7 @@ def _checked(number: int, count: int, what: str) -> int:
     return number % count
 
 
-def _place(trace: Trace, query: str | int) -> int:
+def _position(trace: Trace, query: str | int) -> int:
     tokens = trace.tokens
     if isinstance(query, str):
         if query not in tokens:

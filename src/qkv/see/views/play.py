@@ -94,8 +94,8 @@ class PlayView(WithModels, OneText):
     def sentence(self) -> str:
         """Name the likeliest word at the position, before and after a word is hidden."""
         shown = self.opening
-        place = self.shown.queries.rows_of([shown.place])[0]
-        guesses = f"At {self.shown.queries.names[place]} most likely: {_first(shown.before)}"
+        row = self.shown.queries.rows_of([shown.position])[0]
+        guesses = f"At {self.shown.queries.names[row]} most likely: {_first(shown.before)}"
         if shown.hidden:
             guesses += f"; {self._change}: {_first(shown.after)}"
         if self.opened:
@@ -124,7 +124,7 @@ class PlayView(WithModels, OneText):
             "text": self.text,
             "tokens": list(self.trace.tokens),
             **self._chosen(),
-            "place": self.opening.place,
+            "place": self.opening.position,
             "before": self.opening.before,
             "hide": self.opening.hidden,
             "after": self.opening.after,
@@ -136,11 +136,11 @@ class PlayView(WithModels, OneText):
         start = {
             "text": self.text,
             "edits": list(self.edits),
-            "place": self.opening.place,
+            "place": self.opening.position,
             "layer": self.head.layer,
             "head": self.head.head,
             "said": link_in_words(self.shown, self.head, PAGE),
-            "query": self.shown.queries.place(first_query(self.shown, self.head)),
+            "query": self.shown.queries.position(first_query(self.shown, self.head)),
             "hide": self.opening.hidden,
             "view": "front",
         }
@@ -249,7 +249,7 @@ def play(
             does not match the text; the message says why.
 
     >>> view = play("The opposite of black is [MASK].")
-    >>> view.trace.tokens[view.opening.place], view.opening.word in view.text
+    >>> view.trace.tokens[view.opening.position], view.opening.word in view.text
     ('[MASK]', True)
     >>> play("The opposite of black is [MASK].", hide="black").edits
     [{'op': 'hide', 'token': 4}]
@@ -284,7 +284,7 @@ def play(
         trace,
         opening,
         edits,
-        used.guesses(tokens, [opening.place], COUNT, asked)[0] if edits else (),
+        used.guesses(tokens, [opening.position], COUNT, asked)[0] if edits else (),
         state or "",
         embed,
         other,

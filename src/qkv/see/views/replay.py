@@ -78,11 +78,11 @@ class ReplayView(HeadShown):
         )
         strip: list[Panel] = [
             HeatMap(
-                title=f"step {replay.steps[replay.shown[place]]:,}", values=self.weights[place],
+                title=f"step {replay.steps[replay.shown[index]]:,}", values=self.weights[index],
                 rows=self.tokens, columns=self.tokens, top=self.top, hidden=hidden, compact=True,
                 shown_in=PICTURE,
             )
-            for place in self.strip
+            for index in self.strip
         ]  # fmt: skip
         tables: list[list[Panel]] = [[self._steps()], [self._first_and_last()]]
         return [[Prose(text=caption, shown_in=PICTURE)], strip, self._charts(), *tables]
@@ -93,17 +93,17 @@ class ReplayView(HeadShown):
         names, along = [f"{knot:,}" for knot in knots], "training step"
 
         def line(points: Sequence[tuple[float, float]], *style: Any) -> Line:
-            places = np.interp([step for step, _ in points], knots, range(len(knots))).tolist()
-            return Line(list(zip(places, (y for _, y in points), strict=True)), *style)
+            xs = np.interp([step for step, _ in points], knots, range(len(knots))).tolist()
+            return Line(list(zip(xs, (y for _, y in points), strict=True)), *style)
 
         scores = [
             line(
-                list(zip(self.steps, replay.course(self.head, place).tolist(), strict=True)),
+                list(zip(self.steps, replay.course(self.head, index).tolist(), strict=True)),
                 score.of,
-                THEMES["light"].lines[place],
-                _DASHES[place],
+                THEMES["light"].lines[index],
+                _DASHES[index],
             )
-            for place, score in enumerate(replay.scores)
+            for index, score in enumerate(replay.scores)
         ]
         charts: list[Panel] = [
             Lines(
@@ -127,17 +127,17 @@ class ReplayView(HeadShown):
         course = replay.course(self.head, self.score)
         shown = snapshots.spread(len(replay.steps), _MOST_ROWS // 2)
         columns = [
-            Column(score.name, [f"{course[place]:.2f}" for place in shown]),
+            Column(score.name, [f"{course[index]:.2f}" for index in shown]),
             Column("", bars=course[shown].tolist()),
         ]
         if replay.losses:
-            logged = [replay.loss_at(replay.steps[place]) for place in shown]
+            logged = [replay.loss_at(replay.steps[index]) for index in shown]
             columns.append(Column("loss", ["" if x is None else f"{x:.3f}" for x in logged]))
         return Table(
             title=f"L{self.where[1:]} step by step",
             explained=score.of,
             corner="step",
-            names=[f"{replay.steps[place]:,}" for place in shown],
+            names=[f"{replay.steps[index]:,}" for index in shown],
             columns=columns,
         )
 
@@ -146,7 +146,7 @@ class ReplayView(HeadShown):
         replay = self.replay
         first, last = (replay.values[at].reshape(-1, len(replay.scores)) for at in (0, -1))
         shown = strongest(np.abs(last - first).max(axis=-1), _MOST_ROWS)
-        places = [divmod(place, replay.values.shape[2]) for place in shown]
+        heads = [divmod(index, replay.values.shape[2]) for index in shown]
         columns = [
             Column(
                 score.name,
@@ -160,7 +160,7 @@ class ReplayView(HeadShown):
             title="Scores of each head",
             explained=f"at step {replay.steps[0]:,} and at step {replay.steps[-1]:,}",
             corner="layer · head",
-            names=[f"{replay.layers[row]} · {column}" for row, column in places],
+            names=[f"{replay.layers[row]} · {column}" for row, column in heads],
             columns=columns,
             note=note if len(shown) < len(first) else "",
         )
@@ -186,10 +186,10 @@ class ReplayView(HeadShown):
             "score": replay.scores[self.score].name,
             **self._chosen(),
             "scores": {
-                score.name: replay.values[..., place] for place, score in enumerate(replay.scores)
+                score.name: replay.values[..., index] for index, score in enumerate(replay.scores)
             },
             "losses": [list(logged) for logged in replay.losses],
-            "shown_steps": [replay.steps[place] for place in replay.shown],
+            "shown_steps": [replay.steps[index] for index in replay.shown],
             "weights": self.weights,
         }
 

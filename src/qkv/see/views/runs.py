@@ -14,7 +14,7 @@ from qkv.see.analysis.word_vectors import cosine, last_state, measure_by_layer, 
 from qkv.see.analysis.words import quoted, run_name
 from qkv.see.draw.panels import PICTURE, TERMINAL, Bars, Column, Panel, Table
 from qkv.see.page.payload import text_payload
-from qkv.see.views.head_panels import HeadShown, heading_of, places_of_layers
+from qkv.see.views.head_panels import HeadShown, heading_of, names_of_layers
 from qkv.see.views.view import Heading, models_of, one_model
 from qkv.trace import Trace
 
@@ -116,7 +116,7 @@ class RunsView(HeadShown):
             [table],
         ]
         if len(self.by_layer):
-            names = places_of_layers(len(self.by_layer) - 1)
+            names = names_of_layers(len(self.by_layer) - 1)
             values = self.by_layer.tolist()
             mean = "The mean of these distances"
             rows.append([Bars(title=mean, names=names, values=values, shown_in=TERMINAL)])

@@ -71,7 +71,7 @@ class ShiftView(View):
             title="Cosine of each word's vector with its static one",
             explained="each row: one word, at each layer",
             values=np.stack([x.cosine for x in shift.stages], axis=1)[shift.labelled],
-            rows=[self.names[place] for place in shift.labelled],
+            rows=[self.names[index] for index in shift.labelled],
             columns=[stage.name for stage in shift.stages],
             top=None,
             of="cosine",

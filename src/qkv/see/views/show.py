@@ -11,7 +11,7 @@ from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection
 from qkv.see.analysis.head_weights import Axis, Heads, by_word, heads_of, kept_in
-from qkv.see.analysis.inputs import heads_from, places_in, readable_trace, traced
+from qkv.see.analysis.inputs import heads_from, positions_in, readable_trace, traced
 from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.word_vectors import Movement, movement
 from qkv.see.draw.panels import Panel
@@ -161,7 +161,9 @@ def show(
     heads = heads_of(trace, parameters=None if used is None else used.parameters)
     shown = heads if pieces else by_word(heads)
     queries, keys = (
-        None if word is None else shown.queries.rows_of(places_in(trace, used, word, "show", name))
+        None
+        if word is None
+        else shown.queries.rows_of(positions_in(trace, used, word, "show", name))
         for name, word in (("query", query), ("key", key))
     )
     removing = partial(removal_of, used, trace)
@@ -208,12 +210,12 @@ class HeadView(OneText):
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view: the weights of the shown head."""
         heads = self.parts[0]
-        place = heads.layers.index(self.head.layer)
+        index = heads.layers.index(self.head.layer)
         return {
             "tokens": heads.queries.tokens,
             "keys": heads.keys.tokens,
             **self._chosen(),
-            "weights": heads.weights[place][self.head.head] if heads.weights else None,
+            "weights": heads.weights[index][self.head.head] if heads.weights else None,
         }
 
     def _headings(self) -> list[Heading]:
@@ -306,7 +308,7 @@ def head_view(
         parts[0] = _split(parts[0], sentence_b_start)
     asked = None if heads is None else [int(head) for head in heads]
     for head in asked or ():
-        selection.checked_place(parts[0], None, head, "head_view")
+        selection.checked_head(parts[0], None, head, "head_view")
     asked = asked and [parts[0].from_start(head, of="head") for head in asked]
     shown = parts[0] if pieces else by_word(parts[0])
     first = asked[0] if asked else None
@@ -402,12 +404,12 @@ def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
     wrong = [f" {asked}" for asked, number in numbers.items() if number not in heads.layers]
     if wrong or not numbers:
         raise ValueError(f"head_view: there is no layer{wrong[0] if wrong else ' left'}: {there}")
-    places = [heads.layers.index(numbers[asked]) for asked in layers]
+    indices = [heads.layers.index(numbers[asked]) for asked in layers]
     return replace(
         heads,
-        layers=[heads.layers[place] for place in places],
-        weights=[heads.weights[place] for place in places if heads.weights],
-        summary=[heads.summary[place] for place in places if heads.summary],
+        layers=[heads.layers[index] for index in indices],
+        weights=[heads.weights[index] for index in indices if heads.weights],
+        summary=[heads.summary[index] for index in indices if heads.summary],
     )
 
 
