@@ -178,7 +178,7 @@ def test_an_encoder_at_its_mask():
             ValueError,
             "a function for ln_final.hook_scale, whose derivative is not known",
         ),
-        ({"ablate": [(0, 9)]}, ValueError, "ablate has head 9"),
+        ({"ablate": [(0, 9)]}, ValueError, "ablate names head 9"),
         ({"hide": 12}, ValueError, "hide has"),
         ({"of": {}}, ValueError, "of is empty: name an activation"),
         (
