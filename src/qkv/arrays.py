@@ -20,7 +20,7 @@ def as_array(x: Any, *, call: str, name: str) -> Array:
     """Read `x` as a NumPy array, if possible without a copy.
 
     Takes arrays, nested lists and numbers, and objects with `__array__` or a CPU `__dlpack__`.
-    The byte order is preserved. Errors name the `call` and the argument.
+    The byte order is preserved. Error messages begin with `call` and `name`.
 
     >>> as_array([[1.0, 2.0]], call="attention", name="query").shape
     (1, 2)
@@ -159,7 +159,7 @@ def narrowed(array: Array, kind: np.dtype[Any], call: str, name: str) -> Array:
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Iterable[Any], *, call: str
 ) -> None:
-    """Raise an error unless a result of this shape and type can be written to `out`.
+    """Raise an error unless `out` can store a result with this shape and dtype.
 
     `out` must be writable and share no memory with `inputs`.
     """
@@ -195,13 +195,13 @@ def _overlap(array: Array, other: Array) -> bool:
 def _overlaps_itself(array: Array) -> bool:
     """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the number of bytes that the axes span so far
+    reach = array.itemsize  # the number of bytes from the first to the last element, so far
     for step, size in axes:
         if size > 1 and step < reach:
             break
         reach += step * (size - 1)
     else:
-        return False  # each stride is at least the bytes that the axes with smaller strides span
+        return False  # each stride skips all elements of the axes before it
     for axis in range(array.ndim):
         # Check whether the two halves along this axis share memory. Both halves have the same
         # layout, so the loop continues with one of them.

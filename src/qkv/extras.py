@@ -1,11 +1,11 @@
-"""Import optional packages, with an error that names the extra of qkv to install."""
+"""Import optional packages; if one is missing, raise an error that names the extra to install."""
 
 import importlib
 from types import ModuleType
 
 
 def need(module: str, extra: str) -> ModuleType:
-    """Import `module`; if it is missing, raise an error that names the extra of qkv to install.
+    """Import `module`; if it is missing, raise an error that names the qkv extra to install.
 
     >>> need("json", "plot").__name__
     'json'

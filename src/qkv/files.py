@@ -49,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Follow links to the file that `replacing` would replace; raise OSError if it cannot."""
+    """Return the target of a path's links; raise OSError if `replacing` cannot replace it."""
     target = Path(path).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")
@@ -65,7 +65,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 class _Part(io.FileIO):
-    """A new file that will replace another file. Errors name the file to replace."""
+    """A new file that will replace another file. Error messages name the file to replace."""
 
     def __init__(self, part: Path, name: str, target: Path) -> None:
         self._name = name

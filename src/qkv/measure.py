@@ -107,7 +107,7 @@ def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **optio
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: slices of the queries. The result, `(..., Hq, rows, dv)`, covers all slices.
+        rows: slices of the queries. Their results are joined: `(..., Hq, rows, dv)`.
         options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
             and `q_offset` must be a number.
     """
@@ -133,7 +133,7 @@ def largest_error(out: Array, truth: Array, rows: Iterable[slice]) -> float:
 
 
 def allowed_error(query: Array, key: Array, value: Array) -> float:
-    """Return the largest error that `qkv.attention` promises for vectors of these lengths."""
+    """Return the largest error that `qkv.attention` allows for these inputs."""
     longest = [float(np.sqrt((np.asarray(x, np.float64) ** 2).sum(-1).max())) for x in (query, key)]
     score = longest[0] * longest[1] / math.sqrt(query.shape[-1])
     rounding = {"bfloat16": 2.0**-7, "float16": 2.0**-10}.get(value.dtype.name, 0.0)

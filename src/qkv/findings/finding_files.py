@@ -150,7 +150,7 @@ def read_article(
     tokens = list(_folded(markdown.parse(text), str(path)))
     for token in tokens:
         if token.type.startswith("heading_"):
-            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # one level lower: the page has an h1
+            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # the page already has an h1
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))

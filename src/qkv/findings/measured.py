@@ -52,8 +52,8 @@ class Finding:
     Attributes:
         model: a dict with the "name" of the model and the "sha256" of its stored parameters.
         text: the text as it was given.
-        position: the position, from 0, at which an encoder predicts the word. A decoder predicts
-            the next token.
+        position: the position of the word that an encoder predicts, from 0. A decoder predicts the
+            token after this position.
         edits: records that fit the schema `qkv.edits.schema()`.
         claim: a sentence about the effect of the edits.
         before: the five most probable words without edits, with their probabilities.
@@ -111,13 +111,13 @@ class Finding:
         """Measure the finding again.
 
         Args:
-            model: the model, its folder or its name. By default, the model with the finding's model
-                name, if it comes with qkv. Nothing is downloaded.
+            model: the model, its folder or its name. The default is the model that the finding
+                names, if it comes with qkv. Nothing is downloaded.
 
         Returns:
             A `Verification`: its `.holds` is true if the words have the same order and the
                 probabilities agree within 0.0001. Its `.differences` has a sentence per difference.
-                A model with other parameters cannot verify the finding, so qkv does not run it.
+                If the model has different parameters, it is not run, and `.holds` is false.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
@@ -278,9 +278,8 @@ def publish(
 
     Raises:
         FileNotFoundError: a file or the model is not on this machine.
-        ValueError: no finding is given; the findings belong to several models; the model's
-            parameters differ from the findings'; a file is damaged; or a page cannot compute the
-            model.
+        ValueError: no finding is given; the findings belong to several models; the model has other
+            parameters than the findings' model; a file is damaged; or a page cannot run the model.
 
     >>> import qkv, tempfile
     >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
@@ -344,7 +343,7 @@ def _content(one: Finding) -> dict[str, Any]:
 
 
 def _load(path: Path, claim: str) -> Finding:
-    """Read a finding; a finding without a claim gets the claim in the article."""
+    """Read a finding; if it has no claim, use the claim in the article."""
     one = Finding.load(path)
     return one if one.claim else replace(one, claim=claim)
 

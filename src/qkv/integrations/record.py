@@ -16,7 +16,7 @@ from qkv.attend.arguments import Call
 from qkv.attend.attention import AttentionSummary, answer, summarize_call
 from qkv.trace import Trace
 
-# The arrays that summarize a layer, and their values where no attention was recorded.
+# The arrays that summarize a layer, and the value that fills positions without recorded attention.
 _EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
 CURRENT: ContextVar[Recording | None] = ContextVar("qkv_recording", default=None)
 REGISTERED: set[str] = set()  # libraries with models that can be recorded
@@ -52,7 +52,7 @@ class Ran:
 
 @dataclass
 class _Layer:
-    """One layer's attention in one forward pass; with a cache, the pass has several steps."""
+    """One layer's attention in one forward pass; with a KV cache, in several steps."""
 
     first: Ran
     crosses: bool  # whether it is cross-attention
@@ -122,14 +122,14 @@ class Recording(Trace):
         # per owner: the mask of its last run, and the number of earlier runs in the same pass
         self._latest: dict[int, tuple[Any, int]] = {}
         self._call: Any = None  # Identifies the last call.
-        self._spans: list[slice] = []  # Where the tokens of each text are in its row.
+        self._spans: list[slice] = []  # The range of each text's tokens in its row.
         self._longest = 0
         self._asked: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:
             self.tokens = tokens
 
     def wants(self, owner: Any) -> bool:
-        """Return whether the attention of this layer is kept."""
+        """Return whether this layer is recorded."""
         return self._wanted is None or id(owner) in self._wanted
 
     def add(self, ran: Ran, call: Call) -> tuple[Array, Array]:
@@ -308,7 +308,7 @@ def record(
 
 
 def _of_tokens(call: Call, ran: Ran) -> Call:
-    """Remove the queries in the padding from a `Call`, because they must add no weight to keys."""
+    """Remove padding queries from a `Call`, so that they add no weight to any key."""
     length = call.plan.length
     start = ran.start or 0
     if ran.padding is None or ran.padding.shape[0] != (call.plan.lead or (1,))[-1]:
@@ -354,7 +354,7 @@ def _paths(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
 
 
 def _check_one_part(layers: Sequence[_Layer], paths: Sequence[tuple[Any, str]]) -> None:
-    """Raise an error if several parts ran, unless the second is a decoder that reads the first."""
+    """Raise an error if several parts ran, except an encoder and its decoder."""
     groups: dict[tuple[int, str], list[_Layer]] = {}
     for layer, (part, path) in zip(layers, paths, strict=True):
         if layer.first.part is not None:

@@ -25,7 +25,7 @@ class Encoding:
         model: the argument of `qkv.load`: a folder, a short name or a Hub id.
         prompt_name: the name of a prompt, as for `Model.encode`. All following arguments are also
             arguments of `Model.encode`.
-        prompt: a string before each text.
+        prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
         batch_size: the number of texts in a batch if each text has 128 tokens.
@@ -90,7 +90,7 @@ class Encoding:
         return width if self.truncate_dim is None else self.truncate_dim
 
     def __sklearn_is_fitted__(self) -> bool:
-        """Return True, because an encoder learns nothing."""
+        """Return True, because an encoder needs no fitting."""
         return True
 
     def __sklearn_tags__(self) -> Any:

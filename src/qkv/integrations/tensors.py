@@ -84,7 +84,7 @@ Window = tuple[int | None, int | None]
 
 
 class Rules:
-    """A mask of `transformers`, converted to arguments of `qkv.attention`: to rules if possible.
+    """A mask of `transformers` as arguments of `qkv.attention`, which are rules if possible.
 
     Args:
         request: the arguments with which transformers requested the mask.
@@ -174,7 +174,7 @@ _BANDS: dict[str, Any] = {
 
 @functools.cache
 def _known() -> dict[Any, str]:
-    """Return the rules of known mask functions, keyed by code; test each on a small square."""
+    """Return the rules of known mask functions, keyed by code; check each rule on a small mask."""
     torch, masking = torch_module(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]
 

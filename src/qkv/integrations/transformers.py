@@ -33,8 +33,8 @@ def register() -> None:
     `transformers`. Tensors of float32, float64, float16 and bfloat16 are read and returned without
     copies. Causal masks, sliding windows and padding reach the kernel as rules, so no `(L, S)` mask
     is made for them. The model's softcaps, sinks, position bias and grouped heads are supported.
-    Models can also be trained: all inputs that require gradients get them, and the memory for this
-    grows linearly with the length.
+    Training is supported too: all inputs that require gradients get them. The memory for gradients
+    grows linearly with the sequence length.
 
     Source: the attention interface of transformers,
     https://huggingface.co/docs/transformers/attention_interface
@@ -189,9 +189,9 @@ def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any
 def _options(
     module: Any, query: Any, key: Any, attention_mask: Any, is_causal: bool | None
 ) -> tuple[dict[str, Any], Any, Ran]:
-    """Return `(options, mask, ran)`: which keys are visible, as options of `qkv.attention`.
+    """Return `(options, mask, ran)` for `qkv.attention`.
 
-    A mask describes the visible keys if the options cannot; otherwise the mask is None.
+    The options describe the visible keys. If they cannot, the mask does; otherwise it is None.
     """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:

@@ -14,7 +14,7 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # For texts of this many tokens, or more, views show only each query's largest weights.
+LONG = 512  # Views of texts with at least 512 tokens show only each query's largest weights.
 _MOST = 1e30  # Larger weights are replaced by NaN.
 
 
@@ -141,7 +141,7 @@ class Heads:
         return len(self.layers) * self.count * len(self.queries.tokens) * len(self.keys.tokens)
 
     def content_keys(self, query: int) -> list[int]:
-        """List the keys of content words that differ from the query's word."""
+        """List the positions of all content words, except occurrences of the query's own word."""
         kept, numbers = self.keys.content
         if self.other_keys is None:
             kept = kept & (numbers != numbers[query])
@@ -189,12 +189,12 @@ class Heads:
         return weights[heads, row, column], row, at[heads, row, column]
 
     def usual(self, layer: int, head: int, query: int, key: int) -> tuple[float, float]:
-        """Return two average weights with which to compare the weight of this pair.
+        """Return two average weights, for comparison with the weight of this pair.
 
         Returns:
             `(at_distance, on_key)`: first the mean weight of all pairs of words at the same
-                distance, including this pair, or 0 if queries and keys are different tokens. Then
-                the mean weight on this key from the other words that may attend to it.
+                distance, including this pair. It is 0 if queries and keys are different tokens.
+                Then the mean weight on this key from the other words that may attend to it.
         """
         positions = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, positions, np.full(len(positions), key)))
@@ -262,7 +262,7 @@ class Heads:
     def _joined(
         self, at: Array, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> Array:
-        """Mark the pairs of a query and a key in `at` that join two different content words.
+        """Mark each pair of query and key in `at` that joins two different content words.
 
         `at` has the keys, `(S,)` or `(..., L, k)`. The positions in `queries` and `keys` count as
         content words.
@@ -281,7 +281,7 @@ class Heads:
 def kept_in(
     trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = ""
 ) -> tuple[list[int], list[Array], list[Summary]]:
-    """Return `(layers, weights, summaries)`: the weights that a trace holds, or else summaries.
+    """Return `(layers, weights, [])` of a trace or, without weights, `(layers, [], summaries)`.
 
     The arrays' names begin with `prefix`, which is "cross_attn." for attention between two texts.
     """
@@ -338,7 +338,7 @@ def heads_of(
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Return `(queries, keys)` of the largest links, both in order of position."""
+    """Return the positions `(queries, keys)` of the largest links, both sorted."""
     rows: set[int] = set()
     columns: set[int] = set()
     for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
@@ -375,8 +375,8 @@ def value_norms(v: Array, out_proj: Array) -> Array:
         out_proj: `(Hq * dv, D)`; rows `h * dv` to `(h + 1) * dv` belong to head h.
 
     Source:
-        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 2.2, where the contribution
-        is f(x).
+        Kobayashi et al. 2020, "Attention is Not Only a Weight", section 2.2; the paper writes f(x)
+        for the contribution.
 
     >>> value_norms(np.array([[[3.0, 4.0]], [[0.0, 1.0]]]), np.eye(2))
     array([[5., 1.]])
@@ -459,7 +459,7 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     heads, _, top_k = part.indices.shape
     there = part.indices >= 0
     head, query, _ = np.nonzero(there)
-    line = head * len(rows) + row_of[query]  # a number for each pair of head and row
+    line = head * len(rows) + row_of[query]  # one integer per pair of head and row
     cells, at = np.unique(line * len(columns) + key_of[part.indices[there]], return_inverse=True)
     sizes = np.array([end - first for first, end, _ in rows])
     shares = np.nan_to_num(part.weights[there]).astype(np.float64) / sizes[row_of[query]]

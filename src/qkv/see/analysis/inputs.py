@@ -56,7 +56,7 @@ def texts_of(texts: list[Any], call: str) -> list[str]:
 
 
 def model_of(model: Model | str | None, texts: list[str]) -> Model:
-    """Return the model, or load it by name; the model "random" gets the words of these texts."""
+    """Return the model, or load it by name; "random" builds a model for the words of the texts."""
     return model if isinstance(model, Model) else load_for(texts, model)
 
 

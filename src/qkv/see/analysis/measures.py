@@ -9,8 +9,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.analysis.head_weights import Heads, Summary
 
-# The limits by which views choose a head. The file assets/store/rule.js has the same limits, and
-# docs/views.md explains them.
+# The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
+# same thresholds, and docs/views.md explains them.
 STANDS_OUT = 0.1  # The smallest difference of a weight or a probability that is a finding.
 OF_POSITIONS = 0.4  # A head attends to a position if its average weight there is at least this.
 
@@ -149,7 +149,7 @@ def distance(weights: Array) -> Array:
 def summarize(weights: Array, top_k: int) -> Summary:
     """Reduce weights `(H, L, S)` to the largest weights of each query and the sum on each key.
 
-    If weights are equal, the lower key comes first.
+    Of equal weights, the earlier key comes first.
 
     >>> part = summarize(np.array([[[0.2, 0.5, 0.3], [0.5, 0.0, 0.5]]]), 2)
     >>> part.indices.tolist(), part.weights.tolist(), part.received.tolist()
@@ -166,7 +166,7 @@ def summarize(weights: Array, top_k: int) -> Summary:
 
 
 def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
-    """Compute the mean, `(H,)`, of `parts` over the queries that attend to anything."""
+    """Compute the mean, `(H,)`, of `parts` over the queries that attend to at least one key."""
     sees = (weights.sum(axis=-1) > 0) & there
     return np.array(
         [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
@@ -174,9 +174,9 @@ def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
 
 
 def strongest(score: Array, count: int) -> list[int]:
-    """Return the indices of the `count` largest numbers, in ascending order.
+    """Return the indices of the `count` largest numbers; the indices are sorted.
 
-    Of equal numbers, the one with the smallest index is chosen.
+    Of equal numbers, the first is chosen.
 
     >>> strongest(np.array([0.1, 0.5, 0.3, 0.5]), 2)
     [1, 3]
@@ -185,7 +185,7 @@ def strongest(score: Array, count: int) -> list[int]:
 
 
 def strongest_block(score: Array, most_rows: int, most_columns: int) -> tuple[list[int], list[int]]:
-    """Return `(rows, columns)` with the largest numbers, both in ascending order.
+    """Return the indices `(rows, columns)` with the largest numbers; both lists are sorted.
 
     >>> strongest_block(np.array([[1, 9, 0], [0, 0, 2], [8, 0, 0]]), 2, 2)
     ([0, 2], [0, 1])
@@ -231,7 +231,7 @@ class Link:
 
     @property
     def above(self) -> float:
-        """The weight minus the usual weight; 0 if that is negative or `of_positions` is true."""
+        """The weight minus the usual weight; 0 if negative, or if `of_positions` is true."""
         expected = max(2 * self.usual[0], self.usual[1])
         return 0.0 if self.of_positions else max(0.0, self.weight - expected)
 

@@ -18,7 +18,7 @@ _WEAK = 0.1  # If all links between content words are smaller, other links may b
 
 
 class Notation(NamedTuple):
-    """The way to write heads, shares and differences of shares in sentences."""
+    """The formats of heads, shares and differences of shares in a sentence."""
 
     head: str
     share: Callable[[float], str]
@@ -56,7 +56,7 @@ class ChosenHead:
             gap.
         reason: a clause that says why this head is shown.
         stands_out: whether the head stands out from all others; None if the caller chose the head.
-        headline: a sentence that says more about the head than the link does; may be empty.
+        headline: a sentence about the head that the link alone does not tell; may be empty.
     """
 
     layer: int
@@ -78,13 +78,13 @@ def rank_heads(
     queries: Sequence[int] | None = None,
     keys: Sequence[int] | None = None,
 ) -> list[Link]:
-    """Return the strongest link of each head, sorted by the distance above the usual weight.
+    """Return the strongest link of each head, sorted by how far it exceeds the usual weight.
 
     A link joins two different content words, or the requested positions. The usual weight is the
     larger of two numbers: twice the head's average weight for words at the same distance, and the
     head's average weight on the same key from other words. Links that are not above the usual
-    weight come next, the largest weight first. Links of heads whose average is 0.4 or more come
-    last. Ties go to the lowest layer, then the lowest head.
+    weight come next, the largest weight first. Links come last if one of these averages is 0.4 or
+    more. Ties go to the lowest layer, then the lowest head.
     """
     links = []
     for layer in seen.layers if layers is None else layers:
@@ -104,7 +104,7 @@ def other_heads(
 ) -> list[Link]:
     """Choose further links that stand out, in other heads; each pair of words appears once.
 
-    With `repeat`, the reader asked for one link: choose this link in all other heads.
+    With `repeat`, the reader asked for one link, so this link is chosen in all other heads.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -137,8 +137,9 @@ def choose_head(
     is furthest above the usual weight. If the difference is below 0.1, or the model is untrained,
     the headline says that no head stands out.
 
-    `layer` and `head` limit the choice; `queries` and `keys` are the positions that links join. If
-    a requested head has no link between content words, its largest link to any word is shown.
+    `layer` and `head` restrict the choice to a layer or a head. Links lead from `queries` to
+    `keys`, which are positions. If a requested head has no link between content words, its largest
+    link to any word is shown.
 
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
@@ -277,14 +278,15 @@ def contrasting_head(
 
     For each link from the word, the usual weight (see `rank_heads`) is subtracted from the weight.
     A head's difference is half the sum of the absolute changes of these numbers between the texts.
-    Heads with equal differences are compared by the word's weights in the same way: 0 means equal
-    weights, 1 means no key in common. Ties go to the lowest layer, then the lowest head.
+    If two heads have equal differences, the weights themselves are compared in the same way: 0
+    means equal weights, 1 means no key in common. Ties go to the lowest layer, then the lowest
+    head.
 
-    A head stands out if the models are trained, and if one of these numbers differs by at least 0.1
-    between the texts.
+    A head of trained models stands out if one of these numbers differs by at least 0.1 between the
+    texts.
 
-    If the word is the gap of both texts, `moved` has the effect of each head's removal on the
-    guesses; then the head with the largest effect is chosen.
+    If the word is the gap in both texts, the head with the largest effect in `moved` is chosen. The
+    effect is the change of the guesses when the head is removed.
 
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
@@ -330,7 +332,7 @@ def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Return how far a word's links are above the usual weights, summed per name of the key."""
+    """Return how far a word's links exceed the usual weights, summed per key word."""
     weights = attended(heads, layer, head, rows)
     query = rows[0]
     links = (
@@ -391,13 +393,13 @@ def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
         for seen in (a, b)
     )
     share = np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2
-    return float(np.nan_to_num(share, nan=-1.0))  # so that an unknown share is never the largest
+    return float(np.nan_to_num(share, nan=-1.0))  # an unknown share must never be the largest
 
 
 def heads_among(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> list[tuple[int, int]]:
-    """Check a layer and a head, and list the heads to choose among, the lowest layer first."""
+    """Check a layer and a head, and list the heads to choose from, sorted by layer."""
     layer, head = checked_head(heads, layer, head, call)
     layers = heads.layers if layer is None else [layer]
     return list(product(layers, range(heads.count) if head is None else [head]))

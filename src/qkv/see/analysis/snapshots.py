@@ -23,7 +23,7 @@ from qkv.trace import Trace
 
 Text = str | Sequence[int] | None
 
-# Config keys that do not affect the numbers, so they may differ between the models of one run.
+# Config keys that may differ between the models of one run, because they affect no numbers.
 _ASIDE = {"dtype", "torch_dtype", "transformers_version", "_name_or_path", "seed"}
 
 
@@ -106,7 +106,7 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
     Args:
         run: the run.
         text: the text, or the ids of its tokens; None if the run holds traces.
-        most: the largest number of weights in one trace, counted over all layers and heads.
+        most: the maximum number of weights in one trace, summed over all layers and heads.
 
     Raises:
         ValueError: the text is missing, empty, too long, or given although the run holds traces; or
@@ -149,7 +149,7 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
         size = len(np.atleast_1d(text))
     _check_size(model.num_layers * model.num_heads, min(size, model.max_seq_length or size), most)
     with warnings.catch_warnings():
-        if again:  # the first snapshot has already warned that the text is cut
+        if again:  # the warning about the cut text was shown for the first snapshot
             warnings.simplefilter("ignore", UserWarning)
         names = ["pattern"] if again else ["pattern", "attn_scores"]
         trace = model.trace(text if isinstance(text, str) else np.asarray(text), names=names)
@@ -194,7 +194,7 @@ def _few(value: Any, most: int = 60) -> str:
 
 MOST_CELLS = 2_000_000  # the largest number of weights in a page: 4 MB before base64
 MOST_LOSSES = 400
-BECOMES = 0.5  # a head with this score, or a higher one, gets the name of the measure
+BECOMES = 0.5  # a head gets the measure's name if its score is at least this number
 
 
 class Score(NamedTuple):
@@ -225,7 +225,7 @@ class Replay:
 
     Attributes:
         run: the name of the run.
-        first: the trace of the first snapshot, for all data that snapshots share.
+        first: the trace of the first snapshot; also the source of data that all snapshots share.
         heads: the heads of the first snapshot.
         steps: the steps of the snapshots, in order.
         scores: the measures.
@@ -254,7 +254,7 @@ class Replay:
 
     @property
     def rises(self) -> Array:
-        """The rise of each score from first to last step; for one step, the scores themselves."""
+        """The increase of each score from first to last step; for a single step, the scores."""
         rises = self.values[-1] - self.values[0]
         return np.asarray(self.values[0] if len(self.steps) == 1 else rises)
 

@@ -49,7 +49,7 @@ def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | No
 
 @np.errstate(over="ignore", invalid="ignore")
 def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
-    """Average the vectors `(T, D)` of each word's tokens; do nothing without `spans`."""
+    """Average the vectors `(T, D)` of each word's tokens; without `spans`, return `vectors`."""
     if spans is None:
         return vectors
     sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
@@ -106,7 +106,7 @@ def similarity_by_layer(
 
 
 def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any]) -> Array:
-    """Apply a measure to two traces' vectors `(T, D)` at the embeddings and after each layer.
+    """Compute a measure of two traces' vectors `(T, D)` at the embeddings and after each layer.
 
     The result is `(num_layers + 1,)`, or empty if a trace lacks these vectors.
 
@@ -123,7 +123,7 @@ def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any])
 
 
 def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
-    """Raise an error that names the models if a number differs between two traces."""
+    """Raise an error if a number differs between two traces; the error names the models."""
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
         raise ValueError(
@@ -137,8 +137,8 @@ def words_before_and_after(
 ) -> tuple[Array, Array, list[str]] | None:
     """Return `(static, contextual, names)` of a text: vectors `(n, D)`, without special tokens.
 
-    If words are shown instead of tokens, a word's vector is the mean over its tokens. The result is
-    None if the vectors are missing, or if they cannot be drawn in a plane.
+    If words are shown instead of tokens, a word's vector is the mean over its tokens. Return None
+    if the vectors are missing or have no plane (see `has_plane`).
     """
     ends = static_and_last(trace)
     if ends is None:
@@ -213,7 +213,7 @@ def fit_plane(
     axes[:count], variance[:count] = directions[:count], shares[:count] / (shares.sum() or 1)
     largest = np.abs(axes).argmax(axis=1)
     axes *= np.where(axes[[0, 1], largest] < 0, -1.0, 1.0)[:, None]
-    # after centring, equal vectors leave only rounding errors, which have no direction
+    # if all vectors are equal, centring leaves only rounding errors, which have no direction
     if lengths[0] <= _ROUNDING * scale * np.sqrt(together.size):
         return Plane(np.zeros((n, 2)), np.zeros((n, 2)), np.zeros(2), np.zeros((2, size)))
     return Plane(before @ axes.T, after @ axes.T, variance, axes)
@@ -229,7 +229,7 @@ def unit_vectors(vectors: Array) -> Array:
     [[0.6, 0.8], [0.0, 0.0]]
     """
     vectors = vectors.astype(np.float64)
-    for norm in (np.inf, 2):  # dividing by the largest number first keeps squares from overflowing
+    for norm in (np.inf, 2):  # first divide by the largest number, so that squares do not overflow
         sizes = np.linalg.norm(vectors, norm, axis=1, keepdims=True)
         vectors = np.divide(vectors, sizes, out=np.zeros_like(vectors), where=sizes != 0)
     return vectors
@@ -316,7 +316,7 @@ class Shift:
     Attributes:
         sentences: the sentences.
         tokens: the n tokens of all sentences, without special tokens.
-        of: `(n,)`, the number of each token's sentence.
+        of: `(n,)`, the index of each token's sentence.
         before: `(n, 2)`, the static vectors.
         explained: `(2,)`, the share of the variance along each axis.
         stages: the stages, from the embeddings to the last layer.
@@ -371,7 +371,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
 def _shift(
     sentences: list[str], tokens: list[str], of: list[int], states: dict[str, Array]
 ) -> Shift:
-    """Compute the shift of vectors `(n, D)` from the state "before" to every later state."""
+    """Compute the shift of vectors `(n, D)` from the first state to each later state."""
     for name, state in states.items():
         if not has_plane(state):
             raise ValueError(f"plot_shift: a vector {name} {NO_PLANE}")

@@ -128,9 +128,9 @@ def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
 
 
 def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Array]:
-    """Return `(flags, numbers)`: the tokens of content words, and a number for each word.
+    """Return `(flags, numbers)`: which tokens are content words, and an index per word.
 
-    Equal words have the same number. Content words are the words that the model knows, except
+    Equal words have the same index. Content words are the words that the model knows, except
     function words: articles, pronouns, prepositions, conjunctions and auxiliaries. The list of
     function words is English. In other languages, only words with the same spelling as an English
     function word are left out. If a text has fewer than two content words, all its words count as
@@ -203,16 +203,16 @@ def explained(
 
 
 def spans_of(tokens: Sequence[str], special: Sequence[bool]) -> list[Span]:
-    """List the words of a text as (first, last + 1, word); without subwords, list its tokens."""
+    """List a text's words, `(first, last + 1, word)`; without subwords, each token is a word."""
     return word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
 
 
 def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:
-    """Join subwords to words, as (first, last + 1, word); return None without subwords.
+    """Join subwords into words, `(first, last + 1, word)`; return None without subwords.
 
     The function knows the marks of WordPiece ("##ing" continues a word), of byte-level BPE and
     SentencePiece ("Ġa" and "▁a" begin a word), and of older BPE ("a</w>" ends a word). A
-    punctuation mark is a word.
+    punctuation mark counts as a word.
 
     >>> word_spans(["i", "walk", "##ing", "."], [False] * 4)
     [(0, 1, 'i'), (1, 3, 'walking'), (3, 4, '.')]

@@ -11,7 +11,7 @@ from qkv.arrays import Array
 
 
 class Theme(NamedTuple):
-    """The colours of numbers on one background.
+    """The colours that stand for numbers on one background.
 
     Attributes:
         more: the colours of numbers from 0 to 1 at equal steps; the colour of 0 is the background.
@@ -57,7 +57,7 @@ class Tone(NamedTuple):
     after: str
 
     def of(self, color: str) -> str:
-        """Translate a colour of the light theme into this theme; return other colours unchanged.
+        """Return this theme's version of a colour of the light theme; other colours are unchanged.
 
         >>> TONES["dark"].of(INK), TONES["dark"].of("#123456"), TONES["light"].of(INK)
         ('#eef1f5', '#123456', '#1a1a1a')

@@ -125,7 +125,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
         axes.set(xticks=[], yticks=[])
     else:
         rows, columns = drawable(panel.rows), drawable(panel.columns)
-        # before the labels are set: labels above and below the map are different objects
+        # this must precede the labels, since labels above and below the map are different objects
         axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
         axes.set_xticks(
             range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor"
@@ -242,7 +242,7 @@ def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
 
 
 def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
-    """Draw lines over names; if the panel is `numbered`, write the number of each point."""
+    """Draw a line chart; if the panel is `numbered`, write the number beside each point."""
     for line in panel.lines:
         xs, values = zip(*line.points, strict=True)
         style: Any = (0, [n / 2 for n in line.dash]) if line.dash else "-"
@@ -373,7 +373,7 @@ def _wrapped(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
 
 
 def _open(axes: Axes, tone: Tone) -> None:
-    """Remove a chart's upper and side lines; draw small tick numbers and a faint grid."""
+    """Hide a chart's upper and right edges; draw small tick labels and a faint grid."""
     axes.tick_params(labelsize=8)
     axes.grid(axis="y", color=tone.grid, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -388,7 +388,7 @@ def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 @lru_cache(maxsize=1)
 def _figure_class() -> type[Figure]:
-    """Return a figure class that Agg draws and that a notebook shows without pyplot."""
+    """Return a figure class with the Agg backend; notebooks show its figures without pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -407,7 +407,7 @@ def _figure_class() -> type[Figure]:
 
 @lru_cache(maxsize=4)
 def _cmap(signed: bool, name: str) -> Colormap:
-    """Make the colour map of a theme, for numbers on one side of the background or on both."""
+    """Make a theme's colour map, for numbers of one sign or of both."""
     from matplotlib.colors import LinearSegmentedColormap
 
     theme = THEMES[name]

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.draw.panels import PICTURE, Panel, number_format
 
-# the offsets of a node's inputs in columns, and half of its height in rows
+# in columns, the offset of each input of a node; in rows, half of a node's height
 INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
 
 
@@ -62,7 +62,7 @@ class Graph(Panel):
 
     @property
     def size(self) -> tuple[float, float]:
-        """Return the highest column and row."""
+        """Return the largest column and row."""
         columns, rows = zip(*self.nodes.values(), strict=True)
         return max(columns), max(rows)
 
@@ -81,7 +81,7 @@ class Graph(Panel):
             end += INPUTS.get(edge.input, 0.0)
             y, high = y + HALF, high - HALF
             rise = 0.5 * (high - y)
-            # between nodes in one column, bend the curve past the nodes between them
+            # if both nodes are in one column, bend the curve around the nodes between them
             aside = 0.4 if abs(end - x) < 0.5 and rise > 0.5 else 0.0
             curves.append(
                 np.array([(x, y), (x + aside, y + rise), (end + aside, high - rise), (end, high)])

@@ -101,17 +101,17 @@ def placed(
     area: Box,
     unit: float = 1.0,
 ) -> Iterator[tuple[Box, tuple[float, float] | None] | None]:
-    """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
+    """Place labels near their points; yield `(box, line end)`, or None for a label without space.
 
-    The method is greedy: each label goes to the nearest position that touches no earlier label.
-    Near its point, the label must not cover another point either. If the box is far from the point,
-    a line joins them, and `line end` is where this line meets the box; otherwise `line end` is
+    The method is greedy: each label takes the nearest position that overlaps no earlier label. A
+    label near its point also covers no other point. A label far from its point is joined to the
+    point by a line: `line end` is where this line meets the box. For labels without a line, it is
     None.
 
     Args:
-        labels: for each label its point, its width and its height.
+        labels: the point, the width and the height of each label.
         points: `(n, 2)`, the points that labels should not cover.
-        area: the area for labels: its left, lower, right and upper ends.
+        area: the left, lower, right and upper edges of the area for labels.
         unit: the size of a pixel.
     """
     taken: list[Box] = []

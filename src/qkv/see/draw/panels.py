@@ -36,19 +36,19 @@ class Panel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HeatMap(Panel):
-    """Numbers `(n, m)` as cells of colour with labels, and a scale.
+    """Numbers `(n, m)` as coloured cells with labels, and a scale.
 
     Attributes:
         values: the numbers; cells without a finite number are hatched.
         rows: a label for each row.
         columns: a label for each column.
-        top: the upper end of a scale that begins at 0. None for numbers of any size and sign, which
-            have `ground` at the lower end or in the middle of the scale.
-        ground: the number with the colour of the background, if `top` is None.
+        top: the upper end of a scale that begins at 0. If it is None, numbers may have any size and
+            sign, and `ground` is at the lower end or in the middle of the scale.
+        ground: the number that has the colour of the background, if `top` is None.
         scale: both ends of a scale that several maps share, if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
-        score: numbers that decide which rows and columns to show if not all of them fit; the
-            default is `values`.
+        score: numbers that rank the rows and columns; only the highest are shown if not all fit.
+            The default is `values`.
         of: the meaning of the numbers.
         outlined: the indices of the framed rows.
         missing: the meaning of a hatched cell.
@@ -96,7 +96,7 @@ class HeatMap(Panel):
 
     @property
     def shares(self) -> Array:
-        """Scale each number by its distance from `ground`; the ends of the scale are -1 and 1."""
+        """Map each number to a share of the scale: `ground` to 0, the upper end to 1."""
         ground = self.ground if self.top is None else 0.0
         return np.asarray((self.values - ground) / (self.ends[1] - ground))
 
@@ -135,7 +135,7 @@ class HeatMap(Panel):
 
     @property
     def left_out(self) -> str:
-        """Describe which rows and columns are shown; return an empty string if all are shown."""
+        """Describe the choice of rows and columns; return an empty string if all are shown."""
         if self.whole in (None, self.values.shape):
             return ""
         assert self.whole is not None
@@ -165,13 +165,13 @@ class Links(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Bars(Panel):
-    """Names with a number and a bar for each name.
+    """A list of names, each with a number and a bar.
 
     Attributes:
         names: the names.
-        values: the number of each name.
-        form: the format of a number.
-        top: the number with a bar of full length; by default the number furthest from `ground`.
+        values: a number for each name.
+        form: the format of the numbers.
+        top: the number whose bar has full length; by default the number furthest from `ground`.
         ground: the number at which bars begin.
     """
 
@@ -190,7 +190,7 @@ class Bars(Panel):
 
     @property
     def signed(self) -> bool:
-        """Return True if some numbers are below `ground`, so that bars begin in the middle."""
+        """Return whether any number is below `ground`; bars then begin in the middle."""
         return any(value < self.ground for value in self.values)
 
 
@@ -231,7 +231,7 @@ class Lines(Panel):
 
     @property
     def ticks(self) -> list[int]:
-        """Choose the positions whose names fit; always include the last position."""
+        """Choose the positions to label so that the names fit; always include the last."""
         indices = range(len(self.names))
         return list(indices[:: -max(1, -(-len(indices) // 12))])[::-1]
 
@@ -244,7 +244,7 @@ class Arrows(Panel):
         before: `(n, 2)`, the points before attention.
         after: `(n, 2)`, the points after attention.
         names: the names of the points in `after`.
-        alone: the names of the points in `before`; by default `names`.
+        alone: the names of the points in `before`, if they differ from `names`.
         named: the indices of the points with labels.
         explained_variance: the share of the variance along each axis.
     """
@@ -269,7 +269,7 @@ class Arrows(Panel):
     def labels(self) -> list[tuple[Array, str, bool]]:
         """List the labels to place as `(point, words, whether the point is in `after`)`.
 
-        The set with the larger spread, `before` or `after`, comes first. Points with the same
+        Of `before` and `after`, the set with the larger spread comes first. Points with the same
         position and name share one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
@@ -290,7 +290,7 @@ class Image(Panel):
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
         frames: the framed patches, each as `(row, column, colour)`.
-        chosen: whether another panel enlarges this small image; None if this image is enlarged.
+        chosen: for a small image, whether another panel shows it enlarged; None for a large image.
     """
 
     pixels: Array
@@ -369,7 +369,7 @@ class Numbers(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cells(Panel):
-    """Shares from 0 to 1 as shaded cells without labels, for a terminal.
+    """Shaded cells without labels for shares from 0 to 1, for a terminal.
 
     Attributes:
         shares: `(n, m)`, the shade of each cell.
@@ -416,7 +416,7 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passages(Panel):
-    """Passages of texts, one below the other; the shade of a word shows the word's number.
+    """Passages of text, one below the other; each word's shade shows its number.
 
     Attributes:
         passages: the passages.
@@ -467,7 +467,7 @@ def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
-    """Split the panels of a picture into `(prose, others)`: lines of words, and other panels."""
+    """Split the panels of a picture into `(prose, others)`: lines of prose, and rows of panels."""
     shown = drawn_in("picture", rows)
     prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
     drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)

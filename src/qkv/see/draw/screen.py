@@ -25,7 +25,7 @@ _BAR = (
     f"not bold {THEMES['light'].more[5]}"  # a blue that is readable on light and dark backgrounds
 )
 
-LEAST = 0.025  # with few shades, smaller shares are drawn like the background
+LEAST = 0.025  # a terminal with few shades draws smaller shares like the background
 
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
@@ -34,7 +34,7 @@ _ASCII = {
 
 
 def with_a_width(console: Console) -> Console:
-    """Set a console's width to the terminal's width if the variable COLUMNS is 0."""
+    """If the variable COLUMNS is 0, set a console's width to the terminal's width."""
     if not console.width:
         console.width = shutil.get_terminal_size().columns
     return console
@@ -60,7 +60,7 @@ class Screen:
 
     @classmethod
     def of(cls, console: Console) -> Screen:
-        """Read the capabilities of a console; NO_COLOR, or only 16 colours, count as no colours."""
+        """Read a console's capabilities; with NO_COLOR or only 16 colours, use no colours."""
         depths = {"256": 256, "truecolor": 1 << 24}
         colors = 0 if console.no_color else depths.get(console.color_system or "", 0)
         theme = ground_of(console.file) if colors else None
@@ -68,7 +68,7 @@ class Screen:
 
     @property
     def shades(self) -> bool:
-        """Return whether the terminal can shade cells; its background is the first shade."""
+        """Return whether the terminal can shade cells: its colours and its background are known."""
         return bool(self.colors and self.theme)
 
     def shading(self, share: float) -> str:
@@ -95,7 +95,7 @@ class Screen:
         return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
 
     def plain(self, text: str) -> str:
-        """Replace the characters that this screen cannot show, in a text that qkv wrote."""
+        """In one of qkv's own texts, replace the characters that this screen cannot show."""
         if not self.unicode:
             for sign, ascii_form in _ASCII.items():
                 text = text.replace(sign, ascii_form)
@@ -134,7 +134,7 @@ class Screen:
         return max(least, min(most, max((cell_len(self.safe(t)) for t in texts), default=0)))
 
     def room(self, most: int, *, beside: int) -> int:
-        """Return the screen's width minus `beside` columns, but at least 4 and at most `most`."""
+        """Return the screen's width minus `beside` columns, limited to the range 4 to `most`."""
         return max(4, min(most, self.width - beside))
 
 
@@ -146,7 +146,7 @@ def styled(words: str = "", style: str = "") -> Text:
 
 
 def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
-    """Wrap a text that qkv wrote at the screen's width, and indent the lines."""
+    """Wrap one of qkv's own texts at the screen's width, and indent the lines."""
     lines = textwrap.wrap(
         screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
     )
@@ -167,7 +167,7 @@ def bar(screen: Screen, value: float, width: int = 20) -> Text:
 
 
 def cube_color(number: int) -> str:
-    """Convert the number of a terminal's colour, from 16 to 231, to `#rrggbb`.
+    """Convert the index of a terminal colour, 16 to 231, to `#rrggbb`.
 
     >>> cube_color(16), cube_color(153)
     ('#000000', '#afd7ff')
@@ -195,7 +195,7 @@ _END = re.compile(rb"\x1b\[\?[\d;]*c")
 def ground_of(file: IO[str]) -> str | None:
     """Return the background of a stream's terminal, "light" or "dark"; None if it is not known."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if ground.isdigit():  # the number of one of 16 colours, interpreted as in vim
+    if ground.isdigit():  # the index of one of 16 colours; vim uses the same rule
         return "dark" if int(ground) in (*range(7), 8) else "light"
     return _asked() if file.isatty() else None
 
@@ -211,7 +211,7 @@ def _asked() -> str | None:
         return None
     try:
         if os.tcgetpgrp(terminal) != os.getpgrp():
-            return None  # a background process that asks the terminal would be stopped
+            return None  # the system would stop a background process that reads from the terminal
         before = termios.tcgetattr(terminal)
         try:
             tty.setcbreak(terminal)

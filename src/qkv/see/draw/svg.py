@@ -60,7 +60,7 @@ def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = Fa
 
 
 def alone(panel: panels.Panel, tone: Tone) -> str:
-    """Draw one panel as a separate SVG picture of a fixed size."""
+    """Draw one panel as a complete SVG picture of fixed size."""
     drawn = part(panel, tone)
     return _whole(drawn.elements, (drawn.width, drawn.height), panel.title, tone, "display:block")
 
@@ -162,7 +162,7 @@ def _tile(panel: panels.HeatMap, tone: Tone) -> Drawing:
 
 
 def _pooled(cells: Array) -> Array:
-    """Reduce cells to pixels of a small picture: keep each block's number furthest from 0."""
+    """Reduce cells to the pixels of a small picture: per block, keep the number furthest from 0."""
     step = -(-max(cells.shape) // int(_SMALL))
     (n, m), more = cells.shape, [(0, -size % step) for size in cells.shape]
     rows = np.pad(cells, more).reshape(-(-n // step), step, -(-m // step), step)
@@ -203,7 +203,7 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
 
 
 def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
-    """Draw lines over names; if the panel is `numbered`, write the number of each point."""
+    """Draw a line chart; if the panel is `numbered`, write the number beside each point."""
     width, left, height = 460.0, 46.0, 150.0
     low, high = panel.ends
     wide = (width - left - 16) / max(1, len(panel.names) - 1)
@@ -373,7 +373,7 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
 
 
 def _graph_rules(panel: Graph) -> str:
-    """Write the CSS rules for a node or an edge that the reader points at or focuses."""
+    """Write the CSS rules for a node or an edge under the pointer or with the focus."""
     chosen, dim = ":is(:hover,:focus)", "{opacity:.1}"
     rules = [
         ".qkv-graph [tabindex]:focus{outline:none}.qkv-node:focus-visible>rect{stroke-width:3}",
@@ -391,13 +391,13 @@ def _graph_rules(panel: Graph) -> str:
 
 
 def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
-    """Write lines below a graph that are visible only while their node or edge is chosen."""
+    """Write lines of text below a graph; each is visible only while its node or edge is chosen."""
     words = (text(0, bottom + 20 + 16 * k, line, tone.ink) for k, line in enumerate(lines))
     return f'<g class="qkv-readout">{"".join(words)}</g>'
 
 
 def _sums(panel: Graph, node: str) -> list[str]:
-    """Write two lines about a node: the inputs that it reads, and the outputs that it writes."""
+    """Write two lines about a node: one about its inputs, one about its outputs."""
 
     def listed(verb: str, ends: list[tuple[str, float]]) -> str:
         more = f" and {len(ends) - 2} more" if len(ends) > 2 else ""

@@ -126,8 +126,8 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
 def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
     """Draw a table of shaded cells, and the scale below.
 
-    If not all rows or columns fit, the map shows the rows and columns with the largest scores and
-    counts the rest. An extra column shows the summed weight of the columns that are left out.
+    If some rows or columns do not fit, those with the largest scores are shown, and the others are
+    counted. An extra column shows the summed weight of the columns that are left out.
     """
     values, columns, hidden, shares = panel.values, panel.columns, panel.hidden, panel.shares
     form, words = panel.form, panel.words
@@ -243,7 +243,7 @@ def _cells(screen: Screen, panel: panels.Cells) -> list[Text]:
 
 
 def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]:
-    """Count the shown rows and columns; return an empty string if all are shown."""
+    """State how many rows and columns are shown; return an empty string if all are shown."""
     note = " and ".join(
         f"{shown} of {count} {what}" for count, shown, what in counts if shown < count
     )
@@ -287,7 +287,7 @@ def _first(count: int, room: int, needed: int) -> list[int]:
 
 
 def _side_by_side(screen: Screen, sides: Sequence[tuple[str, list[Text]]]) -> Iterator[Text]:
-    """Draw two lists of lines under their names, side by side if they fit, or else stacked."""
+    """Draw two lists of lines under their names: side by side if they fit, otherwise stacked."""
     wide = [2 + max((line.cell_len for line in lines), default=0) for _, lines in sides]
     if sum(wide) + 1 > screen.width:
         for name, lines in sides:
