@@ -28,8 +28,8 @@ from qkv.trace.activations import meant, numbers_of
 
 _CALL = "cache"
 MANIFEST = "cache.json"
-BYTES = 2**28  # the approximate size of a file
-_IDS, _STARTS = "ids", "starts"  # arrays of a file: its token ids, and the first row of each text
+BYTES = 2**28  # The approximate size of a file.
+_IDS, _STARTS = "ids", "starts"  # Names of arrays in a file.
 
 
 class Cache:
@@ -60,7 +60,7 @@ class Cache:
         for shard, stored in zip(about["shards"], self._files, strict=True):
             _check_file(self.folder / shard["file"], stored, self.names, shard)
         counts = [[shard[name] for shard in about["shards"]] for name in ("texts", "tokens")]
-        self._ends = np.cumsum(counts[0], dtype=np.int64)  # texts up to the end of each file
+        self._ends = np.cumsum(counts[0], dtype=np.int64)  # cumulative numbers of texts
         self.tokens = sum(counts[1])
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Cache:
         )
 
     def arrays(self, name: str | tuple[Any, ...]) -> list[Array]:
-        """Return all rows of an activation as read-only memory maps (tokens, ...), one per file.
+        """Return one read-only memory map (tokens, ...) per file, with the rows of an activation.
 
         `np.concatenate(cache.arrays(name))` loads the rows of all texts into memory.
 
@@ -106,7 +106,7 @@ class Cache:
         return (self[number] for number in range(len(self)))
 
     def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
-        """Return `(file, rows)`: the file with a text, and the text's rows in this file."""
+        """Return `(file, rows)`: the file that holds a text, and the slice of the text's rows."""
         number = check_index(number, len(self), "cache", "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
         starts = self._files[file][_STARTS].read()
@@ -124,11 +124,11 @@ def cache(
 ) -> Cache:
     """Run many texts and write their activations to files.
 
-    The folder holds "cache.json" and safetensors files of about 256 MB each, in which texts are
-    stored without gaps. Only the file that is being written is in memory. If a call is interrupted,
-    repeat it: texts in complete files are compared with the given texts and do not run again. To
-    add texts later, repeat the call with the earlier texts followed by the new texts. Cached
-    activations are read through memory maps.
+    The folder holds "cache.json" and safetensors files of about 256 MB each, which store the rows
+    of consecutive texts without padding. Memory holds one file at a time. If a call is interrupted,
+    repeat it: texts in complete files do not run again, but their tokens are compared with the
+    given texts. To add texts later, repeat the call with the earlier texts followed by the new
+    texts. Cached activations are read through memory maps.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
@@ -188,7 +188,7 @@ def cache(
 
 
 def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
-    """Return the cache in the folder, or None; raise an error if the cache has other settings."""
+    """Return the cache in the folder, or None if the folder has no manifest."""
     if not (path / MANIFEST).exists():
         return None
     there = _manifest(path)
@@ -202,7 +202,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[str]) -> None:
-    """Raise an error if the cache has other texts or other activations of text 0."""
+    """Check that the cache has the same texts, and the same activations of text 0."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -235,7 +235,7 @@ def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
 
 
 class _Writer:
-    """Collects rows, and writes them to a file when they reach `BYTES`."""
+    """A buffer of rows, which are written to a file when their size reaches `BYTES`."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], kind: np.dtype[Any]) -> None:
         self.folder, self.kind = folder, kind

@@ -18,8 +18,8 @@ from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder
 
-_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # gradients to average; Hanna et al. use 5
-_SAMPLE = 200  # edges whose estimates are compared with exact effects
+_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # Gradients to average.
+_SAMPLE = 200  # Edges in the sample.
 
 
 def edges(
@@ -27,16 +27,16 @@ def edges(
 ) -> Graph:
     """Measure the effect of each edge between two parts of a model on a metric.
 
-    If norms come before the parts of a block, each part reads the sum of the outputs of all earlier
+    In a model with norms before its parts, each part reads the sum of the outputs of all earlier
     parts. An edge carries the output of one part (the sender) into the input of a later part (the
-    receiver). A head has three inputs: for its queries, its keys and its values. If heads share
-    keys and values, each head counts as if it had its own keys and values.
+    receiver). A head has three inputs: for its queries, its keys and its values. If several query
+    heads share a key head, each query head is treated as if it had its own keys and values.
 
-    For an exact score, the clean run is changed at one edge: the receiver reads the sender's output
-    from the corrupted run, and all later parts are recomputed. The score is the change of the
-    metric. (`patch` does the opposite: it puts activations of `clean` into `corrupted`.) Many edges
-    run in one batch. Parts before the receiver are not recomputed. A decoder also skips positions
-    before the first token that differs.
+    An exact score changes one edge of the clean run: the receiver reads the sender's output
+    from the corrupted run, and all later parts are recomputed. The score is the resulting change of
+    the metric. (`patch` does the opposite: it puts activations of `clean` into `corrupted`.) Many
+    edges run in one batch. Parts before the receiver are not recomputed. A decoder also skips
+    positions before the first token that differs.
 
     Args:
         model: a model with an LM head and with norms before its parts (GPT-2, Llama). Additional
@@ -97,8 +97,8 @@ def path(
 
     In the clean run, these receivers read the sender's output from the corrupted run, and all later
     parts are recomputed. The effect is the change of the metric. For one receiver, the effect is
-    the exact score of that edge. With several receivers, later receivers also read the changes
-    caused by earlier receivers.
+    the exact score of that edge. With several receivers, the effect includes changes that earlier
+    receivers pass on to later receivers.
 
     Args:
         model: as for `edges`.
@@ -165,8 +165,7 @@ def discover(
     To measure `.faithfulness`, the model runs once more: kept edges carry the outputs of this run,
     and all other edges carry the outputs of the corrupted run. `.faithfulness` is the metric of
     this run, scaled so that the corrupted run scores 0 and the clean run scores 1; it can be below
-    0 or above 1. An edge that is on no path from "embed" to "logits" does not affect
-    `.faithfulness`.
+    0 or above 1. Only edges on a path from "embed" to "logits" affect `.faithfulness`.
 
     Args:
         model: as for `edges`.
@@ -300,7 +299,7 @@ def _known(name: Any, names: Sequence[str], given: str) -> str:
 @quiet
 @one_blas_thread()
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
-    """Return estimated effects (senders,) of float64, keyed by receiver.
+    """Estimate the effect of every edge; return float64 arrays (senders,), keyed by receiver.
 
     An estimate is the difference of the sender's output between the runs, times the gradient of the
     metric at the receiver's input.

@@ -15,10 +15,10 @@ from qkv.trace import Trace
 def rollout(trace: Trace) -> Result:
     """Attention rollout: how much each token of the text contributes to each vector.
 
-    In each layer, the weights are averaged over the heads. The residual connection counts as much
-    as the attention: the identity matrix is added, and each row is divided by its sum. The matrices
-    of all layers are then multiplied. Rollout uses only the weights and ignores MLPs and values, so
-    parallel blocks (GPT-NeoX) are treated like all others.
+    In each layer, the weights are averaged over the heads. The residual connection has the same
+    weight as attention: the identity matrix is added to these averages, and each row is divided by
+    its sum. The matrices of all layers are then multiplied. Rollout uses only the weights and
+    ignores MLPs and values, so parallel blocks (GPT-NeoX) need no special treatment.
 
     Args:
         trace: a trace of one text or image, with the "pattern" of all layers.
@@ -58,7 +58,7 @@ def rollout(trace: Trace) -> Result:
 
 
 def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
-    """Multiply attention weights by the lengths of the values: short values add little.
+    """Multiply attention weights by the norms of the value vectors.
 
     An idle head attends to a token whose value vector is near 0 ([CLS], the first word): the weight
     is large, but the head's output is small.
@@ -66,12 +66,12 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
         layer: the layer's index; a negative index counts from the end.
-        model: the model of the trace. If `model` is given, values are measured after the output
-            projection of the head, as in the source; otherwise, before the output projection.
+        model: the model of the trace. With `model`, norms are measured after the head's output
+            projection, as in the paper; without `model`, before this projection.
 
     Returns:
-        (Hq, T, T), float64: `[h, i, j]` is the length of `weight * value` for query `i` and key
-        `j`; with `model`, the length of `weight * value @ W_O`.
+        (Hq, T, T), float64: `[h, i, j]` is the norm of `weight * value` for query `i` and key
+        `j`; with `model`, the norm of `weight * value @ W_O`.
 
     Raises:
         TypeError: `trace` is not a trace, `model` is not a model, or `layer` is not an integer.
@@ -116,7 +116,7 @@ def _words(trace: Trace) -> dict[str, list[str]]:
 
 
 def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
-    """Measure how strongly later heads read the outputs of earlier heads.
+    """Measure how strongly each head reads the output of each earlier head.
 
     `OV`, `QK` and `OV'` are matrices of `model.head_weights(layer)`. The output of the writing head
     is `x @ OV`; `QK` and `OV'` belong to the reading head. The score of each input is
@@ -125,12 +125,12 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     - "k", its keys: `|OV @ QK.T| / (|OV| |QK|)`,
     - "v", its values: `|OV @ OV'| / (|OV| |OV'|)`,
 
-    where `|M|` is the root of the sum of squares. Random matrices also have scores above 0, which
-    grow as D shrinks: compare a score with the scores of other heads. The weights are raw: norms
-    are not folded in. (TransformerLens folds norms when it loads a model, so its scores differ by
-    the norm's weight.) Rotary positions and norms of queries and keys are left out. If norms follow
-    the parts of a block (BERT), they rescale an output before a later head reads it; the score
-    ignores these norms.
+    where `|M|` is the root of the sum of squares. Even random matrices have scores above 0,
+    especially if D is small, so compare a score with the scores of other heads. The weights are
+    raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so its scores
+    differ by the norm's weight.) Rotary positions and norms of queries and keys are left out. If
+    norms follow the parts of a block (BERT), these norms rescale an output before a later head
+    reads it, but the score ignores them.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
@@ -139,8 +139,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     Returns:
         (layers, Hq, layers, Hq), float64, between 0 and 1, with the axes "layer", "head",
         "reader_layer" and "reader_head". `[l, h, m, n]` scores head `h` of layer `l` as the writer
-        and head `n` of layer `m` as the reader. The score is 0 unless layer `m` is later than layer
-        `l`. A key head that is shared by several query heads counts once per query head.
+        and head `n` of layer `m` as the reader. The score is 0 if `m <= l`. Query heads that share
+        a key head have separate scores.
 
     Raises:
         TypeError: `model` is not a model.
@@ -189,7 +189,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 def _triangle(tall: Array) -> Array:
     """Return the factors R (H, d, d) of QR decompositions of thin matrices (H, D, d).
 
-    A product with R has the same norm as the product with the full matrix.
+    Replacing a matrix by its R in a product does not change the norm of the product.
     """
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
@@ -206,8 +206,8 @@ def copying_scores(model: Model) -> Result:
     `OV` of `model.head_weights(layer)`. The score is the sum of the eigenvalues of that matrix,
     divided by the sum of their absolute values. The score is 1 if all eigenvalues are positive (the
     head raises the tokens that it reads), -1 if all are negative, and near 0 if their directions
-    are random. The weights are raw: norms are not folded in, and the parts of the vectors that come
-    from positions and MLPs are left out.
+    are random. The weights are raw: norms are not folded in, and the contributions of position
+    embeddings and MLPs are ignored.
 
     Args:
         model: a model whose LM head consists of a norm and a matrix.
@@ -217,8 +217,8 @@ def copying_scores(model: Model) -> Result:
 
     Raises:
         TypeError: `model` is not a model.
-        ValueError: the model gives no logits over words, or its head is not linear (BERT's head has
-            a layer with an activation).
+        ValueError: the model gives no logits over words, or its LM head is not linear (BERT's LM
+            head has a layer with an activation function).
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Copying".

@@ -98,7 +98,7 @@ def check_index(
 
 
 def kept(trace: Trace, call: str, *names: Any) -> Array:
-    """Return the array (B, ...) of the first name that is in the trace.
+    """Return the activation (B, ...) for the first of the names that the trace holds.
 
     Raises:
         KeyError: the trace has none of the names; the message says what to trace.
@@ -113,7 +113,7 @@ def kept(trace: Trace, call: str, *names: Any) -> Array:
 
 
 def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
-    """Return one value per text from a list of values, or from one value for all texts.
+    """Return a list with one value per text; a single value is repeated for all texts.
 
     >>> for_each((-1, 7), 2, "patch", "metric"), for_each([(-1, 7), (3, 2)], 2, "patch", "metric")
     ([(-1, 7), (-1, 7)], [(-1, 7), (3, 2)])
@@ -160,9 +160,9 @@ MOST_POSITIONS = 2**11  # the maximum number of positions per run; a longer text
 class Read(NamedTuple):
     """A text and its token ids."""
 
-    number: int  # the number of the text, from 0
-    given: str | Array  # the text as given: a string, or token ids
-    ids: Array  # (T,), truncated as in `trace`
+    number: int  # The index of the text.
+    given: str | Array  # The text as given: a string, or token ids.
+    ids: Array  # (T,), truncated as in `trace`.
 
 
 class _Reader:
@@ -270,7 +270,7 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
 
 CELLS = 2**21  # the maximum number of weights of one layer in memory
 
-# A function that gets the layer, the position of the first query, and the weights (B, Hq, Q, K).
+# A function of the layer, the position of the first query, and the weights (B, Hq, Q, K).
 Use = Callable[[int, int, Array], None]
 
 

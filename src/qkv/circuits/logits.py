@@ -28,9 +28,10 @@ def logit_lens(model: Model, trace: Trace) -> Result:
             the last layer ("resid_post", or "normalized_resid_post" for BERT).
 
     Returns:
-        For a trace of one text, an array (layers + 1, T, V) of float32, or float64 for a model of
-        that type. Entry 0 belongs to the embeddings, entry `l` to the output of layer `l - 1`. The
-        last entry is the model's logits. For several texts (B, layers + 1, T, V), 0 in the padding.
+        For a trace of one text, an array (layers + 1, T, V) in float32 (float64 for a float64
+        model). Entry 0 holds the logits of the embeddings; entry `l`, the logits of layer `l - 1`'s
+        output; and the last entry, the model's logits. For several texts, an array (B, layers + 1,
+        T, V) with 0 in the padding.
 
     Raises:
         TypeError: `model` is not a model, or `trace` is not a trace.
@@ -73,13 +74,13 @@ def logit_lens(model: Model, trace: Trace) -> Result:
 
 
 def has_linear_head(model: Model) -> bool:
-    """Return whether the LM head is only a matrix after the final norm."""
+    """Is the LM head a single matrix, without a norm or an activation function of its own?"""
     head = model.design.head
     return head is not None and not (head.dense or head.activation is not None or head.norm)
 
 
 def unembedding(model: Model) -> Array:
-    """Return the output matrix (D, V): the head's own matrix, or the tied embeddings."""
+    """Return the LM head's matrix (D, V), which may be the transposed token embeddings."""
     weight = model.parameters.get("head.out_proj.weight")
     return model.parameters["embed.weight"].T if weight is None else weight
 
@@ -113,19 +114,19 @@ def attribute_logits(
         by: "neuron" splits the shares of MLPs into shares of their neurons.
 
     Returns:
-        "embed", the share of the embeddings, positions included; "heads" (layers, Hq); "mlp"
-        (layers,), with the bias of each MLP, 0 for a block without an MLP; and "bias", the share of
-        the biases of the output projections, the final norm and the head. With `by="neuron"` also
-        "neurons" (layers, F), which are parts of "mlp": `shares["mlp"] - shares["neurons"].sum(-1)`
-        is the share of the MLPs' output biases. Several texts add a first axis, (B, ...). Numbers
-        and arrays are float64.
+        "embed", the share of the token and position embeddings; "heads" (layers, Hq); "mlp"
+        (layers,), the shares of MLPs with their biases (0 for a block without an MLP); and "bias",
+        the share of the biases of the output projections, the final norm and the head. With
+        `by="neuron"` also "neurons" (layers, F), which are parts of "mlp": `shares["mlp"] -
+        shares["neurons"].sum(-1)` is the share of the MLPs' output biases. Several texts add a
+        first axis, (B, ...). Numbers and arrays are float64.
 
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: the model gives no logits over words; its head is not linear (BERT's head has a
             layer with an activation); it has norms only after its parts; `by` is "neuron" and a
-            block has no MLP or a mixture of experts; the trace is from another model; `by`, the
-            position or the token does not exist; or `of` is a list of another length.
+            block has no MLP or has a mixture of experts; the trace is from another model; `by`, the
+            position or the token does not exist; or the list `of` does not have one tuple per text.
         KeyError: the trace lacks an activation; the message says what to trace.
 
     Source:
@@ -168,7 +169,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
     cells = np.arange(len(logits)), [logit.position for logit in logits]
 
     def at(*names: Any) -> Array:
-        """Return an activation at the position of each text, (B, ...)."""
+        """Return the row of an activation at each logit's position, (B, ...)."""
         return _wide(kept(trace, "attribute_logits", *names)[cells])
 
     towards, bias = _from_head(model, logits)  # (B, D), (B,)
@@ -200,7 +201,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Raise an error if logits are not sums of parts, even with fixed scales of norms."""
+    """Check that a logit is a sum of the parts' shares if the scales of norms are fixed."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
@@ -222,7 +223,7 @@ def _check_linear(model: Model, by: Any) -> None:
 
 
 def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
-    """Return `(factors, biases)`: factors (B, D) of the vectors before the head; biases (B,)."""
+    """Return `(factors, biases)` with `logits = (vectors * factors).sum(-1) + biases`."""
     head, parameters = model.design.head, model.parameters
     assert head is not None
     out, bias = unembedding(model), parameters.get("head.out_proj.bias")
@@ -233,18 +234,18 @@ def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
 def _through(
     norm: LayerNorm | RMSNorm | None, name: str, towards: Array, at: Callable[..., Array]
 ) -> tuple[Array, Array | float]:
-    """Return `(factors, bias)` of the vectors before a norm, whose scale is fixed."""
+    """Turn factors of a norm's outputs into `(factors, bias)` of its inputs, with a fixed scale."""
     if norm is None:
         return towards, 0.0
     before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
     if isinstance(norm, LayerNorm):
-        before = before - before.mean(-1, keepdims=True)  # the norm subtracts the mean
+        before = before - before.mean(-1, keepdims=True)  # LayerNorm subtracts the mean
     bias = norm.parameters.get("bias")
     return before, 0.0 if bias is None else towards @ _wide(bias)
 
 
 def _back(part: Any, name: str, own: Array) -> Array:
-    """Return the factors (B, in) of the input of a part's last projection."""
+    """Turn factors of a projection's outputs into factors (B, in) of its inputs."""
     return np.asarray(own @ _wide(part.parameters[f"{name}.weight"]).T)
 
 
@@ -260,10 +261,10 @@ def integrated_gradients(
 ) -> Result:
     """Integrated gradients: split a logit into shares of the text's embeddings.
 
-    The gradient of the logit is averaged along the straight line from the baseline to the token
-    embeddings. A share is this average times the difference between embeddings and baseline. The
-    shares sum to the logit of the text minus the logit of the baseline; shares from a single
-    gradient do not. Position embeddings are not changed.
+    A share is the difference between an embedding and the baseline, times the average gradient of
+    the logit on the straight line from the baseline to the embeddings. The shares sum to the logit
+    of the text minus the logit of the baseline; shares from a single gradient do not. Position
+    embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.
@@ -272,13 +273,13 @@ def integrated_gradients(
             two logits. Negative positions count from the end. A token is an id, or a string that is
             one token.
         baseline: an input without content: a token (an id or a string such as "[PAD]" or "[MASK]")
-            at every position; vectors (D,) or (T, D) instead of the embeddings; or None for vectors
-            of 0. Without position embeddings (Llama), the first norm enlarges vectors near 0 to
-            full size, so a token is the better baseline.
+            at every position; vectors (D,) or (T, D) instead of the embeddings; or None for zero
+            vectors. In a model without position embeddings (Llama), the first norm scales even tiny
+            vectors to full size, so a token is the better baseline.
         steps: the number of points at which the gradient is computed (Gauss-Legendre points).
 
     Returns:
-        (T, D), float64; its sum over D is the share of each token.
+        (T, D), float64; the sum over D gives one share per token.
 
     Warns:
         UserWarning: the sum of the shares is wrong by more than 5%; this baseline needs more steps.

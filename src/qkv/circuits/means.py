@@ -40,22 +40,22 @@ class Measured:
     def __init__(self, batch: Sequence[Array], special: Sequence[int]) -> None:
         starts = starts_of(map(len, batch))
         packed = np.concatenate(batch)
-        self.ids = padded(packed, starts)  # (B, T), 0 in the padding
-        self.ends = np.diff(starts)  # (B,)
+        self.ids = padded(packed, starts)  # (B, T), 0 in the padding.
+        self.ends = np.diff(starts)
         self.there = padded(np.ones(len(packed), bool), starts)
-        # (B, T), the keys that `STRONGEST` counts
+        # (B, T): the keys that `STRONGEST` includes
         self.words = padded(~np.isin(packed, special), starts)
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
 
     def count(self, name: str) -> int:
-        """Return the number of queries that a measure counts."""
+        """Return the number of queries over which a measure is averaged."""
         if name != "induction":
             return int(self.there.sum())
         return len(self._pairs(0, self.ids.shape[1]).groups)
 
     def values(self, name: str, weights: Array, first: int) -> Array:
-        """Return a measure per query, (B, H, Q); 0 for queries that the measure does not count.
+        """Return the value of a measure for each query, (B, H, Q); 0 for excluded queries.
 
         Args:
             name: the name of the measure.
@@ -67,7 +67,9 @@ class Measured:
         return np.asarray(_MEASURES[name](self, weights, first))
 
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
-        """Return the key that a measure counts per query: of several keys, the strongest.
+        """Return the key that determines a measure's value for each query.
+
+        If several keys contribute, the key has the largest weight among them.
 
         Args:
             name: the name of the measure.
@@ -76,7 +78,7 @@ class Measured:
             query: (n,), the position of each query.
 
         Returns:
-            (n,), -1 for a measure that counts no key.
+            (n,); -1 if the measure belongs to no single key ("entropy").
         """
         keys = {"previous": query - 1, "next": query + 1, "first": np.zeros_like(query)}
         keys |= {"last": self.ends[text] - 1, "entropy": np.full_like(query, -1)}
@@ -101,18 +103,18 @@ class _Pairs:
     """Pairs of a query and an earlier position with the same token."""
 
     def __init__(self, about: Measured, first: int, count: int) -> None:
-        rows = np.arange(first, first + count)[:, None]  # (Q, 1)
-        same = about.ids[:, first : first + count, None] == about.ids[:, None]  # (B, Q, K)
+        rows = np.arange(first, first + count)[:, None]  # (Q, 1).
+        same = about.ids[:, first : first + count, None] == about.ids[:, None]  # (B, Q, K).
         same &= (np.arange(same.shape[2]) < rows) & about.there[:, first : first + count, None]
         self.shape = same.shape[:2]
         self.text, self.query, self.key = np.nonzero(same)
         row = self.text * count + self.query
-        # the index of each query's first pair; the pairs of a query are adjacent
+        # pairs are sorted by query; `groups` holds the index of each query's first pair
         self.groups = np.flatnonzero(np.diff(row, prepend=-1))
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """Sum the weights `shift` positions after the pairs of each query, (B, H, Q)."""
+        """For each query, sum the weights on the keys of its pairs, moved by `shift`; (B, H, Q)."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -122,7 +124,7 @@ class _Pairs:
 
 
 def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
-    """Return a function that reads the weight `shift` positions after the query."""
+    """Return a function that reads each query's weight on the key `shift` positions later."""
 
     def weight(about: Measured, weights: Array, first: int) -> Array:
         out = np.zeros(weights.shape[:3], weights.dtype)
@@ -144,7 +146,7 @@ def _entropy(about: Measured, weights: Array, first: int) -> Array:
 
 
 def _strongest(about: Measured, weights: Array, first: int) -> Array:
-    """Return the largest weight, except on special tokens and the first position."""
+    """Return the largest weight, ignoring special tokens and the first position."""
     seen = weights * about.words[:, None, None].astype(weights.dtype)
     # NumPy's argmax is faster than its max
     return np.take_along_axis(seen, seen.argmax(-1)[..., None], -1)[..., 0]
@@ -181,7 +183,7 @@ class HeadSums:
         )
 
     def means(self) -> dict[str, Result]:
-        """Return the mean (layers, heads) of each measure; NaN if the measure counts no query."""
+        """Return the mean (layers, heads) of each measure; NaN if no query counts."""
         results = {}
         for name, part in self.sums.items():
             mean = part / (self.counts[name] or np.nan)
@@ -247,8 +249,8 @@ class Measurement(NamedTuple):
     first: int  # the position of the first query
     batch: Sequence[Read]
     measured: Measured
-    values: Array  # (B, H, Q)
-    weights: Array  # (B, H, Q, K), the measured weights
+    values: Array  # (B, H, Q).
+    weights: Array  # The measured weights (B, H, Q, K).
 
 
 def summed(
@@ -266,8 +268,8 @@ def summed(
         texts: as for `head_scores`.
         names: the names of the measures.
         call: the function name for error messages.
-        visit: a function that gets each `Measurement`.
-        after: a function that gets the texts of each window after their measurement.
+        visit: a function that is called with each `Measurement`.
+        after: a function that is called with the texts of each window once they are measured.
     """
     shape = model.num_layers, model.num_heads
     result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
@@ -297,7 +299,7 @@ def summed(
 
 
 def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[str, Result | float]:
-    """Compare two models on many texts, for example a model before and after further training.
+    """Compare two models on many texts, for example one model before and after fine-tuning.
 
     Each text is read once. Memory does not grow with the number of texts.
 
@@ -308,14 +310,14 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
 
     Returns:
-        Means over all tokens of all texts, float64. Four entries are cosines between the vectors of
-        both models: "resid" (layers,) for the outputs of layers; "attn" and "mlp" (layers,) for the
-        outputs of attention and MLPs; "heads" (layers, Hq) for the weighted values of each head
-        (`z`). The cosine of two zero vectors counts as 1, and the cosine of a zero and a nonzero
-        vector counts as 0. Models without MLPs have no "mlp". If both models give logits over
-        words, there are three more numbers: "logits", the mean absolute change of a logit; "kl",
-        the divergence of model_b's probabilities from model_a's, in nats; and "same", the share of
-        tokens at which both models have the same most probable word.
+        Means over all tokens of all texts, float64. Four entries compare vectors of both models by
+        their cosine: "resid" (layers,), the outputs of layers; "attn" (layers,), the outputs of
+        attention; "mlp" (layers,), the outputs of MLPs (missing if the models have no MLPs); and
+        "heads" (layers, Hq), the activation `z` of each head. Two zero vectors have the cosine 1; a
+        zero vector and a nonzero vector have the cosine 0. If both models have LM heads, three
+        numbers compare their logits: "logits", the mean absolute difference; "kl", the KL
+        divergence of model_b's probabilities from model_a's, in nats; and "same", the share of
+        tokens at which both models predict the same word.
 
     Raises:
         TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.

@@ -94,7 +94,7 @@ class Pair:
 
     @cached_property
     def low(self) -> float:
-        """The metric of the run of `corrupted`."""
+        """The metric of the corrupted text."""
         return self._of(self.corrupted)
 
     def normalized(self, values: Array) -> Array:
@@ -115,11 +115,11 @@ class Pair:
         return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
 
     def both(self, layer: int) -> tuple[Array, Array]:
-        """Return `(clean, corrupted)`: the activation of a layer in both runs."""
+        """Return the activation of a layer in the clean run and in the corrupted run."""
         return self.clean[self.at, layer][0], self.corrupted[self.at, layer][0]
 
     def values(self, resid: Array) -> Array:
-        """Return the metric (n,) for outputs (n, T, D) of the last layer."""
+        """Turn outputs (n, T, D) of the last layer into metrics (n,)."""
         if isinstance(self.metric, Logit):
             return self.metric.of(self.model.unembed(resid[:, self.metric.position]))
         return np.array([self._number(self.model.unembed(text[None])) for text in resid])
@@ -186,7 +186,7 @@ def pair_of(
 def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
     """Estimate the metric's change to first order for each patched position or head."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
-    each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T)
+    each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T) for "pattern"
     each = np.moveaxis(each, 1, 0) if at in HEADS and at != "pattern" else each
     return np.asarray(each.reshape(len(each), -1).sum(-1))
 
@@ -203,10 +203,10 @@ def patch(
 ) -> Result:
     """Activation patching: run `corrupted` with single activations from `clean`.
 
-    An activation that restores the clean metric carries the difference between the two texts. All
-    patches of a layer run in one batch, even for several pairs, and earlier layers are not
-    recomputed. In a parallel block (GPT-NeoX) the MLP does not read the attention of its own layer,
-    so a patch of "attn_out" or of a head affects only later layers.
+    If an activation restores the clean metric, it carries the difference between the two texts. All
+    patches of a layer, including those of several pairs, run in one batch, and earlier layers are
+    not recomputed. In a parallel block (GPT-NeoX) the MLP does not read the attention of its own
+    layer, so patching "attn_out" or a head affects only later layers.
 
     Args:
         model: a model with an LM head.
@@ -225,7 +225,7 @@ def patch(
             is faster than a function, because only the logits of one position are computed. For
             several pairs, a list may give each pair its own metric.
         by: "position" patches each head or neuron at each position separately (for "pattern", the
-            weights of one query). "head" and "neuron" are the defaults for sites with heads and for
+            weights of one query). "head" is the default for sites with heads, and "neuron" for
             sites with neurons.
         normalize: scale the metric so that 0 is the metric of `corrupted` and 1 is the metric of
             `clean`.
@@ -354,7 +354,7 @@ def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> li
 
 
 class _Group:
-    """Pairs of texts of equal length, whose patches run in one batch.
+    """Pairs of texts with equal lengths; their patches run in one batch.
 
     Args:
         pairs: N pairs.
@@ -368,7 +368,7 @@ class _Group:
         self.length = len(pairs[0].clean.ids)
 
     def metrics(self, layer: int) -> Array:
-        """Patch each part of a layer separately; return the metrics, (N, ...)."""
+        """Patch each part (position, head or neuron) of a layer separately; return the metrics."""
         clean, corrupted = (
             self._cut(np.array(arrays))
             for arrays in zip(*(pair.both(layer) for pair in self.pairs), strict=True)
@@ -393,7 +393,7 @@ class _Group:
             values = clean[parts]
 
             def put_in(array: Array, rows: Any = rows, values: Array = values) -> Array:
-                """Patch each text with a different part."""
+                """Patch one part in each row of the batch."""
                 self._cut(array)[rows] = values
                 return array
 
@@ -405,11 +405,11 @@ class _Group:
         return metrics
 
     def _cut(self, array: Array) -> Array:
-        """Return a view of an activation (n, ...) with the texts and the parts as first axes."""
+        """Return a view of an activation (n, ...) with the patched axes right after axis 0."""
         return np.moveaxis(array, [1 + axis for axis in self.axes], range(1, 1 + len(self.axes)))
 
     def _inputs(self, layer: int) -> Array:
-        """Return the inputs of a layer in the runs of `corrupted`, (N, T, D)."""
+        """Return the inputs of a layer in all corrupted runs, (N, T, D)."""
         return np.array([pair.handed(pair.corrupted, layer) for pair in self.pairs])
 
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:

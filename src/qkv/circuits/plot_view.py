@@ -54,8 +54,8 @@ class PlotView(View):
 
 MOST_CARDS = 24
 MOST_EDGES = 150
-_LISTED = 20  # the maximum number of edges in a terminal
-_MEASURES = {  # attributes of a graph, and their names in the view
+_LISTED = 20  # The maximum number of edges in a terminal.
+_MEASURES = {  # Names of graph attributes in the view.
     "faithfulness": "Faithfulness of these edges",
     "correlation": "Correlation with exact scores on a sample",
 }
@@ -65,7 +65,7 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a view of cards, which cover some of the `whole` units."""
+    """Return a view of cards, one per shown unit; `whole` is the number of all units."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(
@@ -89,7 +89,7 @@ def in_rows(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
 def passage_of(
     value: float, tokens: Sequence[str], values: Array, position: int, top: float
 ) -> Passage:
-    """Return the words around a position; a word with the value `top` has the full shade."""
+    """Return the words around a position; each shade is the word's value divided by `top`."""
     words = plain_tokens(tokens, [False] * len(tokens))
     first, end = max(0, position - _BEFORE), min(len(words), position + _AFTER + 1)
     before, after = ["…"] * (first > 0), ["…"] * (end < len(words))

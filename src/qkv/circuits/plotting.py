@@ -51,8 +51,8 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
       has.
 
     Weights and probabilities have a scale from 0 to 1. Other scales run from 0 to the largest
-    number; for `patch` without `normalize`, they start at the metric of the corrupted text. Values
-    below the start of a scale are red.
+    number, except for `patch` without `normalize`: its scale starts at the metric of the corrupted
+    text. Values below the start of a scale are red.
 
     Args:
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
@@ -135,7 +135,7 @@ class _Drawing:
 
     @property
     def kind(self) -> tuple[str, float]:
-        """The meaning and the ground of the numbers; equal kinds share a scale."""
+        """The attributes `of` and `ground`; drawings for which both are equal share a scale."""
         return self.of, self.ground
 
     @property
@@ -184,7 +184,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry; a plain number has the same meaning as the other results."""
+    """Read each entry of a dict; plain numbers get the attribute `of` of the first `Result`."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [
@@ -265,7 +265,7 @@ def _likeliest(part: _Drawing) -> _Drawing:
 
 
 def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
-    """Join axes until at most three remain: first layers with heads, then others."""
+    """Merge axes until at most three remain: first a layer axis and its head axis, then others."""
     axes, index = list(part.axes), 0
     while len(part.axes) > 3 and index + 1 < len(axes):
         one, other = axes[index : index + 2]
@@ -282,7 +282,7 @@ def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
 
 
 def _together(parts: Sequence[_Drawing]) -> str:
-    """Return a sentence about several results."""
+    """Describe several results in a sentence."""
     if parts[0].of.startswith("share of"):
         numbers = np.array([part.values.sum() for part in parts])
         return f"The parts sum to {number_format(numbers)(numbers.sum())} ({parts[0].of})."
@@ -291,7 +291,7 @@ def _together(parts: Sequence[_Drawing]) -> str:
 
 
 def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[Panel]]:
-    """Return panels for all parts. Parts of one kind with at most one axis share one bar chart."""
+    """Return panels; drawings of one kind with at most one axis share a bar chart."""
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])
@@ -332,10 +332,10 @@ def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> Hea
 
 
 def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]:
-    """Return small heat maps for all indices of the first axis, and a large map for one index."""
+    """Return a small heat map for each index of the first axis, and a large map for one index."""
     count = len(part.values)
     each = [part.at(number) for number in range(count)]
-    # the last layer of a rollout is the rollout of the whole model
+    # the last layer's matrix covers the whole model
     is_rollout = [axis.name for axis in part.axes[:2]] == ["layer", "query"]
     chosen = each[count - 1 if is_rollout else part.strongest[0]]
     large = replace(chosen, title=f"{part.title}: {chosen.title}")

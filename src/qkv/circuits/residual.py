@@ -25,13 +25,13 @@ INPUTS = "qkv"  # a head has a separate input for each
 
 
 class Receiver(NamedTuple):
-    """An input of a model part.
+    """An input of a head, an MLP or the logits.
 
     Attributes:
         layer: the layer of the part; for the logits, the number of layers.
         kind: "q", "k" or "v" for a head, "mlp" or "logits".
         head: the index of the head; 0 for other parts.
-        senders: the number of senders that the input reads, counted from the first sender.
+        senders: the number n of senders; the input reads senders 0 to n - 1.
     """
 
     layer: int
@@ -69,7 +69,7 @@ class Wiring:
 
 
 def check_residual(model: Model, call: str) -> Model:
-    """Return the model, whose parts must read sums of outputs."""
+    """Return the model; raise an error if its parts do not read sums of outputs."""
     for block in model.layers:
         if block.post_norm:
             raise ValueError(
@@ -125,12 +125,12 @@ def mlp_parts(block: Block) -> list[Any]:
 class Kept(NamedTuple):
     """Activations of a layer in the clean run, at the computed positions."""
 
-    pre: Array  # (n, D), the input of the layer
-    parts: dict[str, Array]  # "q", "k", "v" (1, H, n, d), the inputs of attention
-    before: dict[str, Array]  # "k", "v" (H, first, d), for earlier positions
-    z: Array  # (1, H, n, dv)
-    raw: Array  # (1, n, D), the result of the output projection
-    mid: Array  # (n, D), the stream after attention
+    pre: Array  # The input of the layer (n, D).
+    parts: dict[str, Array]  # "q", "k" and "v" (1, H, n, d).
+    before: dict[str, Array]  # "k" and "v" of earlier positions (H, first, d).
+    z: Array  # (1, H, n, dv).
+    raw: Array  # The result of the output projection (1, n, D).
+    mid: Array  # The residual stream after attention (n, D).
 
 
 class Stream:
@@ -213,7 +213,7 @@ class Stream:
             corrupted: masks (n,) of the corrupted senders, keyed by receiver. A missing receiver
                 has no corrupted senders.
         """
-        now = np.zeros_like(self.deltas)  # the corrupted outputs minus the outputs of this run
+        now = np.zeros_like(self.deltas)  # corrupted outputs minus the outputs of this run
         now[0] = self.deltas[0]
         x = self.clean[0].pre
 
@@ -247,7 +247,7 @@ class Stream:
         return float(self._values(x[:, self.cut(len(self.layers))])[0])
 
     def cut(self, layer: int) -> slice:
-        """Return the positions that are needed after attention in a layer."""
+        """Return the positions that a layer must compute after attention."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
     def _kept(self, layer: int) -> Kept:
@@ -276,7 +276,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
-        """Yield `(edges, outputs)` for edges into heads, with outputs of the changed layer."""
+        """Change edges into heads; yield `(edges, outputs)` with the outputs of their layer."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -339,7 +339,8 @@ class Stream:
     ) -> Array:
         """Return the outputs of heads, (n, H, t, dv).
 
-        The queries begin at the computed position `first` and also see the positions `before`.
+        `first` is the index of the first query among the computed positions, and `before` holds the
+        keys and values of earlier positions.
         """
         query, key, value = (parts[kind] for kind in INPUTS)
         if self.span.start:

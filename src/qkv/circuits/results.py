@@ -53,7 +53,7 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """Name the axes of an array. Words are kept only if their number fits the axis."""
+        """Name the axes of an array. Words are dropped if the axis has a different length."""
         result = np.asarray(values).view(cls)
         sizes = dict(zip(axes, result.shape, strict=True))
         result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground
@@ -64,7 +64,7 @@ class Result(np.ndarray[Any, Any]):
     def to_xarray(self) -> Any:
         """Return the numbers as an `xarray.DataArray`, without a copy.
 
-        The dimensions are named by `axes` and numbered from 0. Words become coordinates:
+        The dimension names are `axes`, and indices start at 0. Words become coordinates, such as
         `token_text` for the dimension `token`.
 
         Raises:

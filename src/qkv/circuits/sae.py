@@ -37,8 +37,8 @@ class SAE:
     - with `b_gate`, `b_mag` and `r_mag` (gated): let `y = (x - b_dec) @ W_enc`. A feature is
       `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0.
 
-    An SAE is an edit of its site: `model.trace(text, edit={sae.at: sae})` runs the model on the
-    decoded vectors. The trace then also has the features, under their name in SAELens:
+    An SAE can edit its site: `model.trace(text, edit={sae.at: sae})` replaces the activation by the
+    decoded vectors. The trace then also holds the features, named as in SAELens:
     "blocks.3.hook_resid_post.hook_sae_acts_post", or ("sae_acts_post", 3). To change the features
     before they are decoded, edit this activation.
 
@@ -150,9 +150,10 @@ class SAE:
         """Train a TopK autoencoder on the activations of texts.
 
         Texts run in small batches, and their activations are shuffled in a pool of 64 MB, so memory
-        does not grow with the number of texts. Adam makes one step per 1,024 tokens. The learning
-        rate rises during the first 5% of the run and then falls to 0. Features that have been
-        inactive for 32,768 tokens learn to reconstruct the error of the other features.
+        does not grow with the number of texts. The optimizer is Adam, with one step per 1,024
+        tokens. The learning rate rises during the first 5% of the run and then falls to 0. Features
+        that have been inactive for 32,768 tokens learn to reconstruct the error of the other
+        features.
 
         Args:
             model: a text encoder or decoder from `qkv.load`.
@@ -282,7 +283,7 @@ class SAE:
         return np.maximum(features, 0)
 
     def decode(self, features: ArrayLike) -> Array:
-        """Turn features (..., n) back into vectors (..., D).
+        """Reconstruct vectors (..., D) from features (..., n).
 
         Raises:
             TypeError: `features` does not hold floats.
@@ -303,7 +304,7 @@ class SAE:
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
         """Return the reconstruction that replaces the activation `x`, in the shape of `x`.
 
-        `record` receives the features and returns the features to decode.
+        `record` receives the features and may return other features, which are then decoded.
         """
         features = self.encode(x)
         kept = features if record is None else record("hook_sae_acts_post", features)
@@ -316,7 +317,7 @@ class SAE:
         """Return the gradient of `sum(grad * run(x))` with respect to `x`.
 
         The set of active features is treated as constant. `record` receives the gradient of the
-        features and returns the gradient with which the backward pass continues.
+        features and may return a different gradient for the rest of the backward pass.
         """
         parameters = self.parameters
         slopes = linear(self._rows(grad, "backward"), parameters["W_dec"].T)  # (..., n)
@@ -330,8 +331,7 @@ class SAE:
     def keeping_error(self) -> Self:
         """Return a copy that adds its reconstruction error in edits.
 
-        The edited run then equals the original run unless features are edited, so every change
-        comes from the edited features.
+        An edited run then differs from the original run only if features are edited.
 
         Source:
             Marks et al. 2024, "Sparse Feature Circuits", section 2 (the error term).
@@ -364,16 +364,16 @@ class SAE:
 
         Returns:
             "explained_variance" and "l0" over all tokens, and "dead", the share of features that
-            are never active. A decoder also has mean losses per token in nats: "loss" for the
-            unchanged model, "loss_spliced" if the reconstruction replaces the activation, and
-            "loss_mean" if the mean replaces the activation. "loss_recovered" is
-            `(loss_mean - loss_spliced) / (loss_mean - loss)`. A value that cannot be measured is
-            NaN.
+            are never active. For a decoder, the result also has mean losses per token, in nats:
+            "loss" of the unchanged model, "loss_spliced" with the activation replaced by its
+            reconstruction, and "loss_mean" with the activation replaced by its mean.
+            "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`. Values that
+            cannot be measured are NaN.
 
         Raises:
             TypeError: an argument has a wrong type.
-            ValueError: the autoencoder has no `at`, or its vectors and the activation differ in
-                size.
+            ValueError: the autoencoder has no `at`, or the activation's vectors do not have the
+                size D.
         """
         call = "SAE.evaluate"
         if self.at is None:
@@ -447,7 +447,7 @@ def _full_name(at: Any) -> str | None:
 
 
 def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
-    """Yield the rows (n, D) of texts: repeatedly for a list, once for an iterator."""
+    """Yield the rows (n, D) of all texts, endlessly unless `texts` is an iterator."""
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return

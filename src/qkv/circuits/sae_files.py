@@ -29,7 +29,7 @@ _FORMER = {
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys that may change the computation, and the values that have no effect.
+# Keys that can change the computation, each with the values that leave it unchanged.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
@@ -43,9 +43,9 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
     """Read an autoencoder from a folder.
 
     Returns:
-        `(about, arrays)`. `about` holds the arguments "at" (the full name of an activation, or
-        None), "subtracts_bias" and "metadata" of `SAE`. `arrays` holds "k" and the arrays, keyed by
-        their name in the file.
+        `(about, arrays)`. `about` holds three arguments of `SAE`: "at" (the full name of an
+        activation, or None), "subtracts_bias" and "metadata". `arrays` holds "k", and the arrays
+        keyed by their names in the file.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -117,7 +117,7 @@ def write_folder(
     config: Mapping[str, Any],
     dtype: Any,
 ) -> None:
-    """Write an autoencoder. An error never leaves an incomplete file.
+    """Write an autoencoder; if an error occurs, no incomplete file remains.
 
     Args:
         folder: the path of the folder, which is created if it is missing.

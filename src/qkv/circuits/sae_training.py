@@ -13,10 +13,10 @@ from qkv.models.model import Model
 from qkv.ops.linear import linear, linear_grad
 from qkv.ops.training import adamw, cross_entropy
 
-BATCH = 1024  # the number of tokens per training step
-POOL = 2**24  # the maximum number of values in the pool: 64 MB
-DEAD = 2**15  # a feature is dead if it has not fired for this number of tokens
-AUXILIARY = 1 / 32  # the weight of the loss for dead features
+BATCH = 1024  # The number of tokens per training step.
+POOL = 2**24  # The maximum number of values in the pool: 64 MB.
+DEAD = 2**15  # A feature is dead if it has not fired for this number of tokens.
+AUXILIARY = 1 / 32  # The weight of the loss for dead features.
 
 
 def largest(x: Array, k: int) -> Array:
@@ -37,8 +37,8 @@ def gradients(
     """Return `(loss, gradients, fired)` of one step; `fired` is a mask (n,) of active features.
 
     The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add a second loss,
-    multiplied by `AUXILIARY`: the D / 2 largest dead features reconstruct the error of the other
-    features.
+    multiplied by `AUXILIARY`: the D / 2 dead features with the largest activations reconstruct the
+    error of the other features.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).
@@ -116,7 +116,7 @@ def trained(
         k: the number of features that fire for one row.
         tokens: the number of training rows.
         rng: the random generator for the initial directions.
-        advance: called after each step with its number of rows.
+        advance: a function that is called after each step with the number of rows in the step.
     """
     first = next(batches)
     size, kind = first.shape[1], first.dtype
@@ -137,7 +137,7 @@ def trained(
         x = batch[: tokens - seen] * scale
         _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
         along = (grads["W_dec"] * decoder).sum(1, keepdims=True)
-        # remove the component that would only change the lengths of rows
+        # remove the component along each row, because rows keep length 1
         grads["W_dec"] -= along * decoder
         for name, slope in grads.items():
             slopes[name][...] = slope
@@ -198,7 +198,7 @@ def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str
 
 
 def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
-    """Return the mean loss in nats, except for first tokens; NaN without other tokens."""
+    """Return the mean loss of all tokens except first tokens, in nats; NaN if there are none."""
     total = count = 0.0
     batch: list[Any] = []
     for number, text in enumerate(ids, 1):

@@ -22,8 +22,8 @@ _NAMES = (*NAMES, STRONGEST)
 class Best:
     """The texts with the largest values per unit: a neuron, a feature or a head's measure.
 
-    A text is kept at most once per unit, and only if its value is above 0. Texts with equal values
-    keep their order.
+    A text is kept at most once per unit, and only if its value is above 0. Among texts with equal
+    values, the earlier text comes first.
 
     Args:
         units: the number of units.
@@ -33,7 +33,7 @@ class Best:
         values: (units, count) float64, largest first; 0 in unused entries.
         numbers: (units, count), the index of each text; -1 in unused entries.
         positions: (units, count), the position of each value in its text.
-        rows: (units, count), additional data for each value.
+        rows: (units, count), additional data of the caller for each value.
         texts: the kept texts, keyed by index.
     """
 
@@ -44,15 +44,16 @@ class Best:
         self.texts: dict[int, Read] = {}
 
     def among(self, values: Array, numbers: Array, units: slice) -> tuple[Array, Array]:
-        """Find the entries of `values` (B, n) that are among the largest so far.
+        """Find the entries of `values` (B, n) that belong to the largest values so far.
 
         Returns:
-            The rows and columns of the found values; column 0 belongs to the first of `units`.
+            The rows (texts) and columns (units, counted from the start of `units`) of these
+            entries.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
         fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
         count = self.values.shape[1]
-        if len(values) > count:  # more texts than the number to keep
+        if len(values) > count:  # not all texts can be kept
             order = np.argsort(numbers)
             rest = order[np.argsort(-values[order], axis=0, kind="stable")[count:]]
             np.put_along_axis(fits, rest, False, 0)
@@ -61,7 +62,7 @@ class Best:
     def add(
         self, units: Array, values: Array, numbers: Array, positions: Array, rows: Sequence[Any]
     ) -> None:
-        """Add values; entry i of each array (n,) belongs to unit `units[i]`. Units may repeat."""
+        """Add values; entry i of each array (n,) belongs to `units[i]`. Units may repeat."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
         whole = np.empty(len(rows), object)
@@ -83,7 +84,7 @@ class Best:
             array[owner[kept], rank[kept]] = new[order][kept]
 
     def keep(self, window: Sequence[Read]) -> None:
-        """Add the texts of a window, and drop all texts whose values are no longer kept."""
+        """Store the texts of a window; drop all texts without a kept value."""
         used = set(np.unique(self.numbers).tolist())
         known = self.texts | {text.number: text for text in window}
         self.texts = {number: text for number, text in known.items() if number in used}
@@ -249,8 +250,8 @@ def scan(
 
     Returns:
         A `Scan`: `.density`, `.mean` and `.largest` (n,) hold one number per neuron or feature, and
-        `.examples(number)` returns the `top` texts with its largest activations. In activations of
-        heads, neurons are numbered head by head.
+        `.examples(number)` returns the `top` texts with its largest activations. If the activation
+        has heads, the neurons of head 0 come first, then those of head 1, and so on.
 
     Raises:
         TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not an
@@ -461,7 +462,7 @@ def scan_heads(
     best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
-        """Add each text's strongest query per head, if its value is among the largest so far."""
+        """Add each text's query with the largest value per head, if this value is large enough."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
         unit = (names.index(part.name) * layers + part.layer) * heads
