@@ -95,9 +95,9 @@ def check(
     its folder. If no id matches, the command looks for the student's name. Students without files
     also get a row.
 
-    Each file runs in a separate process, which is ended if it takes too long or too much memory.
-    Another process judges the results. A task gets no points if a function of qkv, torch or scipy
-    computes the answer. There is no sandbox: a marked file runs with your permissions.
+    Each file runs in a separate process, which is stopped if it runs too long or uses too much
+    memory. Another process checks the results. A solution gets no points if it calls qkv, torch or
+    scipy to compute the answer. There is no sandbox: a marked file runs with your permissions.
 
     \b
         qkv check --list
@@ -143,14 +143,14 @@ def check(
         tell("\n\n".join(_text(visible(file), result, grade) for file, result in results))
         if len(results) > 1:
             click.echo(f"\n{_sum([result for _, result in results])}")
-    if unwritten:  # the verdicts are printed, and the other files are written
+    if unwritten:  # raised last: all verdicts are printed by now
         raise OSError("; ".join(unwritten))
     if not all(result.passed for _, result in results):
         context.exit(FAILED)
 
 
 def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
-    """Yield the named files and the files in named folders; for an empty folder, yield the folder.
+    """Yield each named file, each file in a named folder, and each named folder that is empty.
 
     Raise an error if the only named path is an empty folder.
     """
@@ -171,7 +171,7 @@ def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 def _marked(
     files: Sequence[str], task: str | None, **options: Any
 ) -> list[tuple[str, Sequence[CheckResult]]]:
-    """Mark each file; if the marker itself fails, the verdict on that file says so."""
+    """Mark each file; if the marker itself fails, report the failure in the file's verdict."""
     from qkv.marking import check_file
     from qkv.marking.files.verdicts import unmarked
     from qkv.progress import progress

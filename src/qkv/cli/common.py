@@ -1,4 +1,4 @@
-"""Shared by all commands: options, one-line errors, and exit codes."""
+"""Options, one-line errors and exit codes that all commands share."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FAILED, BAD_REQUEST = 1, 2
 
 _DISK_FULL = [getattr(errno, name, None) for name in ("ENOSPC", "EFBIG", "EDQUOT")]
 
-# Errors that users can correct in their command; all other errors are failures while running.
+# Errors that users can fix by changing the command; all others are runtime failures.
 _REQUESTS = (
     ValueError,
     LookupError,
@@ -42,10 +42,10 @@ _REQUESTS = (
 
 
 class Program(click.Group):
-    """The group of all commands; it prints errors and warnings as one line on standard error."""
+    """The group of all commands; it prints each error or warning as one line on stderr."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run and exit: 0 (done), 1 (failure), 2 (bad request) or 128 + the signal's number."""
+        """Run, then exit with 0 (done), 1 (failure), 2 (bad request) or 128 + signal number."""
         extra = {"prog_name": self.name, **extra, "standalone_mode": False}
         if not standalone_mode:
             return super().main(*args, **extra)
@@ -85,7 +85,7 @@ class Program(click.Group):
                 ctx.exit(BAD_REQUEST if isinstance(error, _REQUESTS) else FAILED)
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
-        """Add a command, with the option `--debug`."""
+        """Add a command, and give it the option `--debug`."""
         super().add_command(debug_option(cmd), name)
 
     def resolve_command(
@@ -102,10 +102,10 @@ class Program(click.Group):
 
 
 def _fill_closed_streams() -> None:
-    """Open the streams that the shell closed (`2>&-`) on the null device.
+    """Connect standard streams that the shell closed (`2>&-`) to the null device.
 
-    Otherwise the next opened file would get the number of a closed stream, and text that a library
-    prints would be written to that file.
+    Otherwise the next opened file would get the descriptor of a closed stream, and a library's
+    messages would be written to that file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass

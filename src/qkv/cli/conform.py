@@ -20,7 +20,7 @@ def _split(context: click.Context, parameter: click.Parameter, text: str | None)
 
 
 def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> Any:
-    """Read theirs=ours into a dict."""
+    """Parse options of the form `theirs=ours` into a dict."""
     pairs = [pair for text in texts for pair in text.split(",")]
     if wrong := [pair for pair in pairs if pair.count("=") != 1]:
         raise click.BadParameter(f"{wrong[0]}: write THEIRS=OURS, for example mask=attn_mask")
@@ -95,8 +95,8 @@ def conform(
 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
     installed library, for example torch.sdpa. It is called in a separate process as
-    function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if nothing
-    is wrong, else 1.
+    function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if the
+    card lists no errors, else 1.
     """
     from qkv.marking.conformance import conform as judge
 

@@ -1,4 +1,4 @@
-"""`qkv encode`: write a vector per line of a file or, on a cluster, per row of many files."""
+"""`qkv encode`: compute a vector for each line of a file, or each row of many files."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ def encode(
     model: str | None,
     as_json: bool,
 ) -> None:
-    """Write a vector for each line of FILE, where each line is a text; - is standard input.
+    """Write a vector for each line of FILE (- for standard input).
 
-    The command reads and writes one batch after another, so FILE may be larger than the memory.
+    The command reads and writes FILE batch by batch, so FILE may be larger than the memory.
     The output file appears only when it is complete.
 
     With --cluster, the input can be many FILEs (.txt, .jsonl, .csv, .parquet), and the output is a
@@ -124,7 +124,7 @@ def _on_cluster(
     options: dict[str, Any],
     resume: bool,
 ) -> dict[str, Any]:
-    """Encode files into a folder, or estimate the work if `output` is None; return the counts."""
+    """Encode files into a folder, or estimate the work if `output` is None; return a summary."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected

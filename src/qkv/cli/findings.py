@@ -19,12 +19,12 @@ _model_option = click.option(
 @page_options("qkv-findings.html")
 @_model_option
 def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | None) -> None:
-    """Write findings (.json) and at most one article (.md) as one page with the model inside.
+    """Write findings (.json) and at most one article (.md) as one page that contains the model.
 
     The page measures each finding again, says whether the finding holds, and lets readers change
     its sentence and edits. The page needs no network. To place a finding in the article, write a
-    paragraph ![claim](finding.json), with a path relative to the article's folder. Findings that
-    the article does not place come after it.
+    paragraph ![claim](finding.json), with a path relative to the article's folder. All other
+    findings follow the article.
 
     \b
         qkv publish glass.json -o glass.html

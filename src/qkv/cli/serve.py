@@ -75,7 +75,7 @@ def read_key(path: str) -> str:
     """Read a key from a file, and remove spaces around the key.
 
     Raises:
-        ValueError: the file is not one word of ASCII characters.
+        ValueError: the file does not contain exactly one word of ASCII characters.
         OSError: the file cannot be read.
     """
     text = Path(path).read_bytes()

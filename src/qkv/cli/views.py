@@ -54,7 +54,7 @@ def _which(name: str, default: str) -> Callable[..., Any]:
 
 
 def _view_command(make: Callable[..., View]) -> Any:
-    """Turn a function that returns a view into a command that shows the view; add options."""
+    """Turn a function that returns a view into a command, with options for the view's output."""
 
     @functools.wraps(make)
     def command(as_json: bool, open_page: bool, **options: Any) -> None:
@@ -193,7 +193,7 @@ def compare(text_a: str, text_b: str, **options: Any) -> View:
 @ablate_option("Open the page")
 @model_option
 def play(text: str | None, output: str, open_page: bool, **options: Any) -> None:
-    """Write a page with a model inside: it computes TEXT, and readers can edit the computation.
+    """Write a page that runs a model on TEXT, and in which readers can edit the computation.
 
     The page is one file that needs no network. Without --model, the page contains both models that
     come with qkv and is at most 16 MB: one model predicts missing words, the other continues
@@ -283,7 +283,7 @@ def guess(
 
 
 def _other_stories(stories: Stories) -> str:
-    """Say how the first sentence was chosen, and list the commands for the other sentences."""
+    """Explain how the first sentence was chosen, and list the commands for the other sentences."""
     commands = [
         " ".join(
             [

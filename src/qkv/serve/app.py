@@ -1,4 +1,4 @@
-"""The application with the routes of one model, and the process that serves it at an address."""
+"""The ASGI application for one model, and the process that serves the application."""
 
 import asyncio
 import logging
@@ -42,10 +42,10 @@ _WATCHED = {
 
 
 def create_app(model: Model, limits: Limits | None = None) -> Guard:
-    """Return an ASGI application that serves a model, behind a guard.
+    """Return an ASGI application that serves a model and checks each request with a `Guard`.
 
-    Routes read `request.app.state`: `model`, `limits`, `worker`, `numbers`, `routes`, and `name`,
-    the name of the model in answers.
+    Routes read `request.app.state`: `model`, `limits`, `worker`, `numbers`, `routes`, and `name`
+    (the name of the model in answers).
     """
     limits = limits or Limits()
     app = _with_routes(f"qkv serves {model.name}", needs_key=limits.key is not None)

@@ -17,7 +17,7 @@ Tell = Callable[[Texts, BaseException | None], None]
 
 
 class Batches:
-    """Takes texts from the requests in turn, tokenizes them, and computes them in packed rows.
+    """Takes texts from the requests in turn, tokenizes them, and encodes them in packed rows.
 
     Args:
         limit: the maximum number of tokens of a text; None for no limit.
@@ -26,7 +26,7 @@ class Batches:
 
     Attributes:
         waiting: the requests, in turn.
-        texts, tokens, failures: the numbers of computed texts, computed tokens, and errors.
+        texts, tokens, failures: the counts of computed texts, computed tokens and errors.
     """
 
     def __init__(self, limit: int | None, limits: Limits, tell: Tell) -> None:
@@ -40,8 +40,9 @@ class Batches:
         """Number the texts of a request, and truncate texts that are given as ids.
 
         Raises:
-            Refused: the request has too many texts, the model lacks an id, the encoder cannot put
-                its prompt before ids, or `whole` is set and a text of ids is too long.
+            Refused: the request has too many texts, an id is not in the vocabulary, the encoder
+                cannot put its prompt before ids, or `whole` is set and a text given as ids is too
+                long.
         """
         most, checked, tokens = self._limits.inputs, deque[tuple[int, str | Array]](), 0
         if len(texts) > most:
@@ -73,12 +74,12 @@ class Batches:
         return pieces[:fits]
 
     def compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute texts; each batch has texts for one kind of encoder."""
+        """Compute the vectors of texts, in one batch for each kind of encoder."""
         for alike in _alike(pieces, lambda piece: piece.request.encoder.kind):
             self._compute(alike)
 
     def _compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute texts together; if this fails, compute each text alone so that others succeed."""
+        """Compute texts in one batch; if the batch fails, compute each text alone."""
         encoder = pieces[0].request.encoder
         try:
             vectors = encoder.sentence.finish(encoder.pooled([piece.ids for piece in pieces]))
@@ -135,7 +136,7 @@ class Batches:
 
 
 def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -> _Groups:
-    """Group texts that have the same key; each group keeps their order."""
+    """Group texts by key; each group keeps the order of its texts."""
     groups: dict[Hashable, list[QueuedText]] = {}
     for text in texts:
         groups.setdefault(key(text), []).append(text)

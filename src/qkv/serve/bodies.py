@@ -20,7 +20,7 @@ Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 @dataclass(frozen=True)
 class Refusal:
-    """The rule for a key that a route does not support.
+    """The rule for a request key that a route does not support.
 
     Attributes:
         neutral: the values that the route still accepts, because they change nothing.
@@ -31,7 +31,7 @@ class Refusal:
     way: str
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value changes nothing; `true` and 1 differ, and null means "omitted".
+        """Return whether a value has no effect; null means "omitted", and `true` differs from 1.
 
         >>> refusal = Refusal([1, True], "leave it out")
         >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
@@ -44,7 +44,7 @@ class Refusal:
 
 
 def refusals_of(call: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses; `call` is the route's name in errors.
+    """Return the keys that a route refuses, where `call` is the route's name in errors.
 
     >>> refusals_of("rerank")["top_k"].way
     'give top_n'
@@ -118,7 +118,7 @@ class Body(BaseModel):
         name = str(errors[0]["loc"][0])
         if errors[0]["type"] == "missing":
             raise cls.refused(name, f"is missing: give {cls.ways.get(name, 'it')}")
-        # A key may accept several list types: report the type whose first bad item comes last.
+        # A key may accept several list types: report the error of the type that fits most items.
         paths = [[n for n in e["loc"] if isinstance(n, int)] for e in errors if e["loc"][0] == name]
         error = errors[paths.index(max(paths))]
         way = f"give {cls.ways[name]}" if name in cls.ways else error["msg"].replace("Input", "it")

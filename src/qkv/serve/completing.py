@@ -17,7 +17,7 @@ from qkv.serve.bodies import Body, Ids, shown
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 
-TOGETHER = 64  # the most completions in a batch; each needs the logits of the whole vocabulary
+TOGETHER = 64  # the maximum number of completions in a batch; each needs a row of logits
 STOP = 1000  # the maximum length of a stop string in characters
 LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
 MEASURED = 32  # the estimated bytes of one log probability and its token's text
@@ -300,7 +300,7 @@ class _Writer:
     row: Row
     body: CompletionsBody
     echoed: int = 0  # characters
-    tokens: int = 0  # how many new tokens were sent
+    tokens: int = 0  # the number of new tokens that were sent
     done: bool = False
     held: str = ""
     echoing: bool = field(init=False)

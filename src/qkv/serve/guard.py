@@ -157,7 +157,7 @@ class Guard:
             raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""))
-        if path.startswith(_FILES) and path not in ASSETS:  # no other file is read
+        if path.startswith(_FILES) and path not in ASSETS:  # the page reads only ASSETS
             raise Refused(404, "this path does not exist: GET / lists the routes")
         size = values.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._limits.body:

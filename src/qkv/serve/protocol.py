@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 
-LINGER = 0.2  # seconds that a connection without a request stays open when the server ends
+LINGER = 0.2  # seconds that an idle connection stays open after the server begins to shut down
 # The server checks repeatedly whether a client that has finished sending is still connected. The
 # wait between two checks doubles from the first number of seconds up to the second.
 PROBES = 0.05, 1.0
@@ -18,10 +18,10 @@ _INTERIM = STATUS_LINE[100] + b"\r\n"
 
 
 class Connection:
-    """A connection with the methods that the event loop calls.
+    """A connection; the event loop calls its methods.
 
-    The class does not inherit from `asyncio.Protocol`, because `_Requests` could not override the
-    methods of `asyncio.Protocol` with its own types.
+    The class does not inherit from `asyncio.Protocol`, because some methods of `_Requests` have
+    other types.
     """
 
     limits: Limits  # the server's limits, set on a subclass for each server
@@ -53,7 +53,7 @@ class _Requests(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._current: Any = None  # the request that is being answered; `cycle` is the newest
+        self._current: Any = None  # the request being answered; `cycle` is the newest request
         self._head, self._ending, self._broken = 0, False, False
 
     def begin(self, transport: asyncio.Transport) -> None:

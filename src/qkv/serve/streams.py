@@ -10,7 +10,7 @@ from qkv.serve.waiting import Request, Turns, plain_error
 
 END = object()
 AHEAD = 16  # the maximum number of computed pieces that the client has not read
-QUANTUM = 64  # after so many pieces, an open stream may be closed to make room for another stream
+QUANTUM = 64  # after this many pieces, an open stream may be closed to make room for another
 
 
 @dataclass(eq=False, kw_only=True)
@@ -54,7 +54,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether the client has read so many pieces that a full stream may continue."""
+        """Whether the client has read enough pieces for a full stream to continue."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -79,7 +79,7 @@ class Stream(Request):
 
 
 class Streams:
-    """Streams that take turns: a turn computes a few pieces, and connections alternate.
+    """Streams that take turns: each turn computes a few pieces, and connections alternate.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
     open while its iterator is in memory. To make room, the class closes streams that wait for their

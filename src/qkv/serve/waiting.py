@@ -1,4 +1,4 @@
-"""The queue, in which connections take turns; a batch has texts from many requests."""
+"""The queue of requests: connections take turns, and a batch has texts from many requests."""
 
 import asyncio
 import time
@@ -76,7 +76,8 @@ class Texts(Single):
     """A request for the vectors of texts.
 
     Attributes:
-        texts: the texts that are not in a batch yet; each has its number, and its text or ids (T,).
+        texts: pairs for the texts that are not in a batch yet: the text's number, and its text or
+            ids (T,).
         encoder: the encoder that computes the vectors.
         dimensions: the number of dimensions to return of each vector; None for all.
         whole: whether to refuse a text that would be truncated.
@@ -136,7 +137,7 @@ Some = TypeVar("Some", bound=Request)
 class Turns(Generic[Some]):
     """A queue in which clients take turns, and in which each client's connections take turns.
 
-    A connection is `(client, port)`. Any other value stands for a client with one connection.
+    A connection is `(client, port)`. Any other value is a client with one connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()
@@ -258,7 +259,7 @@ class TextTurns(Turns[Texts]):
         return min(request.arrived for request in self)
 
     def take(self) -> list[QueuedText]:
-        """Remove and return texts for one batch, whose size is estimated."""
+        """Remove and return the texts of the next batch, whose number of tokens is an estimate."""
         pieces = self._picked(no_long=self._was_long)
         if not pieces and self._was_long:
             pieces = self._picked(no_long=False)
@@ -298,8 +299,8 @@ class TextTurns(Turns[Texts]):
     def _tokens(self, text: str | Array) -> int:
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
-        If tokenizing a long text takes longer than computing its first tokens, the estimate is the
-        number of tokens that could be computed in that time.
+        If tokenizing a long text would take longer than computing its tokens up to the limit, the
+        estimate is the number of tokens that could be computed in the tokenizing time.
         """
         if not isinstance(text, str):
             return len(text)

@@ -44,8 +44,8 @@ class Worker:
 
     While one batch is computed, the texts of the next batch arrive. A batch takes one text from
     each connection in turn, up to `limits.batch_tokens`, and packs the texts into rows. Between two
-    batches, the thread calls one function, and computes the next pieces of `limits.streams`
-    streams.
+    batches, the thread calls one waiting function, and computes the next pieces of up to
+    `limits.streams` streams.
 
     Args:
         model: the model that computes.
@@ -257,7 +257,7 @@ class Worker:
         if self._encoder is not None:
             try:
                 self._encoder.pooled(self._encoder.ids(["warm"]))
-            except Exception:  # the requests will report the error
+            except Exception:  # later requests will report the error
                 self._failures += 1
 
     def _read(self) -> bool:
@@ -275,7 +275,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly for more texts if the last batch had far more requests than wait now."""
+        """Wait briefly for texts if the last batch had far more requests than are waiting now."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

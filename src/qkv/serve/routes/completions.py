@@ -124,5 +124,5 @@ def _json(value: Any) -> bytes:
 
 
 def _plain(value: BaseModel) -> dict[str, Any]:
-    """Convert a part of an answer for orjson; orjson then converts the parts inside it."""
+    """Convert a model to a dict for orjson, which calls this function again for nested models."""
     return dict(value)

@@ -1,4 +1,4 @@
-"""`GET /`: a page for edits of the model, and a command for each route."""
+"""`GET /`: a page on which readers edit the computation, with a `curl` command for each route."""
 
 import asyncio
 import json
@@ -115,7 +115,7 @@ def commands(
 
 
 def refused(path: str, model: Any) -> str:
-    """If the route refuses this model, return a sentence that says why, else an empty string."""
+    """Return the reason why the route refuses this model, or an empty string."""
     if path == "/v1/completions" and not model.network.generates:
         return f" {model.name} does not predict the next token: the route refuses it."
     if path == "/v1/rerank" and not _ranks(model):

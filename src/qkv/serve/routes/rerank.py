@@ -1,4 +1,4 @@
-"""`POST /v1/rerank`: rank documents by how well they answer a query."""
+"""`POST /v1/rerank`: rank documents by their relevance to a query."""
 
 import asyncio
 from collections.abc import Iterator

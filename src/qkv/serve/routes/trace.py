@@ -32,8 +32,8 @@ router = APIRouter()
 JSON = "application/json"
 # safetensors has no registered type; hubs and servers use application/octet-stream
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
-DIGITS = 12  # the approximate number of bytes of a number in JSON
-WORK = 8  # computing an answer may need this many times the memory of the largest answer
+DIGITS = 12  # the approximate bytes per number in JSON
+WORK = 8  # computing an answer may need this many times the size limit of an answer
 
 _Numbers = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _NumberOrNumbers = Annotated[
@@ -127,7 +127,7 @@ class Wanted:
 
     Attributes:
         layers: the layers whose weights are in the answer.
-        heads: the heads of each of these layers.
+        heads: the heads whose weights are in the answer, the same in each layer.
         top_k: the number of weights per query; None for all weights.
         resid: whether the vectors between the layers are in the answer.
         at: the positions whose logits are in the answer; None for no logits.
@@ -198,7 +198,7 @@ def kind_of(accept: str) -> str:
 
 
 def _chosen(name: str, numbers: Sequence[int] | None, count: int) -> list[int]:
-    """Return the requested layers or heads, counted from 0, each once."""
+    """Return the requested layers or heads, counted from 0, without duplicates."""
     for number in numbers or ():
         if not -count <= number < count:
             problem = f"has {number}: this model has {count}, numbered 0 to {count - 1}"
@@ -430,7 +430,7 @@ class Changes:
     Attributes:
         text: the tokens, after swaps.
         records: the edits in the form that `trace` takes.
-        run: the edits fitted to the model.
+        run: the edits in the form that the model's forward pass takes.
     """
 
     text: Tokenized
@@ -439,11 +439,11 @@ class Changes:
 
     @property
     def weights(self) -> list[str]:
-        """The names of the scores and weights that edits change in all heads of a layer."""
+        """The full names of the edited scores and weights; each array has all heads of a layer."""
         return [name for name in self.run.changed if activation(name).is_weights]
 
     def size(self, model: Model) -> int:
-        """Estimate the bytes of the masks and of the arrays that edits change together."""
+        """Estimate the bytes of the edits' masks, and of the weights that the edits change."""
         tokens, masked = len(self.text), self.run.masked
         heads = [layer.attn.num_heads for layer in model.layers]
         per_head = {mask.layer for mask in masked if mask.head is not None}
