@@ -96,7 +96,7 @@ class Core:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Reject unknown attributes of qkv's classes, which Python would accept silently."""
+        """Raise an error for an unknown attribute of qkv's classes, instead of creating it."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             public = (known for known in dir(self) if not known.startswith("_"))
@@ -137,7 +137,7 @@ class Core:
             self._network.first = first
 
     def _changed(self) -> None:
-        """Rebuild the network after its parameters change, and discard the digest of the files."""
+        """Rebuild the network after its parameters change, and discard the stored digest."""
         self._weights = replace(self._weights, stored=None)
         self._build()
 
@@ -173,8 +173,8 @@ class Core:
     def max_seq_length(self) -> int | None:
         """The maximum number of tokens in a text, including special tokens; None for no limit.
 
-        You can set this number; it may not exceed the model's number of positions. If the model has
-        routes, the new limit applies to all routes.
+        You can set this attribute, up to the model's number of positions. If the model has routes,
+        the new limit applies to all routes.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -211,11 +211,11 @@ class Core:
     def parameters(self) -> Parameters:
         """The model's arrays, keyed by name; linear weights have the shape (in, out).
 
-        They are read-only: to change the model, assign another array to a name.
+        The arrays are read-only: to change a parameter, assign a new array to its name.
 
         The matrix that gives the logits (`W_U` (D, V) in TransformerLens) is
-        "head.out_proj.weight". In models that use the token table for this matrix (BERT, GPT-2,
-        Gemma and others), that name does not exist: take `model.parameters["embed.weight"].T`
+        "head.out_proj.weight". In models that share this matrix with the token table (BERT, GPT-2,
+        Gemma and others), this name does not exist: use `model.parameters["embed.weight"].T`
         instead. Gemma scales the table's rows when it embeds tokens, but not when it computes
         logits.
         """
@@ -240,7 +240,7 @@ class Core:
 
         Args:
             parameters: an array for each name in `model.parameters`, of the same shape.
-            dtype: the type of the new arrays; by default each array keeps its type.
+            dtype: the dtype of the new arrays; by default each array keeps its dtype.
 
         Raises:
             ValueError: a name is missing or unknown, or an array has the wrong shape.
@@ -285,7 +285,7 @@ class Core:
 
     @property
     def head(self) -> BuiltHead | None:
-        """The last layers, which give logits or one vector; None if the model has no head."""
+        """The layers after the blocks, which compute logits or one vector; None without a head."""
         network = self.network
         return network.decoder.head if isinstance(network, EncoderDecoder) else network.head
 
@@ -359,7 +359,7 @@ class Core:
         return self.reader.tokenize(text)
 
     def prepared(self, text: str) -> str:
-        """Return the text for the tokenizer: in lower case if the model's files say so."""
+        """Return the text for the tokenizer, in lower case if the model's files require it."""
         return self.sentence.prepared(text)
 
     def decode(self, ids: ArrayLike) -> str:
@@ -395,9 +395,9 @@ class Core:
                 columns) becomes int8, and a tensor `X.weight_scale`, float16 (rows,), holds one
                 scale per row. A weight is int8 * float32(scale), with an error of at most scale/2.
                 The scale of a row is the row's largest absolute value / 127. Rows that were loaded
-                from an int8 file keep their exact values. Other tensors become float16, except in
-                layers after the pooling, which do not change. transformers cannot read these
-                scales: omit dtype if transformers should load the model.
+                from an int8 file keep their exact values. Other tensors become float16; layers
+                after the pooling keep their dtype. transformers cannot read these scales: omit
+                dtype if transformers should load the model.
 
         Raises:
             ValueError: the name of the folder is empty, the type is unknown, or a tensor has values
@@ -435,7 +435,7 @@ class Core:
         top_k: int | None = None,
         stop: int | None = None,
     ) -> Run:
-        """Run a batch of texts, one after another without padding.
+        """Run a batch of texts, packed without padding.
 
         Args:
             batch: the tokens of each text.
@@ -454,7 +454,7 @@ class Core:
     def _fit(
         self, edits: Edits, batch: Iterable[Tokenized], **others: Any
     ) -> tuple[list[Tokenized], EditedRun]:
-        """Check edits against this model and a batch; `others` are further arguments of `fit`."""
+        """Check edits against this model and a batch; `others` are passed on to `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:
@@ -473,7 +473,7 @@ class Core:
         """Compute the means for mean ablations, in an unedited run of all texts.
 
         Args:
-            edited: the edits, some of which need means.
+            edited: the edits, which may include mean ablations.
             batch: the texts.
             batch_size: the number of texts per batch.
             stop: the run ends before this layer; None runs all layers.

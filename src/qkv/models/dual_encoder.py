@@ -157,7 +157,7 @@ class DualEncoder(Model):
         return vectors
 
     def logits_per_image(self, images: Any, texts: Any, *, batch_size: int = 32) -> Array:
-        """Return logits: how well each text describes each image.
+        """Return logits that measure how well each text describes each image.
 
         Args:
             images: as in `encode_image`.

@@ -229,7 +229,7 @@ def _tokenizer(
     need_file(path, MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
-        tokenizer.tokenize("a")  # some errors occur only here
+        tokenizer.tokenize("a")  # some broken files fail only here
     except BaseException as error:
         # a panic in the tokenizers library raises a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

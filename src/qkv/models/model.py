@@ -97,7 +97,7 @@ class Model(Core):
         return self.sentence.similarity
 
     def get_embedding_dimension(self) -> int:
-        """Return the size of the vectors from `encode`; with routes, of the first route.
+        """Return the size of the vectors from `encode`; with routes, the size for the first route.
 
         >>> import qkv
         >>> qkv.load("random").get_embedding_dimension()
@@ -133,10 +133,10 @@ class CrossEncoderModel(Model):
 
 
 class Seq2SeqModel(Model):
-    """A model that reads one text and writes another.
+    """An encoder-decoder model, which reads one text and writes another.
 
     The methods of `Model` use the encoder: `encode` pools the encoder's vectors, and `trace` shows
-    the encoder unless there is a `target`. `num_layers` and `num_heads` are the encoder's.
+    the encoder unless there is a `target`. `num_layers` and `num_heads` describe the encoder.
     `generate` returns the text that the decoder writes.
     """
 
@@ -145,6 +145,6 @@ class Seq2SeqModel(Model):
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
-    """Return the names under which a trace may hold the output of a layer."""
+    """Return the possible names of a layer's output in a trace."""
     own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
     return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

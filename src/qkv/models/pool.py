@@ -22,8 +22,8 @@ class Pool:
 
     A single process already uses all threads. Several processes help on machines with many cores,
     or if texts are so short that Python code takes much of the time. The threads of this process
-    are divided among these processes. As with every pool in Python, a script must create the pool
-    under `if __name__ == "__main__":`.
+    are divided among the pool's processes. As with every pool in Python, a script must create the
+    pool under `if __name__ == "__main__":`.
 
     Args:
         model: each process gets a copy of the model in its current state.
@@ -142,7 +142,7 @@ def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -
 
 
 def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[Any, Cut]:
-    """Encode texts in a process, and count truncated texts; errors number texts from `first`."""
+    """Encode texts in a process, and count truncated texts; errors count texts from `first`."""
     cut = Cut(_model.max_seq_length)
     with counting(cut):
         try:

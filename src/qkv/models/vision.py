@@ -82,7 +82,7 @@ class ImageReader(TextReader):
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]]:
-        """`subwords`, which finds the name of a patch among the tokens."""
+        """The method `subwords`, which finds the name of a patch among the tokens."""
         return self.subwords
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -149,7 +149,7 @@ class ImageReader(TextReader):
                 raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return whether the input is one image, and the patches of each image."""
+        """Return `(single, patches)`: whether the input is one image, and each image's patches."""
         is_ready = isinstance(texts, np.ndarray) and is_float(texts.dtype) and texts.ndim == 4
         images = texts if is_ready else self.prepare(texts)
         self.check(images, call)
@@ -212,7 +212,7 @@ def encode_images(
             takes long.
         normalize_embeddings: whether vectors are scaled to length 1.
         ablate: heads to ablate, as in `trace`.
-        hide: names of patches, and positions, to mask, as in `trace`.
+        hide: the patches to mask, by name or position, as in `trace`.
         edit: activations to change, as in `trace`. A function gets a batch of images, and
             `at.texts` has the index of each image. An array has one row per image.
 
@@ -262,7 +262,7 @@ def call_images(
     Args:
         pixel_values: floats (B, C, H, W), as `pixels` returns them.
         ablate: heads to ablate, as in `trace`.
-        hide: names of patches, and positions, to mask, as in `trace`.
+        hide: the patches to mask, by name or position, as in `trace`.
         edit: activations to change, as in `trace`.
 
     Returns:

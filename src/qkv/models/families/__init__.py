@@ -20,7 +20,7 @@ __all__ = ["FAMILIES", "PUBLISHED", "described", "towers"]
 
 
 def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign, Names]:
-    """Return the design for a config.json, and the names of the model's parameters in files.
+    """Return the design for a config.json, and the parameter names in the model's files.
 
     Args:
         values: the contents of the config.json.
@@ -47,7 +47,7 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
 def towers(
     values: Mapping[str, Any], source: str | Path
 ) -> dict[str, tuple[dict[str, Any], Names]]:
-    """Return the config of each tower, and the names of the tower's parameters in files."""
+    """Return the config of each tower, and the tower's parameter names in the model's files."""
     return {
         side: (own, Names.of(family, family.config(own, str(source))))
         for side, (own, family) in vision.towers(values, str(source)).items()

@@ -99,8 +99,9 @@ def albert(config: Config) -> Design:
 def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     """Yield `(first, group, part)` for each layer in the network.
 
-    `first` is the first layer that uses the layer's parameters, `group` is the layer's group, and
-    `part` is its position in the group. Each layer in the config runs all layers of its group.
+    `first` is the first layer with the same parameters, `group` is the index of the layer's group,
+    and `part` is the layer's index in the group. For each layer in the config, the network runs all
+    layers of a group.
     """
     count, groups = config.layers(), config.size("num_hidden_groups")
     if groups > count:
@@ -183,7 +184,7 @@ def modernbert(config: Config) -> Design:
 def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
     """Return each layer's attention: every third layer sees all tokens, others see a window.
 
-    Layers with windows may have another rotary base than layers without windows.
+    Layers with windows and layers without windows may have different rotary bases.
     """
     _, heads, size = config.heads()
     every = config.size("global_attn_every_n_layers")

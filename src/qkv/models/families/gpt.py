@@ -178,7 +178,7 @@ def opt(config: Config) -> Design:
 
 
 def bloom(config: Config) -> Design:
-    """Return the design of a BLOOM: scores that fall with distance (ALiBi), no positions."""
+    """Return the design of a BLOOM: scores that decrease with distance (ALiBi), no positions."""
     plain = decoder(
         config,
         layers=attention(config, alibi=True),
@@ -198,7 +198,7 @@ def bloom(config: Config) -> Design:
 
 
 def _by_head(names: PartNames, config: Config) -> PartNames:
-    """Return the names of parameters in files that store Q, K and V of each head side by side."""
+    """Return the parameter names for files that store each head's Q, K and V side by side."""
     heads = config.size("num_attention_heads")
     return {
         ours: replace(theirs, groups=heads) if isinstance(theirs, Fused) else theirs

@@ -129,7 +129,7 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 
 
 def olmo2(config: Config) -> Design:
-    """Return the design of an OLMo 2: norms after each sublayer; Q, K normalised over all heads."""
+    """Return the design of an OLMo 2: norms after sublayers, and norms of Q and K across heads."""
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
 
@@ -156,7 +156,7 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 
 
 def gemma(config: Config) -> Design:
-    """Return the design of a Gemma: a Llama with wide heads, whose norms add 1 to their weights."""
+    """Return the design of a Gemma: a Llama with wide heads, and with 1 added to norm weights."""
     config.only("use_bidirectional_attention", False, None)
     config.size("head_dim")  # null is not allowed
     activation = config.activation("hidden_act")
@@ -266,7 +266,7 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 
 
 def gpt_oss(config: Config) -> Design:
-    """Return the design of a GPT-OSS: experts, and a sink per head that absorbs attention."""
+    """Return the design of a GPT-OSS: experts, and one attention sink per head."""
     config.only("hidden_act", "silu")
     config.size("head_dim")  # null is not allowed
     full = attention(config, sinks=True)

@@ -34,7 +34,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
     gated, activation = config.choice("feed_forward_proj", FEEDS)
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
-    # half of the buckets are single distances; the other half are ranges of longer distances
+    # half of the buckets hold one distance each; the others hold ranges of longer distances
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None

@@ -174,7 +174,7 @@ class Config:
         return self.choice(key, ACTIVATIONS)
 
     def head(self) -> str:
-        """Return the kind of head by the end of the class's name: "MaskedLM", "CausalLM", ...
+        """Return the kind of head at the end of the class's name: "MaskedLM", "CausalLM", ...
 
         The result is empty if the model has no head or the config names no class.
 
@@ -226,7 +226,7 @@ class Config:
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Raise unless the value is one of `allowed`; a missing key has the first value."""
+        """Raise unless the value is one of `allowed`, whose first entry is the default."""
         key, value = self._get(key, allowed[0])
         self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
@@ -298,7 +298,7 @@ class Config:
             fine: whether the value is allowed.
             key: the key.
             value: the value in the file.
-            must: the allowed values, for the error.
+            must: the allowed values, named in the error.
             most: the number of characters of the value that the error shows.
         """
         if not fine:

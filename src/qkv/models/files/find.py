@@ -120,8 +120,8 @@ def find_model(
 def places() -> list[tuple[str, str, Path | None]]:
     """Return `(name, source, folder)` for each source of a model; the folder may be None.
 
-    First come the models that have a short name, with all sources of each model; then the other
-    readable models in the Hugging Face cache. Nothing is downloaded or opened.
+    Models with a short name come first, with all their sources, followed by the other readable
+    models in the Hugging Face cache. Nothing is downloaded or opened.
     """
     rows: list[tuple[str, str, Path | None]] = [
         (name, "comes with qkv", folder) for name, folder in shipped().items()
@@ -143,7 +143,7 @@ def places() -> list[tuple[str, str, Path | None]]:
 
 
 def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
-    """Return `(folder, why)`: the folder that `find` returns, or the reason for a failure."""
+    """Return `(folder, why)`: the folder that `find` returns, or why it fails."""
     try:
         return find(where), ""
     except FileNotFoundError:

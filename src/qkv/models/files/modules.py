@@ -21,7 +21,7 @@ class Module:
 
     Attributes:
         kind: the name of its class.
-        subfolder: the folder of its files, inside the model's folder.
+        subfolder: the folder of the module's files, inside the model's folder.
     """
 
     kind: str
@@ -57,9 +57,9 @@ class Routing:
     def way(self, task: str | None) -> str | None:
         """Return the name of the route for texts with this task; None if no route accepts them.
 
-        As in sentence-transformers, the first match counts: in `chosen`, the route for this task
-        and texts, for this task, for texts, or for all inputs; then the route named like the task;
-        then the route "text"; then, if no task is given, the default route.
+        As in sentence-transformers, the first match counts. First come the keys of `chosen`: the
+        task with texts, the task alone, texts alone, and all inputs. Then come the route with the
+        task's name, the route "text" and, if no task is given, the default route.
         """
         for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
             if key in self.chosen:

@@ -76,7 +76,7 @@ class Fused:
 def fused(
     name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
 ) -> dict[str, Fused]:
-    """Return a `Fused`, keyed by qkv's name, for each of the parts that share one tensor.
+    """Return a dict of qkv's name of each part to its `Fused`, for parts that share a tensor.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -86,7 +86,7 @@ def fused(
 
 
 def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
-    """Map qkv's names of an attention's projections to their names in files, after `prefix`.
+    """Map qkv's names of an attention's projections to their names in files: `prefix` + name.
 
     >>> projections("h.*.", "q", "k", "v", "o")["blocks.*.attn.out_proj"]
     'h.*.o'
@@ -115,9 +115,9 @@ class Family:
         old_prefix: the prefix that old files use instead.
         old: the end of a name in old files -> the current end.
         instead: the name of a tensor -> the name of the tensor to read if that tensor is missing.
-        body: the beginnings of the names of the tensors that qkv reads. All other tensors belong to
+        body: the prefixes of the names of all tensors that qkv reads. All other tensors belong to
             heads that qkv does not compute, and are kept for `save`.
-        unused: patterns for the names of tensors in the body that qkv ignores.
+        unused: name patterns of the body's tensors that qkv ignores.
         copies: the name of a tensor -> the name of a tensor with the same values; a file may lack
             one of the two.
         harmless: keys of a config that do not change a forward pass.
@@ -251,7 +251,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
     Args:
         names: the names of parameters in the files.
-        design: the names and shapes of the parameters.
+        design: the design, which defines the names and shapes of the parameters.
         tensors: the files.
         dtype: the type of the parameters; by default float64 if the files contain float64, else
             float32.

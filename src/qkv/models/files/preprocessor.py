@@ -31,7 +31,7 @@ class Pixels:
     Attributes:
         size: the height and width of the resized image, or the length of its shorter side; None if
             images are not resized.
-        crop: the height and width of the center that is kept; None to keep the whole image.
+        crop: the height and width of the center crop; None to keep the whole image.
         resample: Pillow's number for the resizing method: 2 is bilinear, 3 is bicubic.
         factor: the factor for pixel values, which range from 0 to 255.
         mean: per channel, the number to subtract from the scaled values.
@@ -49,7 +49,7 @@ class Pixels:
 
     @classmethod
     def read(cls, folder: Path, design: VisionDesign) -> Pixels | None:
-        """Read the settings in a folder for a model of this design; return None if there are none.
+        """Read the settings in a folder for a model of this design; None if no file has settings.
 
         If preprocessor_config.json is missing, processor_config.json may have the settings.
 

@@ -96,8 +96,7 @@ def read_json(path: Path, kind: type[Any] = dict) -> Any:
     """Return the contents of a JSON file, an object or a list.
 
     Raises:
-        ModelError: the file is missing, is not valid JSON, or holds a value of another type than
-            `kind`.
+        ModelError: the file is missing, is not valid JSON, or holds no value of type `kind`.
     """
     need_file(path, MOST_JSON)
     try:

@@ -65,8 +65,8 @@ class Sentence:
         similarity: the measure that compares vectors, one of `SIMILARITIES`.
         truncate_dim: the number of dimensions to keep of each vector, unless the user chooses
             another number.
-        activation: the name in torch of the activation of a cross-encoder's logits; if None,
-            config.json may name the activation.
+        activation: torch's name for the activation that a cross-encoder applies to its logits; if
+            None, config.json may name the activation.
         files: the contents of the files that were read, keyed by their path in the model's folder.
     """
 
@@ -125,7 +125,7 @@ class Sentence:
         return text.lower() if self.lowercase else text
 
     def stripped(self, text: str) -> str:
-        """Return a text without the white space around it, which only static models keep."""
+        """Remove the white space around a text, unless the model is static."""
         return text if self.static else text.strip()
 
     def pool(self, rows: Array, unread: int = 0) -> Array:
@@ -162,7 +162,8 @@ class Sentence:
         """Return the size of a text's vector, given the size `dim` of token vectors.
 
         Raises:
-            ModelError: a module expects vectors of another size than the previous module returns.
+            ModelError: a module expects vectors of a different size than the previous module
+                returns.
         """
         width = dim * len(self.modes)
         for step in self.steps:
@@ -230,7 +231,7 @@ def read_sentence(
     Args:
         folder: the model's folder.
         modules: the modules that process a text, in order; empty without modules.json.
-        listed: the paths, in the folder, of the files that list the modules.
+        listed: the paths of the files that list the modules, relative to the model's folder.
 
     Raises:
         ModelError: files are broken, or need a feature that qkv does not support.
@@ -311,7 +312,7 @@ def _norm(folder: Path, subfolder: str) -> Norm:
 
 
 def _length_one(folder: Path, subfolder: str) -> LengthOne:
-    """Return the module that scales to length 1; old folders have no file for it."""
+    """Return the module that scales vectors to length 1; its file is missing in old folders."""
     if (folder / subfolder / CONFIG).is_file() and subfolder:
         _need_vectors(Config.read(folder / subfolder / CONFIG))
     return LengthOne(subfolder)

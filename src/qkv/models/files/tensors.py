@@ -32,7 +32,7 @@ def from_rows(rows: Array, scales: Array) -> Array:
 
 
 def exact_rows(matrix: Array) -> Rows | None:
-    """Return int8 rows and scales that represent a matrix exactly; None if none exist.
+    """Return int8 rows and scales that represent a matrix exactly; None if this is impossible.
 
     The matrix must be finite. For an array that does not have two axes, the result is None.
 
@@ -208,7 +208,7 @@ class Tensors(dict[str, Stored]):
         return digest(rows)
 
     def _scaled(self, name: str, rows: Stored, scales: Stored) -> Int8Rows:
-        """Combine an int8 matrix and its scales to a tensor of float32 values."""
+        """Combine an int8 matrix and its scales into a tensor of float32 values."""
         if (rows.kind, len(rows.shape)) != ("I8", 2) or (
             (scales.kind, scales.shape) != ("F16", rows.shape[:1])
         ):

@@ -73,8 +73,8 @@ class CrossAttention:
     ) -> DecoderCache:
         """Compute the keys and values of packed texts, rows (total, D), and return their cache.
 
-        `window` and `visible` are the arguments of `DecoderCache`. This method edits keys and
-        values through `record`; `run` records them.
+        `window` and `visible` are the arguments of `DecoderCache`. If `record` edits keys and
+        values, this method applies the edits; `run` records the results.
         """
         rows = narrowed_to(rows, self.parameters)
         lengths, parts = np.diff(cu_lengths), {}
@@ -257,7 +257,7 @@ class EncoderDecoder(Transformer):
         """Encode texts; return `(caches, ids, lengths)` for the decoder's first step.
 
         Args:
-            texts: the ids of each text, (T,).
+            texts: the token ids (T,) of each text.
             visible: as for `decode`.
             record: collects the activations of the encoder and the decoder.
             options: the other options of the encoder's call.

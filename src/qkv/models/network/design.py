@@ -42,8 +42,8 @@ class Attention:
             `softcap`.
         alibi: whether scores decrease with distance (ALiBi).
         sinks: whether each head has a learned sink.
-        qk_norm: how queries and keys are normalised: "head" for each head separately, "width" for
-            all heads together, or not at all.
+        qk_norm: how queries and keys are normalised: "no", "head" for each head separately, or
+            "width" for all heads together.
     """
 
     num_heads: int
@@ -58,7 +58,8 @@ class Attention:
     def within(self, width: int | None) -> Attention:
         """Return this attention with a window of `width` tokens; None for no window.
 
-        A causal window ends at the query; other windows have half of their tokens on each side.
+        A causal window ends at the query; other windows extend equally far to both sides of the
+        query.
         """
         if width is None:
             return self
@@ -133,8 +134,8 @@ class Design:
         activation: the activation of the MLP.
         eps: the `eps` of the norms.
         layers: the attention of each layer.
-        same_as: for each layer, the first layer that uses the same parameters; the names of the
-            parameters contain its number. Empty if each layer has its own parameters.
+        same_as: for each layer, the first layer that uses the same parameters, whose number is part
+            of the parameter names. Empty if each layer has its own parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
         first_position: the row in this table for the first token of a text.
@@ -156,8 +157,8 @@ class Design:
         first_norm: whether the first layer's attention has a norm, only with norms "before".
         layer_scale: whether the output of each part is multiplied by a learned vector.
         final_norm: whether a norm follows the last block.
-        last_is_normed: whether the last of the hidden states in `transformers` has passed the final
-            norm.
+        last_is_normed: whether the last entry of `hidden_states` in transformers is the output of
+            the final norm.
         rms: whether the norms are RMSNorms.
         norm_bias: whether the norms have biases.
         norm_offset: a number that is added to the weights of the norms.

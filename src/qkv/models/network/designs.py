@@ -22,8 +22,8 @@ class VisionDesign(Design):
     Attributes:
         channels: C.
         image: the height and width of an image.
-        patch: the height and width of a patch; pixels at the lower and right edge that do not fill
-            a patch are not read.
+        patch: the height and width of a patch; pixels at the bottom and right edges that do not
+            fill a patch are ignored.
         any_size: whether images of other sizes are allowed; their positions are interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
         batched: whether files store the first token as (1, 1, D) instead of (D,), and the positions
@@ -70,7 +70,7 @@ class VisionDesign(Design):
 
 @dataclass(frozen=True)
 class Seq2SeqDesign:
-    """An encoder, a decoder that attends to it in each layer, and a shared token table.
+    """An encoder, a decoder whose layers attend to the encoder, and a shared token table.
 
     Attributes:
         encoder: the encoder's design; its head is not used.

@@ -45,7 +45,7 @@ class Embedding:
         token_types: (segments, D), one row per segment; tokens without a given segment use row 0.
         norm: applied to the sum of these rows.
         projection: "weight" (E, D) and an optional "bias" (D,), applied after the norm; given if
-            the rows of the tables have another size E.
+            the table rows have a size E other than D.
         projects_first: whether only the rows of the token table are projected. Rows of the other
             tables then have size D and are added after the projection.
         scale: a factor for the rows of the token table.
@@ -194,8 +194,8 @@ class Embedding:
     def token_positions(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
-        In most families, the position is the token's column. In others, it is the number of earlier
-        tokens that are not padding, or that `shown` (B, T) selects; the default of `shown` is
+        In most families, the position is the token's column. In other families, it is the number of
+        earlier tokens except padding, or of earlier tokens that `shown` (B, T) selects, by default
         `mask`.
         """
         if self.counted:
@@ -227,7 +227,7 @@ class PatchEmbedding(Embedding):
         positions: (N + 1, D), for the first token and each patch, row by row. `positions` and
             `first` may have further leading dimensions of 1, which their gradients keep.
         norm: applied to the sum of vectors and positions.
-        grid: the rows and columns of patches to which `positions` belongs, if positions are
+        grid: the numbers of rows and columns of patches in `positions`, if positions are
             interpolated for other grids.
     """
 
@@ -321,8 +321,8 @@ def resampling(count: int, wanted: int) -> Array:
     """Return a matrix (wanted, count) for the cubic interpolation of equally spaced values.
 
     The matrix turns `count` values into `wanted` values. Value i of the result lies at `(i + 1/2) *
-    count / wanted - 1/2` and depends on the four values around this point; the first and the last
-    value repeat beyond the ends. All in float64.
+    count / wanted - 1/2` and depends on the four values around this point; beyond both ends, the
+    outermost values repeat. All in float64.
 
     Source:
         Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", equation 4 with
@@ -344,7 +344,7 @@ def resampling(count: int, wanted: int) -> Array:
 
 
 def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Interpolate rows (1 + H * W, D) for a grid of h x w patches, to (1 + h * w, D).
+    """Interpolate rows (1 + H * W, D) to a grid of h x w patches, (1 + h * w, D).
 
     Row 0 belongs to the token before the patches and does not change. For half precision, the
     result is float32.
@@ -361,7 +361,7 @@ def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -
 
 
 def _resampled(rows: Array, grid: tuple[int, int], by: list[Array]) -> Array:
-    """Interpolate rows (H * W, D) of a grid with matrices (h, H) and (w, W), to (h * w, D)."""
+    """Interpolate a grid's rows (H * W, D) to (h * w, D), with matrices (h, H) and (w, W)."""
     kind = compute_type(rows.dtype)
     down, across = (matrix.astype(kind) for matrix in by)
     cells = rows.astype(kind, copy=False).reshape(*grid, -1)

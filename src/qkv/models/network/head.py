@@ -32,7 +32,7 @@ class Head:
     """The steps of a head, in order; only the last projection is mandatory.
 
     Attributes:
-        outputs: the number of outputs: V words, classes, or dimensions of a text's vector.
+        outputs: the number of outputs: words (V), classes, or dimensions of a text's vector.
         tied: whether the last projection is the token table, unless the files have another matrix.
         bias: whether the last projection has a bias.
         pool: the pooling of a text's vectors to one vector: a name in `POOLING`; "patches", the
@@ -54,7 +54,7 @@ class Head:
         norm: whether a norm follows.
         norm_bias: whether the norm has a bias.
         scale: a factor for the vectors before the last projection.
-        softcap: the limit of the logits, `softcap * tanh(logits / softcap)`.
+        softcap: the bound of the logits, which become `softcap * tanh(logits / softcap)`.
     """
 
     outputs: int
@@ -92,7 +92,7 @@ class Head:
     def build(
         self, parameters: Mapping[str, Array], *, norm: Callable[..., Norm | None]
     ) -> BuiltHead:
-        """Return the head with these parameters; `norm` looks up a norm by name, if any."""
+        """Return the head with these parameters; `norm` finds a norm by its name."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
         if self.tied and "head.out_proj.weight" not in own:
             own["head.out_proj.weight"] = parameters["embed.weight"].T
@@ -217,7 +217,7 @@ def _ends(ids: Array, cu: Array, end: int | None) -> Array:
 
 
 def _at(rows: Array, positions: Array) -> Array:
-    """Return the rows at these positions, (B, D), and zeros for -1."""
+    """Return the rows at these positions, (B, D), with zeros for -1."""
     chosen = np.zeros((len(positions), rows.shape[-1]), rows.dtype)
     chosen[positions >= 0] = rows[positions[positions >= 0]]
     return chosen

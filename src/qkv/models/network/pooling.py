@@ -25,8 +25,8 @@ def _weighted_mean(rows: Array, first: int) -> Array:
     return pooled
 
 
-# Functions that pool a text's vectors; the second argument is the number of vectors of a prompt,
-# which are left out at the beginning. Old files list several poolings in this order.
+# Functions that pool a text's vectors. The second argument is the number of vectors at the
+# beginning that belong to a prompt and are left out. Old files list several poolings in this order.
 POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "cls": lambda rows, unread: rows[unread],
     "max": lambda rows, unread: rows[unread:].max(0),
@@ -74,7 +74,7 @@ ACTIVATIONS = (*_ACTIVATIONS, "relu", "gelu", "silu")
 
 
 def activated(x: Array, activation: str) -> Array:
-    """Apply one of `ACTIVATIONS`, in the type of `x`.
+    """Apply one of `ACTIVATIONS`, in the dtype of `x`.
 
     >>> activated(np.array([-2.0, 0.5]), "leakyrelu").tolist()
     [-0.02, 0.5]
@@ -94,7 +94,7 @@ def to_length_one(vectors: Array) -> Array:
 
 @dataclass(frozen=True)
 class Step:
-    """A module after the pooling; this base class returns its input, as Dropout does.
+    """A module after the pooling; this base class returns its input, like Dropout in inference.
 
     Attributes:
         home: the folder of its files inside the model's folder.

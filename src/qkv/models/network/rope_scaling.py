@@ -38,9 +38,9 @@ class Dynamic:
 
     Each text has its own length, so that results do not depend on other texts in the batch. Only
     `model(ids)` and `generate` use the length of the longest text in the batch, as transformers
-    does. Keys in a cache keep their rotation: for a text beyond the limit, results differ between a
-    run token by token and a single run. transformers also keeps the base of the longest text until
-    it reads a short text; in qkv, each call counts only its own texts.
+    does. Cached keys keep their rotation, so texts beyond the limit give different results in a
+    single run and token by token. transformers also keeps the base of the longest text until it
+    reads a short text; in qkv, each call counts only its own texts.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -94,7 +94,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class LongRope:
-    """LongRoPE: divide each pair's speed by its own factor, one for short and one for long texts.
+    """LongRoPE: divide each pair's speed by its factor for short texts or for long texts.
 
     A text is long if it has more tokens than the original context length; `Dynamic` describes how
     the length is measured. Keys in a cache keep their rotation.

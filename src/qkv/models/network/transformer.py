@@ -277,7 +277,8 @@ class Transformer:
         Args:
             grad: (total, D), the gradient of the last vectors.
             saved: the second value of `transformer.training_forward`; the call empties it.
-            record: collects the gradients of activations by the names of a trace, as (B, T, ...).
+            record: collects the gradients of activations, (B, T, ...), keyed by the names in a
+                trace.
 
         Returns:
             The gradients of all parameters except the head's, keyed by the design's names.
@@ -321,7 +322,7 @@ class Transformer:
         return self.predicts and all(options.get("is_causal") for options in self.options)
 
     def logits(self, rows: Array) -> Array:
-        """Return the logits (n, V) of last vectors (n, D), one for each of n texts."""
+        """Return the logits (n, V) of n texts, given the last vector of each text, (n, D)."""
         if self.head is None:
             raise ValueError("logits: this model has no head")
         return self.head(rows, np.arange(len(rows) + 1))

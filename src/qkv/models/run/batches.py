@@ -21,7 +21,8 @@ class Layout(NamedTuple):
     Attributes:
         texts: the index of each text among all texts of the call.
         lengths: (B,), the number of tokens per text in this run; None if all positions are tokens.
-        first: (B,), the number of tokens per text that ran before; None if no tokens did.
+        first: (B,), the number of earlier tokens per text, from previous runs; None without such
+            tokens.
         spans: (B, T), the columns that are computed; None if all columns are computed.
         seen: (B, T), the columns that are tokens.
         step: the step of `generate`; None in other calls.
@@ -79,7 +80,7 @@ class Layout(NamedTuple):
         return filled.astype(shown.dtype, copy=False)
 
     def computed_position(self, row: int, column: int) -> int | None:
-        """Return the position of a text's column in the computation; None if it is left out."""
+        """Return the position of a text's column in the computation; None for omitted columns."""
         if self.spans is None:
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
@@ -233,7 +234,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return a text, or raise for a number: a list of numbers would be the ids of one text."""
+    """Return a text, or raise if it is a number: a list of numbers stands for one text."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

@@ -20,7 +20,7 @@ CANNOT = "its weights or its type cannot compute this text"
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Describes the array that a function of `edit` gets.
+    """The description of an array, passed to a function in `edit`.
 
     Attributes:
         name: the full name of the activation.
@@ -53,7 +53,7 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of the layer's own activations. In a trace, these names follow the name
+        hooks: the names of the layer's own activations. In a trace, they are appended to the name
             of the replaced activation. These activations can be edited too.
     """
 
@@ -71,7 +71,7 @@ class Spliced(Protocol):
 
 
 class Masked(NamedTuple):
-    """A masked key of one text, for one query, layer and head; None means all.
+    """A masked key of one text, for one query, layer and head; None stands for all of them.
 
     If the key is None, all keys after each query are masked.
     """
@@ -276,10 +276,10 @@ class EditedRun:
         return replace(self, ablated=ablated)
 
     def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
-        """Return the options of `Transformer.step` for `count` positions after `seen` (B,) others.
+        """Return the options of `Transformer.step` for `count` new positions of each text.
 
-        `lengths` (B,) is the number of each text's tokens among these positions; `number` is the
-        number of the step.
+        `seen` (B,) is the number of earlier positions, `lengths` (B,) is the number of tokens among
+        the new positions, and `number` is the number of the step.
         """
         if not self.asked:
             return {}

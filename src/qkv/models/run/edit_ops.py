@@ -94,8 +94,7 @@ class Plan:
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
         """Return the axes of the activation that a record changes in a text of `tokens` tokens.
 
-        The value for each axis is its length and the changed index: a head, a token, or a full
-        slice.
+        Each axis maps to its length and the changed index: a head, a token, or a full slice.
         """
         fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
         axes = activation(name).axes[1:]
@@ -287,7 +286,7 @@ def shape_of(
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the activation to multiply for a new scale of a layer's scores, and the usual scale.
+    """Return the activation to multiply if a record rescales scores, and the layer's own scale.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)

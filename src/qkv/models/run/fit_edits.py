@@ -227,7 +227,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # if the second parameter has a default, it receives nothing, unless it is named `at`
+    # the second parameter receives `at` if it has no default or is named `at`
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)
@@ -269,7 +269,7 @@ def plain(
 ) -> list[dict[str, Any]]:
     """Return the records of one text as JSON values, with positions from 0 instead of words.
 
-    An array that replaces an activation becomes a record "set".
+    An array that replaces an activation becomes a "set" record.
 
     Args:
         edits: the user's edits, which fit the model and the text.
@@ -331,7 +331,7 @@ def swapped(
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
-        ValueError: a token or an entry does not exist; errors number texts from `first`.
+        ValueError: a token or an entry does not exist; errors count texts from `first`.
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]

@@ -36,9 +36,9 @@ def as_ids(ids: Any) -> Any:
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
-    """Return whether the input is one text, and the tokens; None if the input is not ids.
+    """Return `(single, tokens)` for ids: whether they are one text, and the tokens; else None.
 
-    Errors number the texts from `first`.
+    Errors count the texts from `first`.
 
     Raises:
         TypeError: a text is not a one-dimensional row of integers.
@@ -141,7 +141,7 @@ def checked_positions(
 
     Args:
         body: the network.
-        position_ids: (B, T), or (1, T) for all texts, as transformers counts them.
+        position_ids: (B, T), or (1, T) for all texts; the positions are counted as in transformers.
         mask: (B, T), the mask of tokens; positions of other ids are ignored.
         name: the name of the model.
 
@@ -274,12 +274,12 @@ class TextReader:
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]] | None:
-        """`subwords`, or None if the model has no tokenizer."""
+        """The method `subwords`; None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.subwords
 
     @property
     def known_ids(self) -> Callable[[str, str], Array] | None:
-        """`ids`, or None if the model has no tokenizer."""
+        """The method `ids`; None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.ids
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -309,9 +309,9 @@ class TextReader:
     def split(
         self, texts: Any, call: str, first: int = 0
     ) -> tuple[bool, list[str], list[Tokenized]]:
-        """Return whether the input is one text, its strings, and its tokens if it consists of ids.
+        """Return `(single, strings, tokens)`: `strings` is empty for ids, `tokens` for strings.
 
-        Errors number the texts from `first`.
+        Errors count the texts from `first`.
         """
         if self.has_images:
             self.refuse_images(texts, call)
@@ -324,9 +324,9 @@ class TextReader:
         return False, check_texts(texts, call=call, first=first), []
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return whether the input is one text, and the truncated tokens of each text.
+        """Return `(single, tokens)`: whether there is one text, and each text's truncated tokens.
 
-        Ids do not change. Errors number the texts from `first`.
+        Ids do not change. Errors count the texts from `first`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:

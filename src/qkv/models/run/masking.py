@@ -38,8 +38,8 @@ def _of_words(
     """Return the masked keys for each occurrence of these words.
 
     A word may be a special token such as "[SEP]". If `absent` is None, a word that no text contains
-    is an error; otherwise, each word that is found is removed from this set. Errors number the
-    texts from `first`.
+    is an error; otherwise, each word that is found is removed from this set. Errors count the texts
+    from `first`.
     """
     if subwords is None:
         raise ValueError(
@@ -84,8 +84,8 @@ def _of_positions(
 ) -> list[Masked]:
     """Return the masked key of a position or edge in each text that is long enough.
 
-    Position -1 is the last. `lengths` are the lengths of the texts, `limits` the lengths with all
-    new tokens; `absent` is as in `_of_words`.
+    Position -1 is the last position. `lengths` are the lengths of the texts, `limits` the lengths
+    with all new tokens; `absent` is as in `_of_words`.
     """
     fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
     query, key, layer, head = [*fields, None, None][:4]

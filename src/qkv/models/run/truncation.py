@@ -30,7 +30,8 @@ class Cut:
         count: the number of texts with more tokens than the limit.
         torn: the number of texts that were first cut to a million characters.
         longest: the number of tokens in the longest text.
-        unread: the number of characters in the longest text whose tokens were not counted.
+        unread: the number of characters in the longest text, among texts whose tokens were not
+            counted.
         gaps: the number of texts with a mask token after the limit.
     """
 
@@ -90,7 +91,7 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    Of a long text, only the beginning is split: enough to be sure of the kept tokens, but at most a
+    Only the beginning of a long text is split: as much as the kept tokens depend on, and at most a
     million characters.
 
     Args:
@@ -140,12 +141,11 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """Return the first tokens of a long text; the tokens up to the limit are certain.
+        """Return the first tokens of a long text, which are exact up to the limit.
 
-        Two beginnings of the text that end with a word are split. The tokens of the shorter
-        beginning are certain if the longer beginning starts with the same tokens: no token reaches
-        from one word into the next (`keeps_words_apart`), so the rest of the text cannot change
-        these tokens.
+        This method splits two beginnings of the text, which both end with a word. If the longer
+        beginning starts with all tokens of the shorter one, these tokens are final: no token spans
+        two words (`keeps_words_apart`), so the rest of the text cannot change them.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
@@ -178,7 +178,7 @@ def callers() -> int:
 
 
 def _word_end(text: str, most: int) -> int:
-    """Return the last index up to `most` where a word ends before a space; 0 if there is none."""
+    """Return the last index up to `most` at which a word ends before a space; 0 if no word does."""
     end = text.rfind(" ", 0, most + 1)
     while end > 0 and text[end - 1].isspace():
         end = text.rfind(" ", 0, end)

@@ -44,7 +44,7 @@ def encode(
 
     Args:
         inputs: one text or any iterable of texts.
-        batch_size: the number of texts in a batch of texts with 128 tokens. Batches of shorter
+        batch_size: the number of texts per batch if each text has 128 tokens. Batches of shorter
             texts hold more texts, and batches of longer texts hold fewer.
         show_progress_bar: whether to show a progress bar; None shows it on a terminal if the work
             takes long.
@@ -52,8 +52,8 @@ def encode(
             files.
         output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,
             including special tokens; or None for a dict with both.
-        prompt_name: the name of a prompt in the model's files, which is put before each text; by
-            default, the default prompt in these files, if any.
+        prompt_name: the name of the prompt to put before each text, as the model's files name it;
+            by default, the default prompt in these files, if any.
         prompt: the text of a prompt to use instead.
         truncate_dim: keep only the first `truncate_dim` numbers of each vector; None keeps all. As
             in sentence-transformers, a scaling to length 1 in the model's files comes before this
@@ -85,11 +85,11 @@ def encode(
         A dict has "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D), and
         "sentence_embedding" (D,).
         The type is float32, float64 for a float64 model, or the type that `precision` names.
-        `truncate_dim` changes D to this number; bits divide D by 8, rounded up.
+        With `truncate_dim`, D is that number; with "binary" and "ubinary", D / 8, rounded up.
 
     Raises:
         TypeError: a text is not a string, or the texts are a dict; also as in `trace`.
-        ValueError: a text has no token at all, a prompt or route does not exist, `precision` needs
+        ValueError: a text has no tokens, a prompt or route does not exist, `precision` needs
             several texts, or an argument is invalid; also as in `trace`.
         ImportError: the result should be tensors, but torch is not installed.
 
@@ -229,7 +229,7 @@ def encode_stream(
 ) -> Iterator[Any]:
     """Encode any number of texts, in groups of a few thousand texts.
 
-    `ablate`, `hide` and `edit` of `encode` need all texts at once and are not supported here.
+    The options `ablate`, `hide` and `edit` need all texts at once and are not supported here.
 
     Args:
         sentences: any iterable of texts, which is read as the returned iterator advances.

@@ -192,7 +192,7 @@ class Encoder:
         Raises:
             TypeError: the ids are not a one-dimensional row of integers.
             ValueError: there are no ids or too many, an id has no row in the token table, or a
-                prompt is given, which only texts can have.
+                prompt is given, although prompts require texts.
         """
         if self.prompt_name is not None and self._before:
             raise ValueError(
@@ -263,7 +263,7 @@ class Encoder:
         )
 
     def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """Return the outputs of texts, given as ids; vectors of texts are only pooled."""
+        """Return the outputs of texts, given as ids; text vectors are pooled but not finished."""
         if self._one_each:
             return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
@@ -301,7 +301,7 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
 
 
 def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Check that all texts are strings, a list before the first text is encoded; return them."""
+    """Return the texts, and check that all are strings: in a list at once, else one by one."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call=call)

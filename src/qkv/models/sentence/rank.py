@@ -81,7 +81,7 @@ def rank(
     activation_fn: Any = None,
     device: Any = None,
 ) -> list[dict[str, Any]]:
-    """Rank documents by how well they answer a query, with a cross-encoder, which reads both.
+    """Rank documents by how well they answer a query; the model must be a cross-encoder.
 
     If a query and a document together have more tokens than `max_seq_length`, the longer text is
     cut first.

@@ -91,8 +91,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
     """Return the special tokens around two texts, found by pairing a text with itself.
 
     Raises:
-        ValueError: the text has no token, or the tokenizer does not join two texts one after the
-            other.
+        ValueError: the text has no token, or the tokenizer does not put one text after the other.
     """
     ids, segments, parts = tokenizer.pair(text, text)
     own = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
@@ -217,7 +216,7 @@ class Ranker:
         return [text.ids[~np.array(text.special, bool)] for text in tokens]
 
     def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
-        """Yield the indices of the pairs in each batch, which are pairs of similar length."""
+        """Yield the indices of the pairs in each batch; pairs in a batch have similar lengths."""
         return by_length(pairs, batch_size * TOKENS)
 
     def scores(self, pairs: Sequence[Pair]) -> Array:

@@ -42,7 +42,7 @@ def output_of(
 ) -> ModelOutput:
     """Return the output, given the last vectors (total, D) and the mask of tokens (B, T).
 
-    `ids` (B, T) are the token ids, if the network reads any.
+    `ids` (B, T) are the token ids, if the network reads token ids.
     """
     hidden = unpacked(rows, mask, network.dtype)
     head = network.head
@@ -165,7 +165,7 @@ def run_layers(
     Raises:
         TypeError: `resid` does not hold floats, or a layer is not an integer; also as in `trace`.
         ValueError: `resid` has the wrong shape, a layer does not exist, an edit changes a layer
-            that is not run, or the model reads one text and writes another; also as in `trace`.
+            that is not run, or the model is an encoder-decoder model; also as in `trace`.
         KeyError: an activation does not exist; the message suggests similar names.
 
     >>> import qkv

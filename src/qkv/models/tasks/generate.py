@@ -54,9 +54,9 @@ class Generated(str):
         """Return the attention weights from which the new token with index `token` was chosen.
 
         The previous token predicts the new token, so these are the weights of the previous token
-        over all tokens up to itself. For a model that reads one text and writes another, the result
-        holds the weights over the text that was read. The weights over the new text are in row
-        `token` of the weights in `trace.decoder`.
+        over all tokens up to itself. For an encoder-decoder model, the result holds the decoder's
+        weights over the encoder's text. The weights over the new text are in row `token` of the
+        weights in `trace.decoder`.
 
         Returns:
             For each layer, an array (Hq, K).
@@ -116,7 +116,8 @@ def generate(
         top_k: sample only from this number of most likely tokens.
         top_p: sample only from the most likely tokens whose probabilities sum to this number, above
             0 and at most 1.
-        seed: the seed of the random numbers, for repeatable results; each text has its own numbers.
+        seed: the seed of the random numbers, for repeatable results; each text uses its own
+            numbers.
         stream: whether to yield the text while it grows, word by word.
         stop: strings before which a new text ends.
         trace: whether to keep the attention weights from which each new token was chosen.
@@ -127,9 +128,8 @@ def generate(
         edit: activations to change, as in `trace`. A function gets the positions that a step
             computes, in `at.positions`: all of the prompt when `at.step` is 0, then one new
             position in each step. In these steps, weights cover all keys in the layer's cache. An
-            array applies only to the prompt. For a model that reads one text and writes another,
-            names begin with "encoder." or "decoder.", and `ablate` and `hide` apply to the text
-            that is read.
+            array applies only to the prompt. For an encoder-decoder model, names begin with
+            "encoder." or "decoder.", and `ablate` and `hide` apply to the encoder.
 
     Returns:
         A `Generated`, or a list of these for several prompts.
@@ -230,7 +230,7 @@ def rows(
 
 
 def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
-    """Return whether the input is one prompt, its strings if any, and its tokens."""
+    """Return `(single, strings, tokens)`: `single` is True for one prompt, `strings` [] for ids."""
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
         raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")

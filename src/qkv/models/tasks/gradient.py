@@ -67,10 +67,10 @@ def gradient(
 
     Raises:
         TypeError: an argument has the wrong type, or the model is in half precision.
-        ValueError: `of` names logits, but the model has no head that predicts words; the model
-            reads one text and writes another, or reads images; a position or token does not exist;
-            an array does not have the shape of its activation; a text is empty; a gradient would
-            pass through a function; or as in `trace`.
+        ValueError: `of` names logits, but the model has no head that predicts words; the model is
+            an encoder-decoder model, or reads images; a position or token does not exist; an array
+            does not have the shape of its activation; a text is empty; a gradient would pass
+            through a function; or as in `trace`.
         KeyError: an activation does not exist; the message suggests similar names.
 
     Source:
@@ -221,7 +221,7 @@ def gradients(
 def weighed(
     of: Any, lengths: Sequence[int], words: int, token_id: Callable[[Any], int]
 ) -> tuple[Array, Array]:
-    """Return `(rows, weights)`: packed rows (n,) with logits in the sum, and weights (n, V).
+    """Return `(rows, weights)`: (n,), the packed rows whose logits are in the sum, and (n, V).
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],

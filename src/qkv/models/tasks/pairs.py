@@ -1,4 +1,4 @@
-"""Call and trace a model that reads one text and writes another."""
+"""Call and trace an encoder-decoder model."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -122,8 +122,8 @@ def trace_pair(
             begin with the start token.
         logits: whether to keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
         ablate: as in `Model.trace`, heads of the encoder.
-        hide: as in `Model.trace`, for the texts that are read. With a target, the decoder does not
-            see these words and positions either.
+        hide: as in `Model.trace`, for the encoder's texts. With a target, the decoder does not see
+            these words and positions either.
         edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":
             "decoder.z" stands for all layers of the decoder, and ("decoder.z", 3) for one layer.
         kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and

@@ -54,8 +54,8 @@ def predict(
 
     Raises:
         TypeError: `text` is neither a string nor integers, or `top_k` is not an integer.
-        ValueError: the model has no head that predicts words, or reads one text and writes another;
-            the text is empty or too long, or has no mask token; several texts are given; `top_k` is
+        ValueError: the model has no head that predicts words, or is an encoder-decoder model; the
+            text is empty or too long, or has no mask token; several texts are given; `top_k` is
             below 1 or above V; also as in `trace`.
         FloatingPointError: the model's logits are not finite.
 
@@ -157,7 +157,7 @@ def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
 
     The head of a masked-LM includes its linear layer, activation and norm. In models with
     pre-norms, `unembed(trace["resid_post", -1])` equals `trace["logits"]`. In models with
-    post-norms, this is true for `unembed(trace["normalized_resid_post", -1])`.
+    post-norms, use `unembed(trace["normalized_resid_post", -1])` instead.
 
     Args:
         resid: (..., D), float.

@@ -206,10 +206,10 @@ def trace(
             change. You can also give a mapping from such pairs to the new `hook_z`: "zero", an
             array (d,), or "mean", the mean over all tokens of all these texts in an unedited run.
             If a head occurs twice, the last entry counts.
-        hide: the tokens to mask for all queries, including their own queries. Words, and special
-            tokens such as "[SEP]", are masked at every occurrence; positions are masked in each
-            text that is long enough, and -1 is the last position. A masked token still sees other
-            tokens; the result of a query that sees no token is 0. You can also give a list of
+        hide: the tokens to mask for all queries, including the tokens' own queries. Words, and
+            special tokens such as "[SEP]", are masked at every occurrence; positions are masked in
+            each text that is long enough, and -1 is the last position. A masked token still sees
+            other tokens; the result of a query that sees no token is 0. You can also give a list of
             edges: (query, key) masks one key for one query in all layers, (query, key, layer) in
             one layer, and (query, key, layer, head) in one head.
         edit: a list of records, such as `{"op": "mask", "query": 4, "key": 1}`, which apply to each
@@ -222,8 +222,9 @@ def trace(
             shape. `at` has the fields `name`, `layer`, `texts`, `positions` and `step` of
             `qkv.models.At`. A function gets all texts at once, or `batch_size` texts at a time. An
             array, (B, T, ...) or (1, T, ...), replaces the activation. Scores are edited after
-            masking, weights after the softmax; `hook_z` of an ablated head is its replacement.
-            Edits in layers that are not run have no effect, and their functions are not called.
+            masking, weights after the softmax; for an ablated head, a function gets the replaced
+            `hook_z`. Edits in layers that are not run have no effect, and their functions are not
+            called.
 
     Raises:
         TypeError: a text is not a string, `ablate`, `hide` or `edit` holds an unsupported value, or
@@ -358,7 +359,7 @@ def _traced(
     first: int = 0,
     absent: set[Any] | None = None,
 ) -> Trace:
-    """Return the trace of texts; errors number the texts from `first`; `absent` is as in `fit`."""
+    """Return the trace of texts; errors count texts from `first`; `absent` is as in `fit`."""
     call, known = edits.call, _known_names(model, edits)
     keep = _keeping(model, call, known, **kept)
     if batch_size is not None:
