@@ -1,4 +1,4 @@
-"""One call of attention: its options, its checked arguments, and a cached plan for their shapes."""
+"""The options and checked arguments of an attention call, and a cached plan for their shapes."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def plan_of(
     key_type: np.dtype[Any],
     value_type: np.dtype[Any],
 ) -> Plan:
-    """Return the plan for arrays of these shapes and types; `call` is the name in errors.
+    """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
     Errors are not cached. Numbers (scale, window, ...) are not part of the plan: checking a number
-    is faster than a cache lookup, and the cache cannot distinguish True, 1 and 1.0.
+    is faster than a cache lookup, and a cache key cannot distinguish True, 1 and 1.0.
     """
     dtype = check_types(call, {"query": query_type, "key": key_type, "value": value_type})
     shapes = {"query": query, "key": key, "value": value}
@@ -93,12 +93,12 @@ def plan_of(
 
 
 def takes(dtype: np.dtype[Any], size: int) -> bool:
-    """Return whether the kernel can compute with vectors of `size` of this type."""
+    """Return whether the kernel can compute with this dtype and this head size."""
     return size <= MAX_SIZE and compute_type(dtype) == np.float32
 
 
 def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the float type of the named arrays; raise an error unless all have the same type."""
+    """Return the float type that the named arrays share, or raise an error."""
     kinds = {native(kind) for kind in types.values()}
     if len(kinds) == 1 and is_float(next(iter(kinds))):
         return kinds.pop()
@@ -112,7 +112,7 @@ def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
 
 
 def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None:
-    """Raise an error unless the numbers of heads fit each other."""
+    """Raise an error unless the numbers of heads are compatible."""
     if kv_heads != value_heads:
         raise ValueError(
             f"{call}: key has {kv_heads} heads and value has {value_heads}: they must match"
@@ -170,7 +170,7 @@ def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
 
 @functools.lru_cache(maxsize=1024)
 def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells: Shape) -> None:
-    """Raise an error unless a mask or a bias broadcasts to `cells`, `(..., Hq, L, S)`."""
+    """Raise an error unless a mask or a bias broadcasts to the shape `cells`, `(..., Hq, L, S)`."""
     if dtype.kind == "b":
         if name != "attn_mask":
             raise TypeError(
@@ -196,7 +196,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells:
 
 
 def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], heads: int) -> None:
-    """Raise an error unless each head has one number; for sinks, one or more numbers."""
+    """Raise an error unless there is one number per head; sinks may have several per head."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: write float")
     most = 2 if name == "sinks" else 1
@@ -219,7 +219,7 @@ OPTIONS = ("attn_mask", "bias", "query_lengths", "key_lengths", "return_weights"
 class Call(NamedTuple):
     """The checked arguments of `qkv.attention`.
 
-    Query, key, value, mask and bias are the given arrays, in their own types.
+    Query, key, value, mask and bias are the given arrays, with their original dtypes.
     """
 
     plan: Plan
@@ -239,7 +239,7 @@ class Call(NamedTuple):
     scale: float
 
     def of(self, query: Array, key: Array, value: Array) -> Call:
-        """Return a call with the same options and other arrays, without checking the arrays."""
+        """Return a call with the same options and new arrays, which are not checked."""
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("attention", *shapes, *types)
         return self._replace(plan=plan, query=query, key=key, value=value)
@@ -252,7 +252,7 @@ class Packed(NamedTuple):
     `key_starts[b]` to `key_starts[b + 1]`.
     """
 
-    call: Call  # The options, and arrays (heads, total, size) as of one long sequence.
+    call: Call  # The options and the arrays (heads, total, size), as for one long sequence.
     starts: Array  # (B + 1,).
     key_starts: Array  # (B + 1,).
     offsets: Array  # (B,).
@@ -282,7 +282,7 @@ def check_call(
     key_lengths: Any = None,
     call: str = "attention",
 ) -> Call:
-    """Check the arguments of `qkv.attention`; `call` is the name in errors."""
+    """Check the arguments of `qkv.attention`; `call` is the function name in errors."""
     if not (type(query) is type(key) is type(value) is np.ndarray):
         arrays = {"query": query, "key": key, "value": value}
         query, key, value = (as_array(x, call=call, name=name) for name, x in arrays.items())
@@ -310,7 +310,7 @@ def check_call(
 def check_options(
     options: Mapping[str, Any], *, call: str, without: Collection[str] = (), why: str = ""
 ) -> None:
-    """Raise an error if an option does not exist or is in `without`; `why` gives the reason."""
+    """Raise an error if an option is unknown or in `without`; `why` explains the latter case."""
     for name in options:
         if name in without:
             raise TypeError(f"{call}: there is no {name} here{why}")
@@ -345,7 +345,7 @@ def check_scale(call: str, scale: Any, size: int) -> float:
 
 
 def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert without a warning; numbers too large for `dtype` become infinite."""
+    """Convert to `dtype` without a warning; numbers that are too large become infinite."""
     if array.dtype == dtype:
         return array
     with np.errstate(over="ignore"):
@@ -384,7 +384,7 @@ def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
 
 
 def _for_float32(number: float) -> float:
-    """Return the number, as np.float64 if it is outside the range that float32 computes safely."""
+    """Return the number; if float32 might overflow or underflow, return it as np.float64."""
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 
@@ -402,7 +402,7 @@ def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
 
 
 def _levels_up() -> int:
-    """Return the number of stack levels up to the user's code, which the warning should name."""
+    """Return the number of stack levels from here to the user's code, for a warning."""
     outside, level, frame = 2, 1, sys._getframe(1)
     while frame.f_back is not None:
         level, frame = level + 1, frame.f_back

@@ -135,8 +135,8 @@ def attention(
         With sinks, the lse of such a query is the log-sum-exp of the sinks.
 
     Raises:
-        ValueError: the shapes, lengths or numbers of heads do not fit each other.
-        TypeError: the dtypes do not fit each other, or the mask holds integers.
+        ValueError: the shapes, lengths or numbers of heads are incompatible.
+        TypeError: the dtypes are incompatible, or the mask holds integers.
 
     >>> import numpy as np
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -211,12 +211,12 @@ def weighed(call: Call, pattern: Array) -> Array:
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
-    """Replace the scores or weights of padded queries and keys by the number `nothing`."""
+    """Replace the scores or weights of padded queries and keys with the number `nothing`."""
     return np.asarray(np.where(_real(call), cells, nothing), cells.dtype)
 
 
 def _real(call: Call) -> Array:
-    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`, False where query or key is padding."""
+    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`, False for a padded query or key."""
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:
         lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]
@@ -291,7 +291,7 @@ def summarize_attention(
         `.out` and `.lse` as `qkv.attention` returns them.
         `.top_indices` and `.top_weights` `(..., Hq, L, top_k)`, the largest weights first.
         Equal weights are in the order of their keys.
-        If fewer than `top_k` keys are visible, the other indices are -1 and their weights 0.
+        If fewer than `top_k` keys are visible, the remaining indices are -1 and their weights 0.
         `.received (..., Hq, S)`, the sum of each key's weights over all queries.
 
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
@@ -334,14 +334,14 @@ def summarize_call(call: Call, kept: int) -> AttentionSummary:
 
 
 def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Array:
-    """Write the largest weights; return the sum of each key's weights `(*lead, Hkv, G, S)`."""
+    """Store the largest weights; return the sum of each key's weights `(*lead, Hkv, G, S)`."""
     received = np.zeros((SHARES, *call.shape[:-1], call.keys))
 
     def share(tile: tiled.Tile) -> tuple[Any, int]:
         return tile.index, tile.queries.start * SHARES // max(1, call.shape[-1])
 
     def summarize(tiles: list[tiled.Tile], sums: Array) -> None:
-        """Read the keys a second time, after each row's sum is known."""
+        """Read the keys a second time, now that the sum of each row is known."""
         kept = indices.shape[-1]
         with np.errstate(all="ignore"):
             for tile in tiles:

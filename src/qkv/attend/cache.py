@@ -153,7 +153,7 @@ def _most(count: Array | int) -> int:
 
 
 def _evened(counts: Any) -> Any:
-    """Return one number if all rows have the same number, otherwise the array."""
+    """Return a single number if all rows have the same number, otherwise the array."""
     if isinstance(counts, int):
         return counts
     if not counts.size:

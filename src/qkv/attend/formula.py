@@ -94,7 +94,7 @@ def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, 
 
 
 def weigh(weights: Array, value: Array, visible: Array | None) -> Array:
-    """Compute `weights @ value`; masked values never count, even if they are NaN or infinite."""
+    """Compute `weights @ value`; masked values have no effect, even if they are NaN or infinite."""
     out: Array = weights @ value
     if visible is None or np.isfinite(out).all():
         return out

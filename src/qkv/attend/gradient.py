@@ -1,4 +1,4 @@
-"""The gradients of attention for each of its inputs."""
+"""The gradients of attention with respect to its inputs."""
 
 import operator
 from collections.abc import Callable, Mapping
@@ -80,8 +80,8 @@ def attention_grad(
         The result has the same bits with any number of threads.
 
     Raises:
-        ValueError: the shapes do not fit each other.
-        TypeError: the types do not fit each other, or an option is unknown.
+        ValueError: the shapes are incompatible.
+        TypeError: the types are incompatible, or an option is unknown.
 
     Source:
         Dao et al. 2022, FlashAttention, appendix B.2.
@@ -113,9 +113,9 @@ def gradient_by_weights(
     Args:
         call: the checked call.
         grad_out: `(*lead, Hq, L, dv)`.
-        weights: if scores or weights were edited, the softmax of the scores, and the edited
-            weights, both `(*lead, Hq, L, S)`; None to compute the weights of the call.
-        record: a function that gets a name (of the weights or the scores) and the gradient. The
+        weights: the softmax of the scores and the edited weights, both `(*lead, Hq, L, S)`, if
+            scores or weights were edited; otherwise None.
+        record: a function that gets the name of the weights or the scores, and their gradient. The
             computation continues with the gradient that `record` returns.
     """
     plan, wide = call.plan, grouped(call)
@@ -166,8 +166,8 @@ def varlen_attention_grad(
         The gradients of sinks and slopes are sums over the sequences.
 
     Raises:
-        ValueError: the shapes do not fit each other.
-        TypeError: the types do not fit each other.
+        ValueError: the shapes are incompatible.
+        TypeError: the types are incompatible.
 
     Source:
         Dao et al. 2022, FlashAttention, appendix B.2.
@@ -296,7 +296,7 @@ def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
 
 
 def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
-    """Compute `gradients` with the kernel; return `(*lead, Hkv)`, True for rejected heads."""
+    """Fill `gradients` with the kernel; return booleans `(*lead, Hkv)`, True for rejected heads."""
     plan = call.call.plan if isinstance(call, Packed) else call.plan
     chosen, takes_values = body(), takes(plan.dtype, plan.out[-1])
     if chosen is None or not (plan.is_native and takes_values and gradients.query.size):
@@ -383,7 +383,7 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
 
 
 def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
-    """Return each row's sum of `exp(score - lse)`, which is 1 except for the rounding of `lse`.
+    """Return each row's sum of `exp(score - lse)`, which is 1 up to the rounding of `lse`.
 
     If scores are near -3e38, for example from a mask that uses the lowest float, rounding removes
     the logarithm of the number of keys from `lse`.

@@ -73,7 +73,7 @@ def differentiate(
 
     Returns:
         Booleans `(*lead, Hkv)`, or `(B, Hkv)` for packed rows.
-        True marks heads with wrong gradients, which NumPy must compute.
+        True marks heads whose gradients are wrong; NumPy must recompute them.
         Gradients are wrong if a log-sum-exp is above `outputs.exact`, or a value is not finite.
     """
     rules = call.call if isinstance(call, Packed) else call
@@ -134,7 +134,7 @@ def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """Return an array that the kernel can read; copy it only if necessary.
 
     The elements are aligned and in this machine's byte order. The last `contiguous` axes are
-    contiguous (masks and biases need 0 such axes).
+    contiguous; for masks and biases, `contiguous` is 0.
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):

@@ -1,4 +1,4 @@
-"""Softmax, and the merge of two partial results over different keys."""
+"""Softmax, and the merge of two attention results over different keys."""
 
 from typing import Any
 

@@ -19,12 +19,10 @@ from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
 from qkv.ops.threads import go_on, one_blas_thread
 
-QUERIES = 256  # The rows of a block: the queries of all heads that share a key head.
-KEYS = 512  # The columns of a block.
-CELLS = (
-    QUERIES * KEYS
-)  # the number of scores in a tile, which may hold several small heads and texts
-FEW = 16  # If a head has fewer queries, keys are not transposed in memory.
+QUERIES = 256  # The maximum number of rows in a block: queries of all heads that share a key head.
+KEYS = 512  # The maximum number of columns in a block.
+CELLS = QUERIES * KEYS  # The maximum number of scores in a block of several small heads or texts.
+FEW = 16  # If a head has fewer queries than this, keys are not transposed in memory.
 NEAR = 8.0  # Scores from -NEAR to NEAR need no shift, because their exp is moderate.
 
 
@@ -61,7 +59,7 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of each piece when `count` is cut evenly into pieces of at most `most`."""
+    """Return the size of a piece if `count` is divided evenly into pieces of at most `most`."""
     return -(-count // max(1, -(-count // most)))
 
 
@@ -137,7 +135,7 @@ def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
 
 
 def is_one_block(call: Call) -> bool:
-    """Return whether a call has no options, and its scores fit into one small block."""
+    """Return whether a call has no options, and few enough scores for one small block."""
     plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
     return (
         plan.length <= QUERIES

@@ -40,7 +40,8 @@ def varlen_attention(
             to `cu[b + 1] - 1`.
         cu_key_lengths: the same for key and value.
         is_causal: this and the next six options are those of `qkv.attention`.
-        q_offset: a number for all sequences or one for each; `"end"` uses each sequence's lengths.
+        q_offset: one number for all sequences, or one per sequence; `"end"` uses each sequence's
+            lengths.
         window: `(left, right)`.
         softcap: above 0.
         alibi_slopes: `(Hq,)`.
@@ -76,7 +77,7 @@ def check_packed(
     call: str,
     **options: Any,
 ) -> Packed:
-    """Check the arguments of `varlen_attention`; `call` is the name in errors."""
+    """Check the arguments of `varlen_attention`; `call` is the function name in errors."""
     arrays = []
     for name, rows in (("query", query), ("key", key), ("value", value)):
         array = as_array(rows, call=call, name=name)
@@ -104,7 +105,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
     Args:
         call: the call, without mask and bias.
         rows: query, key and value, `(heads, total, size)`; they are not checked.
-        starts: int64, the first row of each text, and the number of all rows.
+        starts: int64, the first row of each text, and the total number of rows.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
     offsets = np.full(len(starts) - 1, call.offset, np.int64)

@@ -144,7 +144,7 @@ def edits_of(
 
 
 def _record(one: Any, source: str, call: str) -> Record:
-    """Return a record, after a check against the schema. Fields that are None are dropped."""
+    """Check a record against the schema, and return it. Fields that are None are dropped."""
     known = operations()
     if not isinstance(one, Mapping):
         raise TypeError(

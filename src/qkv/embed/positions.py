@@ -112,11 +112,11 @@ class LearnedPositions:
 
 
 def alibi_slopes(num_heads: int) -> Array:
-    """Return the slope of each head: how fast the scores decrease with distance.
+    """Return the slope of each head: the decrease of its scores per unit of distance.
 
     If the number n of heads is a power of two, head h has the slope `2**(-8 * (h + 1) / n)`. For
-    other numbers, the first slopes are those of the next lower power of two; the others are every
-    second slope of the next higher power of two, as in the authors' code.
+    other numbers, the first slopes are those of the next lower power of two. The remaining slopes
+    are every second slope of the next higher power of two, as in the authors' code.
 
     Args:
         num_heads: the number of heads, at least 1.

@@ -30,8 +30,7 @@ def apply_rotary(
             GPT-NeoX and Llama; (2i, 2i + 1) for True, as in RoFormer and GPT-J.
         dims: rotate only the first `dims` of the d numbers; None for all.
         speeds: (dims / 2,), the angle by which each pair rotates per position; replaces the angles
-            from `base`. Some models use other speeds for texts that are longer than those in
-            training.
+            from `base`. Some models use other speeds for texts longer than their training texts.
 
     Returns:
         A new array with the shape and type of `x`.
@@ -83,7 +82,7 @@ def rotation_at(
     Returns:
         `(cosines, sines)` times `scale`.
         Both arrays have the shape of `positions` followed by `dims`.
-        The sine of the first number of a pair is negative.
+        The entries of `sines` for the first numbers of pairs are negated.
     """
     dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")
@@ -99,7 +98,7 @@ def rotation_at(
 
 
 def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
-    """Return a copy of an array (..., L, d) with each pair rotated by factors of `rotation_at`."""
+    """Return a copy of an array (..., L, d), with pairs rotated by the factors of `rotation_at`."""
     dims = cosines.shape[-1]
     whole = array.astype(cosines.dtype, copy=False)
     x = whole[..., :dims]
@@ -117,7 +116,7 @@ def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: boo
 
 
 def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
-    """Return the indices of the first numbers, and of the second numbers, of all pairs."""
+    """Return the indices of the first numbers and of the second numbers of all pairs."""
     if interleaved:
         return slice(0, dims, 2), slice(1, dims, 2)
     return slice(0, dims // 2), slice(dims // 2, dims)

@@ -1,4 +1,4 @@
-"""The token table, and checks that tables and positions share."""
+"""The token table, and checks for tables and positions."""
 
 import math
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
 
 
 def take_rows(table: Array, ids: Any, *, call: str, name: str) -> Array:
-    """Return a copy (..., dim) of the rows of a table (N, dim) for ids (...), 0 to N - 1."""
+    """Return a copy of table rows (..., dim), given the table (N, dim) and ids (...) below N."""
     wanted = as_array(ids, call=call, name=f"{name}s")
     if wanted.size == 0:
         wanted = wanted.astype(np.int64)
@@ -64,8 +64,7 @@ class TokenEmbedding:
     The table does not change: a word has the same vector in every sentence, its static vector.
 
     Args:
-        tokenizer: converts texts to ids. The length of the tokenizer is the number of rows that the
-            table needs.
+        tokenizer: converts texts to ids. The table needs `len(tokenizer)` rows.
         dim: the size of a row; may be omitted with `weight`.
         seed: the seed of the table's random numbers, which are standard normal.
         weight: a table of floats or integers instead of random numbers. It must have a row for each

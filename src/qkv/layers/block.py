@@ -40,8 +40,8 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts that add to the residual connection, in order. The values are the part's norm, the parts
-# after it, and the name of the resulting sum in a trace.
+# The parts that add to the residual connection, in order. The values are the part's norm, its
+# output norm and scale, and the trace name of the resulting sum.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only in a block of a decoder
@@ -65,7 +65,7 @@ class Block:
 
     Args:
         attn: the attention layer.
-        norm1: the norm of the attention; optional unless `post_norm`.
+        norm1: the norm of the attention; optional if `post_norm` is False.
         mlp: the MLP, or a mixture of experts; None, together with `norm2`, for a block with only
             attention.
         norm2: the norm of the MLP; None if `out_norm2` is given, or if the parts of a parallel
@@ -75,8 +75,8 @@ class Block:
         out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
         scale1: the scale of the attention's output, applied after `out_norm1`.
         scale2: the scale of the MLP's output, applied after `out_norm2`.
-        parallel: whether the MLP reads the block's input, as the attention does, instead of the sum
-            after the attention. The trace of a parallel block has no `resid_mid`.
+        parallel: whether the MLP reads the block's input, as the attention does; otherwise it reads
+            the sum after the attention. The trace of a parallel block has no `resid_mid`.
 
     Source:
         Vaswani et al. 2017, section 3.1. For pre-norm, Xiong et al. 2020, "On Layer Normalization
@@ -199,7 +199,7 @@ class Block:
 
         Args:
             x: word vectors, (..., T, D); or packed rows (total, D).
-            cu_lengths: (B + 1,), the first row of each packed text, and the number of all rows.
+            cu_lengths: (B + 1,), the first row of each packed text, and the total number of rows.
             cache: keys and values of the words before `x` (B, T, D), as for the attention.
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.
@@ -395,7 +395,7 @@ class Block:
     ) -> Trace:
         """Return a trace of `block(x, ...)`, in which the block is layer 0.
 
-        2-D `x` gets a batch axis in front, and packed rows become (B, T, ...). The trace lacks
+        2-D `x` gets a leading batch axis, and packed rows become (B, T, ...). The trace lacks
         `attn.hook_result`, the output of each head, which only a `Recorder` can get. With `top_k`,
         the trace has `top_indices`, `top_weights`, `received` and `lse` instead of scores and
         pattern (see `qkv.summarize_attention`).

@@ -1,4 +1,4 @@
-"""Mixtures of experts: a router sends each token to a few of several MLPs."""
+"""Mixtures of experts: a router sends each token to a few MLPs."""
 
 import math
 from abc import ABC, abstractmethod
@@ -44,8 +44,8 @@ class Routed(Feed, ABC):
     """The base of mixtures of experts; subclasses define `_expert` and `_expert_back`.
 
     The router is a linear layer with a score for each expert. A token goes to the `top_k` experts
-    with the largest scores. The weights of their results are the softmax over these experts' scores
-    or, if not `normalized`, over the scores of all experts.
+    with the largest scores. The results are weighted by the softmax over the chosen experts'
+    scores, or over all scores if not `normalized`.
     """
 
     parameters: dict[str, Array]
@@ -108,7 +108,8 @@ class Routed(Feed, ABC):
         The weights of the experts' results have a gradient; the choice of experts has none.
 
         Args:
-            grad: (..., T, D), the gradient of the layer's result. A residual has the same gradient.
+            grad: (..., T, D), the gradient of the layer's result. It is also the gradient of the
+                residual.
             saved: the second value of `layer.training_forward(x)`.
             record: unused, because the layer records no activations.
 
@@ -160,7 +161,7 @@ class Routed(Feed, ABC):
 
 
 class Experts(Routed):
-    """A router sends each token to `top_k` experts, and adds their weighted results.
+    """A layer that sends each token to `top_k` experts and adds their weighted results.
 
     The router is a linear layer with a score for each expert. A token goes to the experts with the
     largest scores, and the softmax of these scores gives the weights. An expert is a gated MLP with
@@ -293,14 +294,14 @@ def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int
 
 
 class GatedExperts(Routed):
-    """A router sends each token to `top_k` gated MLPs, and adds their weighted results.
+    """A layer that sends each token to `top_k` gated MLPs and adds their weighted results.
 
     The router is a linear layer with a score for each expert. A token goes to the experts with the
     largest scores. The weights are the softmax over these scores or, if not `normalized`, over all
     scores. An expert is `down(activation(gate(x)) * up(x))`.
 
     Args:
-        parameters: "router_proj.weight" (D, E) for E experts; for each expert, by its number,
+        parameters: "router_proj.weight" (D, E) for E experts; for each expert (here expert 0),
             "experts.0.gate_proj.weight" (D, F), "experts.0.up_proj.weight" (D, F) and
             "experts.0.down_proj.weight" (F, D). They are not copied.
         top_k: the number of experts for each token.
@@ -344,7 +345,7 @@ class GatedExperts(Routed):
             self._mlp(number)
 
     def _mlp(self, number: int) -> MLP:
-        """Return one expert, with its current parameters."""
+        """Return the expert with this number, with its current parameters."""
         prefix = f"experts.{number}."
         own = {name: self.parameters[prefix + name] for name in _GATED}
         return MLP.from_parameters(own, activation=self.activation)

@@ -24,9 +24,9 @@ def first_parameters(
 ) -> dict[str, Array]:
     """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
-    Weights are normal with variance 1 / rows, so that a layer's output has the variance of its
-    input. Weights are drawn in float64, so that a seed gives the same weights in every type, except
-    for rounding.
+    Weights are normally distributed with variance 1 / rows, so that a layer's output has the
+    variance of its input. They are drawn in float64, so that a seed gives the same weights in every
+    dtype, except for rounding.
     """
     rng = np.random.default_rng(seed)
     parameters = {}
@@ -58,7 +58,7 @@ def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
 
 
 def need_shape(array: Array, shape: tuple[int, ...], *, call: str, name: str, why: str) -> None:
-    """Raise an error unless `array` has this shape; `why` says where the shape comes from."""
+    """Raise an error unless `array` has this shape; `why` explains why the shape is required."""
     if array.shape != shape:
         raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
 
@@ -157,7 +157,7 @@ def narrowed_to(x: Array, parameters: Mapping[str, Array]) -> Array:
 
 
 def is_wide(residual: Array | None) -> bool:
-    """Return whether the sum of half precision and this residual is float32."""
+    """Return whether adding this residual to half precision gives float32."""
     return residual is not None and residual.dtype == np.float32
 
 
@@ -169,7 +169,8 @@ def working(x: Array, dtype: np.dtype[Any]) -> Array:
 def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type of values between the operations of a layer.
 
-    It is float32 for half precision, but bfloat16 stays bfloat16 if the kernel computes.
+    It is float32 for half precision, but bfloat16 stays bfloat16 if the kernel multiplies it
+    directly.
     """
     return dtype if stays_bfloat16(dtype) else compute_type(dtype)
 
@@ -232,7 +233,7 @@ def part_back(
 def project_back(
     x: Array, parameters: Mapping[str, Array], name: str, grad: Array, gradients: ByName | None
 ) -> Array:
-    """Return the gradient of `x` in `project`; add the parameters' gradients to `gradients`."""
+    """Return the gradient of `x` in `project`; store the parameters' gradients in `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
         return input_grad(parameters[weight], grad)
@@ -344,7 +345,7 @@ def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
-    """Return the first row of each text and the number of all rows, `(B + 1,)`, from lengths."""
+    """Convert lengths to the first row of each text and the total number of rows, `(B + 1,)`."""
     return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
 
 

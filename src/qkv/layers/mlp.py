@@ -49,7 +49,8 @@ class MLP(Feed):
         activation: "gelu" (exact), "gelu_tanh", "quick_gelu", "silu" or "relu".
         gated: whether there is a gate.
         bias: whether the linear layers have biases, which start at 0.
-        seed: the seed of the weights, which are normal with variance 1 / (their number of rows).
+        seed: the seed of the weights, which are normally distributed with variance 1 / (number of
+            rows).
         dtype: the type of the parameters.
 
     The result has the type that `x` and the parameters promote to. Integer inputs are converted to
@@ -149,7 +150,8 @@ class MLP(Feed):
         """Return the gradients of `sum(grad * mlp(x))`.
 
         Args:
-            grad: (..., T, D), the gradient of the layer's result. A residual has the same gradient.
+            grad: (..., T, D), the gradient of the layer's result. It is also the gradient of the
+                residual.
             saved: the second value of `mlp.training_forward(x)`.
             record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
@@ -182,7 +184,7 @@ class MLP(Feed):
 
         `hook_pre` (..., T, F) is the input of the activation, `hook_post` is the input of the down
         projection, and `hook_mlp_out` (..., T, D) is the layer's output. A gated MLP also has
-        `hook_pre_linear`, the factor of the activation's result.
+        `hook_pre_linear`, which is multiplied by the activation's result.
 
         >>> MLP(4, 16, seed=0).trace(np.ones((3, 4)))["hook_post"].shape
         (3, 16)

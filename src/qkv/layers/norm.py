@@ -1,4 +1,4 @@
-"""Norms and scales: layers whose weight has one number for each column of their input."""
+"""Norms and scales: layers whose weight has one number per column of their input."""
 
 from __future__ import annotations
 
@@ -141,8 +141,8 @@ class _Norm(Layer):
     def trace(self, x: ArrayLike) -> Trace:
         """Return the divisor `hook_scale` (..., 1) and the output `hook_normalized` (..., D).
 
-        The divisor of a LayerNorm is the root of the variance plus `eps`, and the output is
-        `(x - mean) / hook_scale * weight + bias`. An RMSNorm has the mean square instead of the
+        The divisor of a LayerNorm is `sqrt(variance + eps)`, and the output is
+        `(x - mean) / hook_scale * weight + bias`. An RMSNorm uses the mean square instead of the
         variance, and does not subtract the mean.
 
         >>> LayerNorm(2).trace(np.array([[1.0, 7.0]])).names()
@@ -154,7 +154,7 @@ class _Norm(Layer):
 
 
 class LayerNorm(_Norm):
-    """Layer normalization: vectors with mean 0 and variance 1, then `* weight + bias`.
+    """Layer normalization: mean 0 and variance 1 for each vector, then `* weight + bias`.
 
     Args:
         dim: D, the size of the vectors.
@@ -193,7 +193,7 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """RMS normalization: vectors divided by the root of their mean square, then `* weight`.
+    """RMS normalization: each vector divided by its root mean square, then `* weight`.
 
     Args:
         dim: D, the size of the vectors.

@@ -92,7 +92,7 @@ def steps_for(
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """Return the objects that `Steps` uses for these blocks; if one changes, create new steps."""
+    """Return the objects that `Steps` uses for these blocks; if one changes, create new `Steps`."""
     objects: list[Any] = []
     for block in blocks:
         if type(block) is Block:
@@ -252,7 +252,7 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
 
 
 def _swapped(rotary: Rotary, size: int) -> Array:
-    """For each number of a head, return the index of its partner in the pair."""
+    """For each column of a head, return the index of the other column of its pair."""
     dims = size if rotary.dims is None else rotary.dims
     indices = np.arange(size)
     pairs = indices[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))
@@ -261,7 +261,7 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 
 
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
-    """Return two factors (B, 1, d), for the numbers of a head and for their partners in pairs."""
+    """Return two factors (B, 1, d): for the columns of a head, and for their partner columns."""
     cos, sin = rotary.rotation(
         np.empty((len(positions), 1, size), np.float32),
         positions,
@@ -274,7 +274,7 @@ def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
 
 
 def _rotated(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
-    """Rotate queries or keys (B, H, d), whose memory may be reused."""
+    """Rotate queries or keys (B, H, d); the result may reuse their memory."""
     wide = x.astype(compute_type(x.dtype), copy=False)
     other = wide.take(swapped, axis=-1)
     other *= sin

@@ -18,10 +18,10 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
 BLOCK = 1 << 22  # The number of bytes in a block, which is read, cut and shuffled as a unit.
-_LONGEST_LINE = 1 << 18  # The maximum number of bytes of a line that are read or cut together.
+_LONGEST_LINE = 1 << 18  # The maximum number of bytes of a line that are read or cut as a unit.
 _STRETCH = 1 << 20  # The number of bytes in each part of a sample.
-_MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads of a line.
-_LONGEST_WORD = 100  # The number of letters; longer words come from text without spaces.
+_MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
+_LONGEST_WORD = 100  # in letters; longer words belong to a script without spaces
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -62,7 +62,7 @@ class Sequences:
         return self._sequences[next(self._orders)]
 
     def _from_here(self) -> Iterator[int]:
-        """Yield the indices of sequences from the current state on, and update the state."""
+        """Yield the indices of sequences, beginning at the current state, and update the state."""
         while True:
             rng = np.random.default_rng([self._seed, self._epoch])
             for number in rng.permutation(len(self._sequences))[self._next :]:
@@ -222,7 +222,7 @@ class Corpus:
 
     Args:
         files: the text.
-        cut: cuts the lines of a block into sequences.
+        cut: a function that cuts the lines of a block into sequences.
         seed: the seed of the random orders.
         block: the number of bytes in a block.
     """
@@ -241,7 +241,7 @@ class Corpus:
         return next(self._sequences)
 
     def _from_here(self) -> Iterator[Array]:
-        """Yield the sequences from the current state on, and update the state."""
+        """Yield the sequences, beginning at the current state, and update the state."""
         kept, count = None, 1  # the block in memory, and the number of sequences in a round
         while True:
             if kept != self._begin:  # a single block stays in memory

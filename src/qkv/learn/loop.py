@@ -89,9 +89,9 @@ def train(
     checkpoints/ with the last two checkpoints; and snapshots/, models of earlier steps in float16.
 
     With `resume=True`, a killed run continues from its last checkpoint and gives the same result.
-    The result is the same bit by bit if `steps` is the only limit of the run. After Ctrl-C,
-    SIGTERM, SIGHUP or SIGQUIT, the step ends, and checkpoint and model are saved. A step is skipped
-    with a warning if its gradient is not finite.
+    If the run is limited by `steps` only, the result is identical bit for bit. On Ctrl-C, SIGTERM,
+    SIGHUP or SIGQUIT, the current step ends, and a checkpoint and the model are saved. A step is
+    skipped with a warning if its gradient is not finite.
 
     Args:
         network: the network to train.
@@ -99,7 +99,8 @@ def train(
         folder: the destination, which is created if it does not exist.
         steps: the number of steps.
         minutes: the maximum duration in minutes; give `steps`, `minutes` or both.
-        schedule: the schedule of the learning rate; a number is the highest rate of `Schedule`.
+        schedule: the schedule of the learning rate; a number is the highest rate of a default
+            `Schedule`.
         optimizer: the optimizer of this network.
         seed: the seed of the random numbers in each step.
         resume: continue from the last checkpoint in the folder.
@@ -108,8 +109,9 @@ def train(
         snapshots: the steps after which a snapshot is written, in addition to the last step; by
             default about twelve, at increasing intervals; an empty list writes no snapshots.
         settings: additional entries of each checkpoint; to resume a run, give the same entries.
-        products: "bfloat16" rounds factors of products with weights to bfloat16, also in gradients
-            of inputs; sums stay float32. On some processors this takes about 4/5 of the time.
+        products: "bfloat16" rounds the factors of each product with weights to bfloat16, also for
+            the gradients of inputs; sums stay float32. On some processors this takes about 4/5 of
+            the time.
         show_progress_bar: None shows a progress bar only on a terminal.
 
     Raises:
@@ -158,7 +160,7 @@ def train(
 
 
 def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple[int | None, int]:
-    """Return the steps and the seed of a run as Python's integers.
+    """Return the steps and the seed of a run as Python integers.
 
     Raises:
         TypeError: the steps or the seed are not an integer.
@@ -466,7 +468,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Return steps from 0 to the last at increasing intervals, or powers of two for None.
+    """Return steps from 0 to `steps` at increasing intervals; powers of two if `steps` is None.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]
@@ -485,7 +487,7 @@ def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """Collect the signals that stop a run after its step; a second signal ends it at once."""
+    """Collect the signals that stop a run after its step; a second signal ends it immediately."""
     asked: list[int] = []
 
     def ask(number: int, _: Any) -> None:

@@ -67,7 +67,7 @@ class Words:
 
     Attributes:
         ids: (total,), the tokens.
-        cu_lengths: (B + 1,), the first row of each text, and the number of all rows.
+        cu_lengths: (B + 1,), the first row of each text, and the total number of rows.
         at: (n,), the rows at which a token should be predicted, all different.
         targets: (n,), the tokens to predict at these rows.
     """
@@ -93,7 +93,8 @@ def words_loss(
         batch: the texts and targets.
         prior: `(indices, tokens, number)`: indices of targets in ascending order (m,), tokens (m,),
             and a number that is added to the logit of each token at its target. All pairs must be
-            different. Without the prior, the trained model gives lower logits to these tokens.
+            different. If the trained model is used without the prior, it gives lower logits to
+            these tokens.
         soft: (n, V), probabilities that replace the targets in the gradient.
 
     Returns:
@@ -138,7 +139,7 @@ def words_loss(
 
 
 def _check_words(network: Network, batch: Words) -> None:
-    """Raise an error unless tokens and lengths fit the model, and each row has one target."""
+    """Raise an error unless tokens and lengths fit the model, and no row of `at` occurs twice."""
     longest = int(np.diff(batch.cu_lengths).max(initial=0))
     most, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
     if most is not None and longest > most:

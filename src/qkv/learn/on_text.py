@@ -149,7 +149,7 @@ def train_on_text(
 
     Args:
         run: the settings.
-        folder: the destination: new, empty, or with `resume` the folder of the run.
+        folder: the destination: a new or empty folder or, with `resume`, the folder of the run.
         resume: continue from the last checkpoint.
         say: a function that receives a message about each part of the work.
         show_progress_bar: as for `train`.
@@ -215,7 +215,7 @@ def need_writable(folder: Path) -> None:
 def _tokenizer(
     run: TextRun, home: Path, files: Files, resume: bool
 ) -> tuple[SubwordTokenizer, str]:
-    """Return the tokenizer, and a phrase that names its origin."""
+    """Return the tokenizer, and a phrase that describes its origin."""
     if resume:
         path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)

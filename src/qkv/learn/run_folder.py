@@ -39,7 +39,7 @@ _STATE: dict[str, Any] = {
     **dict.fromkeys(("step", "tokens", "updates"), int),
     **{"seconds": float, **dict.fromkeys(("settings", "watch", "objectives"), dict)},
 }
-_UNSEALED = b"0" * 64  # stands in the checksum field while the checksum is being computed
+_UNSEALED = b"0" * 64  # placeholder for the checksum while the checksum is being computed
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 _INK, _FAINT = "#333333", "#dddddd"
 _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
@@ -219,7 +219,7 @@ def write_curves(folder: str | os.PathLike[str]) -> Path:
 
 
 def smoothed(values: Array) -> Array:
-    """Return running means of values, over windows of a thirtieth of their number.
+    """Return running means over windows of one thirtieth of the values.
 
     >>> smoothed(np.arange(90.0))[[0, 1, 2, 50]]
     array([ 0. ,  0.5,  1. , 49. ])

@@ -59,7 +59,7 @@ def trained(lines: list[str], kind: str, vocabulary: int) -> tokenizers.Tokenize
 
 
 def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Train a WordPiece tokenizer like BERT's, with separate subwords for the insides of words."""
+    """Train a WordPiece tokenizer like BERT's, with separate subwords ("##") inside words."""
     from tokenizers import Tokenizer, models, trainers
 
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
@@ -77,7 +77,7 @@ def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
     _train(first, lines, trainer, LONGEST)
     inner = _bert_like(Tokenizer(models.WordPiece(first.get_vocab(), unk_token="[UNK]")))
     long_word = re.compile(rf"\w{{{LONGEST + 1}}}")
-    if any(map(long_word.search, lines)):  # the whole word would be unknown
+    if any(map(long_word.search, lines)):  # an uncut word would be unknown
         inner.pre_tokenizer = _in_pieces(inner.pre_tokenizer, LONGEST)
     inner.add_special_tokens(list(_SPECIAL))
     return inner
@@ -131,7 +131,7 @@ def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
 
 
 def _train(inner: tokenizers.Tokenizer, lines: list[str], trainer: Any, longest: int) -> None:
-    """Train on parts of words, because the time grows with the square of the longest word."""
+    """Train on parts of words; the time grows with the square of the longest word's length."""
     whole = inner.pre_tokenizer
     inner.pre_tokenizer = _in_pieces(whole, longest)
     inner.train_from_iterator(lines, trainer)

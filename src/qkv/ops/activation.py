@@ -41,7 +41,7 @@ def activate_in_numpy(x: Array, name: str) -> Array:
 
 
 def activation_grad(x: Array, grad: Array, name: str) -> Array:
-    """Multiply `grad` by the derivative of the activation `name` at `x`, of the same shape.
+    """Multiply `grad` by the derivative of the activation `name` at `x`; both have the same shape.
 
     >>> activation_grad(np.array([-1.0, 2.0]), np.array([5.0, 5.0]), "relu")
     array([0., 5.])

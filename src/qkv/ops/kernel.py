@@ -30,8 +30,8 @@ def backend() -> str:
 
     The kernel's bodies are `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the machine
     and the compiler determine which bodies are available. NumPy always computes float64, and
-    attention with a head size above 256. The environment variable `QKV_BACKEND` selects a backend;
-    a ValueError lists the available backends if the selected one is not among them.
+    attention with a head size above 256. The environment variable `QKV_BACKEND` selects a backend.
+    If it is not available, a ValueError lists the available backends.
 
     >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
     True
@@ -103,11 +103,11 @@ def one_thread() -> Iterator[None]:
 
 
 FLOAT32 = np.dtype(np.float32)
-CHUNK = 1 << 14  # the size of a chunk, so small that intermediate results stay in the cache
+CHUNK = 1 << 14  # the size of a chunk, small enough to keep intermediate results in the cache
 
 
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
-    """Return whether results of half precision stay in `dtype` between operations.
+    """Return whether half-precision results stay in `dtype` between operations.
 
     The kernel multiplies bfloat16 directly, with sums in float32. NumPy code converts all half
     precision to float32.

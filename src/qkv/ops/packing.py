@@ -18,7 +18,7 @@ _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = 
 
 
 def is_frozen(array: Array) -> bool:
-    """Return whether `array`, and each array of which it is a view, is read-only.
+    """Return whether `array` and all its base arrays are read-only.
 
     >>> weight = np.ones((2, 3))
     >>> view = weight.T
@@ -159,7 +159,7 @@ class Prepared:
     Attributes:
         body: the kernel's body that computes.
         kind: float32 or bfloat16, the type of the factors.
-        bits: the type of such arrays in the kernel.
+        bits: the type in which the kernel reads such arrays.
         threads: the maximum number of threads.
     """
 

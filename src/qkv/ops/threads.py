@@ -89,7 +89,7 @@ def go_on() -> None:
 
 
 def _ask_for_help(count: int, join: Callable[[], None]) -> None:
-    """Call `join` on `count` other threads, or on fewer if the system cannot start all of them."""
+    """Run `join` on `count` other threads, or on fewer if the system cannot start all of them."""
     try:
         while len(_helpers) < count:
             helper = threading.Thread(target=_help, args=(_jobs,), name="qkv", daemon=True)
@@ -114,10 +114,10 @@ _blas_threads: dict[int, int] = {}  # Numbers of threads to restore, keyed by in
 def one_blas_thread() -> Iterator[None]:
     """Compute NumPy's products on the calling thread inside the `with` block.
 
-    If BLAS divided products among threads, rounding would depend on the number of threads. If each
-    of our threads used several BLAS threads, all would compete for the same cores (up to ten times
-    slower on a busy machine). The limit applies to the whole process: the first caller sets it, and
-    the last caller restores the previous number of threads.
+    If BLAS divided products among threads, rounding errors would depend on the number of threads.
+    If each thread of `run_all` used several BLAS threads, all would compete for the same cores (up
+    to ten times slower on a busy machine). The limit applies to the whole process: the first caller
+    sets it, and the last caller restores the previous number of threads.
     """
     global _one_blas_thread
     libraries, inside = _blas(), 0
@@ -143,9 +143,9 @@ def one_blas_thread() -> Iterator[None]:
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
     """Return NumPy's BLAS libraries, each with the function that sets its number of threads.
 
-    From version 3.7, threadpoolctl wraps this function: while the first Python thread that set a
-    number lives, calls from other threads have no effect. `one_blas_thread` counts its callers
-    itself, and needs the function without the wrapper.
+    Since version 3.7, threadpoolctl wraps this function: as long as the Python thread that first
+    set a number is alive, calls from other threads have no effect. `one_blas_thread` counts its
+    callers itself, and needs the function without the wrapper.
     """
     from threadpoolctl import ThreadpoolController
 

@@ -24,7 +24,7 @@ def cross_entropy(
 
     Args:
         logits: `(N, V)`.
-        targets: `(N,)` integers, each at least 0 and below V.
+        targets: `(N,)` integers from 0 to V - 1.
         weights: `(N,)` factors of the losses and their gradients.
 
     Returns:
@@ -102,7 +102,8 @@ def adamw(
         rate: the learning rate.
         betas: the decay rates of the two means.
         eps: added to the root of the mean square.
-        decay: the weight decay, a number or `(n,)`; each step multiplies it by `rate`.
+        decay: the weight decay, a number or `(n,)`; each step subtracts
+            `rate * decay * parameters`.
         step: the number of the step; the first step is 1.
         factor: multiplies the gradient before the step.
 
@@ -141,7 +142,7 @@ def adamw(
 
 
 def gradient_norm(x: Array) -> float:
-    """Return the root of the sum of all squares, summed in float64.
+    """Return the square root of the sum of all squares, summed in float64.
 
     >>> gradient_norm(np.array([3.0, 4.0], np.float32))
     5.0

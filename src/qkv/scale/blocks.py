@@ -23,7 +23,7 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """The arguments of one block except the arrays. Positions count from the block's start."""
+    """The arguments of one block except the arrays. Positions are relative to the block's start."""
 
     offset: int | Array
     query_lengths: Array | None
@@ -132,7 +132,7 @@ class Blocks:
     operands: dict[str, Operand]  # Operands, keyed by argument name.
     pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
     key_heads: tuple[int, ...]  # For each piece of heads, the piece of key heads.
-    is_flat: bool  # Whether 2-D arrays got a head axis.
+    is_flat: bool  # Whether a head axis was added to 2-D arrays.
     token: str  # A name that is equal for equal calls.
 
     @property
@@ -158,14 +158,14 @@ class Blocks:
         return tuple(pieces[n] for pieces, n in zip(self.chunks, at, strict=True))
 
     def as_given(self, array: Any) -> Any:
-        """Return a result without the head axis, if 2-D arrays got one."""
+        """Return a result; remove the head axis if it was added to 2-D arrays."""
         return array[0] if self.is_flat else array
 
     def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        `first` is the index of the query block with key block 0. `seen` are its indices with all
-        key blocks that the queries may see.
+        `first` is the index of the query block with key block 0. `seen` are the indices of the same
+        query block with each key block that its queries may see.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
@@ -312,7 +312,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return the pieces of heads and of key heads, and for each head piece its key head piece."""
+    """Return the pieces of heads, the pieces of key heads, and each head piece's key head piece."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):

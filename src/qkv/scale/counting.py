@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Block:
-    """The input of one task: the lines that begin in a range of bytes, or a Parquet row group.
+    """The input of one task: the lines that begin in a byte range, or a Parquet row group.
 
     Attributes:
         source: the file.
@@ -88,12 +88,12 @@ def counts_of(
     """Count the rows in each file's blocks, on the workers of a cluster or in this process.
 
     Args:
-        files: the sources, as `described` returns them.
+        files: the sources, as returned by `described`.
         client: the cluster's client; None for this process.
-        call: the name at the beginning of errors.
+        call: the function name at the beginning of errors.
         check: whether to check every row, and raise an error for a bad row.
         size: the number of bytes in a block.
-        way: the advice for a bad row in the error.
+        way: the advice in the error for a bad row.
 
     Raises:
         ValueError: a row is bad; the error names the row.
@@ -218,7 +218,7 @@ def _count_group(block: Block) -> Count:
 
 
 def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] | None:
-    """Find the first bad row in the lines of `data`, and say why it is bad."""
+    """Find the first bad row in the lines of `data`, and the reason."""
     if source.kind == ".txt":
         try:
             data.decode()

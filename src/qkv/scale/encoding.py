@@ -51,7 +51,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The numbers of rows and parts of a run, and an estimate of its hours."""
+    """The numbers of rows and parts of a run, and its estimated duration in hours."""
 
     rows: int
     parts: int
@@ -109,13 +109,14 @@ def encode(
     r"""Write a vector for each row of many files, on a Dask cluster or in this process.
 
     The files are read twice: first to count and check their rows, then part by part to encode them.
-    All workers open files and destination by the same names, and load the model by its name. Texts
-    are truncated as in `Model.encode`, and the vectors are equal to those of `Model.encode`. A
-    compressed file is read from its beginning for each part, so many small files are faster than
-    one large file.
+    All workers open the files and the destination under the same names, and load the model by its
+    name. Texts are truncated as in `Model.encode`, and the vectors are equal to those of
+    `Model.encode`. A compressed file is read from its beginning for each part, so many small files
+    are faster than one large file.
 
-    If a run is stopped, its parts remain and the next run continues. The next run compares
-    checksums of the model's files, all sources and the existing parts, and rewrites damaged parts.
+    If a run is stopped, its parts remain and the next run continues. The next run checks the
+    checksums of the model's files, of all sources and of the existing parts, and rewrites damaged
+    parts.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
@@ -126,8 +127,8 @@ def encode(
             the columns id (int64, counted over the rows of all sources), source, row (counted from
             0 in the source) and vector (a list of D float32). `_manifest.json` lists the complete
             files.
-        client: the cluster's client. The default is the current client or, without one, this
-            process.
+        client: the cluster's client. The default is the current client; if no client exists, it is
+            this process.
         column: the name of the column with the texts; not used for .txt.
         resume: False to start again, even if the folder holds vectors.
         on_error: "raise" to stop at a bad row, "skip" to omit the row and its id. A row is bad if
@@ -180,7 +181,7 @@ def encode(
 def estimate(
     model: Any, sources: Any, *, client: Any = None, column: str = "text", on_error: str = "raise"
 ) -> Estimate:
-    """Count the rows and parts of `encode`, and encode a sample to estimate the hours."""
+    """Count the rows and parts of `encode`, and encode a sample to estimate the duration."""
     client, which = current_client(client), named(model, CALL)
     _check_model(loaded(which, CALL))
     files = find_sources(sources, column, CALL)
@@ -195,7 +196,7 @@ def estimate(
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """Encode a sample of a part; return the number of rows and the seconds."""
+    """Encode a sample of a part; return the number of rows and the duration in seconds."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)

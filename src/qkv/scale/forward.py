@@ -38,7 +38,8 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
         query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
         key: `(..., Hkv, S, d)`, as for `query`.
         value: `(..., Hkv, S, dv)`, as for `query`.
-        attn_mask: as for `qkv.attention`, in memory or a dask array, cut into the same blocks.
+        attn_mask: as for `qkv.attention`: an array in memory or a dask array, cut into the same
+            blocks.
         options: the options of `qkv.attention`, except `out`. `bias`, `sinks` and `alibi_slopes`
             may be dask arrays too. `q_offset`, `query_lengths` and `key_lengths` must be in memory,
             since they decide which blocks are masked.
@@ -50,8 +51,8 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
         `qkv.attention`.
 
     Raises:
-        ValueError: shapes, lengths or heads do not fit, or a size is unknown.
-        TypeError: types do not fit, or an option is unknown.
+        ValueError: shapes, lengths or numbers of heads are incompatible, or a size is unknown.
+        TypeError: types are incompatible, or an option is unknown.
         ImportError: Dask is not installed.
 
     Source:
@@ -159,7 +160,7 @@ def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
 
 
 def _tidy(out: Array, lse: Array, rest: Array) -> Part:
-    """Return a part with `lse` -inf and `rest` 0 for rows without visible keys."""
+    """Return the part, with `lse` -inf and `rest` 0 in rows without visible keys."""
     blind = np.isneginf(rest)
     return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 

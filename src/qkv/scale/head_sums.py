@@ -25,19 +25,19 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""Compute `qkv.circuits.head_scores` over files; the division into tasks changes nothing.
+    r"""Compute `qkv.circuits.head_scores` over files; the division into tasks has no effect.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both: .txt, .jsonl, .csv or .parquet, local or of any
             kind that fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
-        client: the cluster's client. The default is the current client or, without one, this
-            process.
+        client: the cluster's client. The default is the current client; if no client exists, it is
+            this process.
         column: the name of the column with the texts; not used for .txt.
 
     Returns:
-        An array (layers, heads) of float64 for each name; NaN if no query counts for the score.
+        A float64 array (layers, heads) per name; NaN if no query counts for the score.
 
     Raises:
         ValueError: a score or the column does not exist, or a row has no text (the error names the

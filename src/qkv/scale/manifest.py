@@ -21,7 +21,7 @@ MANIFEST, LOCK = "_manifest.json", ".qkv-lock"  # readers of Parquet folders ski
 PART = re.compile(r"part-\d{6,}-[0-9a-f]{8}\.parquet")
 _LEFT = re.compile(r"\.qkv-.*\.part")  # unfinished files, which killed processes leave
 _NUMBER, _TIME = re.compile(r"\d{1,9}", re.ASCII), re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
-BEAT, DEAD = 10.0, 60.0  # seconds until a lock is renewed, and until it is considered dead
+BEAT, DEAD = 10.0, 60.0  # seconds between renewals of a lock, and until an old lock is ignored
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,8 @@ def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
     """Hold the lock of a folder, so that only one run at a time writes to the folder.
 
     The lock of a local folder ends with the process. In other folders, the lock is a file that the
-    run renews every `BEAT` seconds; another run may take it `DEAD` seconds after the last renewal.
+    run renews every `BEAT` seconds; another run may take over `DEAD` seconds after the last
+    renewal.
 
     Raises:
         RuntimeError: another run holds the lock.

@@ -24,7 +24,7 @@ class Source:
         path: the path, as the caller gave it or a glob found it.
         kind: one of `KINDS`.
         column: the name of the column with the texts; not used for .txt.
-        packed: whether the file is compressed, so that it can only be read from the beginning.
+        packed: whether the file is compressed; it can then only be read from the beginning.
         field: the number of the text column in a CSV.
     """
 
@@ -133,7 +133,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Find the text column of a source, and return the source; a CSV gets the column's number.
+    """Check the text column of a source; return the source, for a CSV with the column's number.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.
@@ -227,7 +227,7 @@ def _field(record: list[str] | Bad, source: Source) -> str | Bad:
 
 
 def missing(source: Source) -> str:
-    """Return the reason for a row that lacks the column."""
+    """Return the reason for rejecting a row that lacks the column."""
     return f"has no {source.column!r}"
 
 

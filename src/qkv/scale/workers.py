@@ -136,7 +136,7 @@ def each(
         function: a function of a module that workers can import. Without `model`, the function gets
             None as its first argument.
         cases: small objects, because they are sent to the workers.
-        call: the name at the beginning of errors.
+        call: the function name at the beginning of errors.
         model: the model that each worker loads.
 
     Returns:
@@ -263,7 +263,8 @@ def _keeping_memory() -> Iterator[None]:
     """Within the block, keep the memory of freed arrays for new arrays.
 
     Dask starts its workers with a setting that makes glibc return the memory of each freed large
-    array to the system. Requesting memory again for every array takes a fifth of a model's time.
+    array to the system. Requesting memory again for every array takes a fifth of a model's running
+    time.
     """
     before = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if sys.platform != "linux" or not before.isdecimal():

@@ -1,4 +1,4 @@
-"""Replace the gaps in a text, which users may type in several ways, by a model's mask token."""
+"""Replace the gaps in a text, which users may type in several ways, with a model's mask token."""
 
 import re
 from bisect import bisect_right
@@ -31,7 +31,7 @@ class Masked:
         return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
     def _original(self, position: int, side: int) -> int:
-        """Convert a position to the original text; inside a mask, to an end of the gap."""
+        """Convert a position to the original text; inside a mask, choose an end of the gap."""
         number = bisect_right(self.starts, position - side) - 1
         if number < 0:
             return position
@@ -40,7 +40,7 @@ class Masked:
 
 
 def masked(text: str, mask: str | None) -> Masked:
-    """Replace the gaps of a text by the mask token; if `mask` is None, do not change the text.
+    """Replace the gaps of a text with the mask token; if `mask` is None, do not change the text.
 
     >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
     'The oak is a small [MASK]. Is it ?'

@@ -135,7 +135,7 @@ def _takes_something(pattern: str) -> bool:
 
 
 def _table(coded: str) -> float:
-    """Return the longest entry of a SentencePiece table (size, trie, NUL-terminated texts)."""
+    """Return the length of the longest entry of a SentencePiece table (size, trie, texts)."""
     try:
         raw = base64.b64decode(coded)
     except ValueError:
@@ -145,7 +145,7 @@ def _table(coded: str) -> float:
 
 
 def _added(rule: Mapping[str, Any]) -> int:
-    """Return the number of tokens that a template adds; a second copy of the text is too many."""
+    """Return the number of tokens that a template adds; a second copy of the text adds too many."""
     single, special = rule.get("single"), rule.get("special_tokens")
     if not isinstance(single, list) or not isinstance(special, dict):
         return 2

@@ -54,8 +54,8 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     Args:
         stream: the source of the bytes, read as they arrive.
         name: the name of the source in errors.
-        most: the maximum length of a line without surrounding spaces. A longer line is cut to one
-            character more, so that it can be recognised.
+        most: the maximum length of a line without surrounding spaces. A longer line is cut to
+            `most` + 1 characters, which shows that it was too long.
 
     Raises:
         ValueError: the bytes are not text; the message has the line and the byte.
@@ -126,7 +126,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
 
 def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
-    """Return `(text, waited)`: a part of a line as text, and the number of earlier bytes in it.
+    """Return `(text, waited)`: a part of a line as text, and how many of its bytes came earlier.
 
     `size` is the number of bytes of the line before the part. If the part is not text, return a
     `BadLine`.
@@ -145,7 +145,7 @@ def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tup
 def _parts(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     """Yield `(part, ended)`: bytes of a line without its end, and whether the line ends there."""
     read = getattr(stream, "read1", stream.read)  # `read1` does not wait for more bytes.
-    returned = False  # Whether the last byte was a carriage return, and its line has ended.
+    returned = False  # Whether the last byte was a carriage return that ended a line.
     begun = False  # Whether a line has begun and not ended.
     while block := read(_BLOCK):
         if returned:

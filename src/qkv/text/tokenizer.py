@@ -175,7 +175,7 @@ class Tokenizer:
 
         Raises:
             TypeError: `ids` are not integers.
-            ValueError: `ids` are not one row, or an id has no token.
+            ValueError: `ids` are not one-dimensional, or an id has no token.
         """
         row = as_array(ids, call="decode", name="ids")
         if row.ndim != 1:
@@ -270,7 +270,7 @@ def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
-    """Yield texts in order, in lists of one text or of at most `most` characters or tokens.
+    """Yield texts in lists of one text, or of several with at most `most` characters or tokens.
 
     >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
     [['the', 'cat'], ['sat'], ['on the mat']]

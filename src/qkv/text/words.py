@@ -27,18 +27,18 @@ class WordTokenizer(Tokenizer):
     """Cut a text into words and punctuation marks.
 
     A word is a run of letters and digits, with apostrophes inside (`don't`); every other character
-    except white space is a separate token. Words are long in scripts without spaces. Special tokens
-    of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the vocabulary
-    becomes `[UNK]`: it keeps its position, and `offsets` shows which word it was.
+    except white space is a separate token. In scripts without spaces, words are long. Special
+    tokens of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the
+    vocabulary becomes `[UNK]`: it keeps its position, and `offsets` shows which word it was.
 
     Args:
-        source: the vocabulary, a mapping from word to id with the ids 0 ... n-1, each once;
-            or a text, or several texts, whose distinct words get the ids 0, 1, ... in the order
-            in which they appear. `[UNK]` is added as the last word if it is missing.
+        source: the vocabulary as a mapping from words to ids, with each id from 0 to n - 1 once; or
+            one or more texts, whose distinct words get the ids 0, 1, ... in order of appearance.
+            `[UNK]` is added as the last word if it is missing.
         lowercase: whether texts and vocabulary are converted to lower case.
 
     Raises:
-        TypeError: a word or a text is not a string, or an id not an integer.
+        TypeError: a word or a text is not a string, or an id is not an integer.
         ValueError: there are no words, two words have the same id, an id is missing, or a word of
             the vocabulary can never be found in a text.
 
@@ -69,7 +69,7 @@ class WordTokenizer(Tokenizer):
 
 
 def _build(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
-    """Return a tokenizer of the library with this vocabulary, which cuts texts by `_TOKEN`."""
+    """Return a tokenizer of the library with this vocabulary, which splits texts with `_TOKEN`."""
     import tokenizers as library
 
     inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -96,7 +96,7 @@ def _cut(text: str, cutter: tokenizers.Tokenizer) -> list[str]:
 
 
 def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]:
-    """Return the vocabulary of texts, in the order in which its words appear."""
+    """Return the vocabulary of texts, in order of appearance."""
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
         raise ValueError(
@@ -135,7 +135,7 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
 
 
 def _findable(word: str, cutter: tokenizers.Tokenizer) -> str:
-    """Return a word as the tokenizer cuts it from texts; raise an error if it never does so."""
+    """Return a word in the tokenizer's spelling; raise an error if it is never found in a text."""
     normalizer: Any = cutter.normalizer
     spelled: str = normalizer.normalize_str(word)
     if _cut(word, cutter) != [spelled]:

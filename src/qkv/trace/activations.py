@@ -277,7 +277,7 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
             f"{counted(layers)} {'were' if len(layers) > 1 else 'was'}"
         )
     own = layer % num_layers if is_whole_number(layer) else -1
-    # names of that layer come last, so they take precedence in `short`
+    # the last of equal short names takes precedence, so names of that layer come last
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

@@ -134,7 +134,7 @@ def html(title: str, tokens: Sequence[Sequence[str]], arrays: Mapping[str, Array
 
 
 def _span(layers: Sequence[int]) -> str:
-    """Describe layers briefly, as 3, {0..5} or {0,2}."""
+    """Abbreviate layer numbers, for example as 3, {0..5} or {0,2}."""
     if len(layers) > 1 and list(layers) == list(range(layers[0], layers[-1] + 1)):
         return f"{{{layers[0]}..{layers[-1]}}}"
     return f"{{{','.join(map(str, layers))}}}" if len(layers) > 1 else str(layers[0])

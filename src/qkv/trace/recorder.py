@@ -34,8 +34,8 @@ class Recorder:
     Args:
         wanted: a function that takes an activation's full name and returns whether to keep the
             activation; the default is `kept_unasked`.
-        changes: functions from an edited activation's array to its replacement, keyed by full name.
-            The replacement is kept, and the run continues with it.
+        changes: functions that take an edited activation's array and return its replacement, keyed
+            by full name. The replacement is kept, and the run continues with it.
         use: a function that gets the name and the array of each wanted activation. With `use`,
             arrays are not kept.
 
@@ -99,7 +99,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` also as `name`; return False if `name` must still be kept."""
+        """Reuse the array of `other` for `name`; return False if `name` must be kept separately."""
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False
@@ -134,8 +134,8 @@ class GradientRecorder(Recorder):
 
     Args:
         wanted: as for `Recorder`.
-        changes: functions from the gradient after an edit to the gradient before the edit, keyed by
-            the full names of the activations that the forward pass edited.
+        changes: functions that convert the gradient after an edit to the gradient before the edit,
+            keyed by the full names of the activations that the forward pass edited.
         added: terms that are added to gradients, keyed by the full names of the activations on
             which the target depends directly.
 

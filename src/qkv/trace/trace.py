@@ -258,7 +258,8 @@ class Trace:
     def other_layers(self) -> dict[int, str]:
         """Descriptions of the layers whose queries or keys are not the trace's tokens.
 
-        For an encoder-decoder under `qkv.record`, they are "cross-attention" and "the decoder's".
+        For an encoder-decoder recorded by `qkv.record`, they are "cross-attention" and "the
+        decoder's".
         """
         return dict(self._others)
 

@@ -53,7 +53,7 @@ def attention_backward(
         heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
-        """Compute the gradient of `x` from that of queries, keys or values (..., H, T, d)."""
+        """Compute the gradient of `x` from the gradient of q, k or v (..., H, T, d)."""
         if changed and name != "v":
             part = keep(f"hook_rot_{name}", part)
         if name in saved.positions:
@@ -82,7 +82,7 @@ def attention_backward(
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
-    """Compute the gradient of `z` from that of the layer's output, through each head's output."""
+    """Compute the gradient of `z` from the layer output's gradient, via each head's output."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
     each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)

@@ -67,10 +67,10 @@ class Inputs:
     dtype: np.dtype[Any]  # The dtype of the result.
     options: Mapping[str, Any]  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.
-    cu: Array | None = None  # (B + 1,), the first rows of packed texts, and the number of all rows.
+    cu: Array | None = None  # (B + 1,), the first row of each packed text, and the total.
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
-    positions: Positions | None = None  # Positions of packed rows; None if texts count from 0.
+    positions: Positions | None = None  # Positions of packed rows; by default 0, 1, ... per text.
 
     @property
     def others(self) -> Array:
@@ -118,7 +118,7 @@ class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
     at: Array
-    length: int | Array  # a number for all positions, or one for each
+    length: int | Array  # one number for all positions, or one per position
 
 
 class Result(NamedTuple):
@@ -221,7 +221,7 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
 
 
 def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that change the computation, without those that select results."""
+    """Return the options of the computation, without the options that select results."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
@@ -242,7 +242,8 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     """Return the positions of queries (..., 1, L) and keys (S,), or of packed rows (total,).
 
-    Each packed text has its own length. Without packing, all texts get the longest length.
+    Each packed text has its own length. Without packing, all texts get the length of the longest
+    text.
     """
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)
@@ -342,8 +343,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # `answer` is twice as fast. A trace gets weights from the formula instead, so that the
-        # weights do not depend on which names are recorded.
+        # For weights alone, `answer` takes half the time of the formula. A trace gets weights from
+        # the formula instead, so that the weights do not depend on which names are recorded.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)

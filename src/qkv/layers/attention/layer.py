@@ -53,9 +53,9 @@ class MultiHeadAttention(Parts):
         bias: whether the projections have biases, which start at 0.
         out_proj: whether the joined heads (..., T, Hq * dv) are projected to (..., T, D).
         rotary: a `Rotary` (or a dict of its fields) that rotates queries and keys by their
-            positions, which are 0 to S - 1 for keys and begin at `q_offset` for queries.
-        seed: the seed of the weights, which are normal with variance 1 / (their number of rows), so
-            that scores of normal word vectors have a variance near 1 after scaling.
+            positions. The positions are 0 to S - 1 for keys and begin at `q_offset` for queries.
+        seed: the seed of the weights, which are normally distributed with variance 1 / (number of
+            rows). With normal word vectors, scaled scores then have a variance near 1.
         dtype: the type of the parameters.
 
     The result has the type that the inputs and the parameters promote to. Integer inputs are
@@ -189,7 +189,7 @@ class MultiHeadAttention(Parts):
         return layer
 
     def _set(self, weights: Weights, num_heads: int, rotary: Any) -> None:
-        """Check that the parameters fit each other, then set all attributes."""
+        """Check that the parameters are compatible, then set all attributes."""
         self._weights, self.parameters = weights, dict(weights.parameters)
         sizes = weights.sizes(whole_number(num_heads, call=weights.call, name="num_heads", least=1))
         vars(self).update(vars(sizes))
@@ -216,13 +216,13 @@ class MultiHeadAttention(Parts):
 
         Args:
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
-            context: (..., S, D), from which keys and values are computed; `x` unless given.
-            cu_lengths: (B + 1,), the first row of each packed text, and the number of all rows.
+            context: (..., S, D), from which keys and values are computed; the default is `x`.
+            cu_lengths: (B + 1,), the first row of each packed text, and the total number of rows.
                 Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
                 `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`; the last two broadcast to
                 (B, Hq, T, T), where T is the length of the longest text.
             cache: keys and values of the words before `x` (B, L, D). Queries also attend to these
-                words, and the keys and values of `x` are added to the cache. The cache gives the
+                words. The keys and values of `x` are added to the cache. The cache gives the
                 positions of `x`, so omit `q_offset`.
             lengths: (B,), the number of real words in each row of `x`; only with `cache`.
             residual: (..., L, D), added to the result before rounding to half precision. A float32
@@ -340,8 +340,8 @@ class MultiHeadAttention(Parts):
     ) -> tuple[Array, AttentionSaved | None]:
         """Run the unchecked forward pass; with `save` also return the values for `backward`.
 
-        `plan` is the plan that `check` returned, if it was called. `positions` are the positions
-        of packed rows; without them each text counts from 0.
+        `plan` is the result of `check`, if it was called. `positions` are the positions of packed
+        rows; by default each text begins at position 0.
         """
         call = self._weights.call
         dtype = result_type([x] if context is None else [x, context], self.parameters, call=call)
@@ -358,8 +358,8 @@ class MultiHeadAttention(Parts):
         """Return the gradients of `sum(grad * layer(x, ...))`.
 
         Args:
-            grad: the gradient of the layer's result, of the same shape. A residual has the same
-                gradient.
+            grad: the gradient of the layer's result, of the same shape. It is also the gradient of
+                the residual.
             saved: the second value of `layer.training_forward(x, ...)`.
             record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
@@ -393,8 +393,7 @@ class MultiHeadAttention(Parts):
         These are `hook_q`, `hook_k`, `hook_v`, `hook_rot_q`, `hook_rot_k`, `hook_attn_scores`,
         `hook_pattern`, `hook_z` and `hook_attn_out`, the layer's output. With `top_k`,
         `top_indices`, `top_weights`, `received` and `lse` (see `qkv.summarize_attention`) replace
-        scores and pattern. 2-D inputs get a batch axis in front, and packed rows become
-        (B, T, ...).
+        scores and pattern. 2-D inputs get a leading batch axis, and packed rows become (B, T, ...).
 
         >>> trace = MultiHeadAttention(8, 2, seed=0).trace(np.ones((5, 8)), is_causal=True)
         >>> trace["hook_q"].shape, trace["pattern"].shape, trace["z"].shape
@@ -417,7 +416,7 @@ class MultiHeadAttention(Parts):
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of the words of a text to each other: `MultiHeadAttention` without a context.
+    """Attention among the words of a text: `MultiHeadAttention` without a context.
 
     >>> layer = SelfAttention(128, num_heads=4, seed=0)
     >>> layer(np.ones((1, 6, 128))).shape
@@ -474,7 +473,7 @@ def self_attention(
         The weights are (..., Hq, L, L), or (L, L) for one head and 2-D `x`.
 
     Raises:
-        ValueError: two shapes do not fit each other; the error names both.
+        ValueError: two shapes are incompatible; the error names both.
         TypeError: a weight does not hold floats.
 
     Source:
@@ -492,6 +491,6 @@ def self_attention(
 
 
 def _in_front(x: Any, name: str, *, call: str) -> Array:
-    """Return `x` with a batch axis in front, if it is 2-D."""
+    """Return `x`; if it is 2-D, add a leading batch axis."""
     array = as_array(x, call=call, name=name)
     return array[None] if array.ndim == 2 else array

@@ -1,4 +1,4 @@
-"""The weights of an attention layer: their names, and checks that they fit each other."""
+"""The weights of an attention layer: their names, and checks that they are compatible."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ class Weights:
         return array
 
     def sizes(self, num_heads: int) -> Sizes:
-        """Return the sizes; raise an error if two weights do not fit each other."""
+        """Return the sizes; raise an error if two weights are incompatible."""
         self._check_names()
         call = self.call
         query, key, value = (self.parameters[name].shape for name in WEIGHTS[:3])
@@ -145,6 +145,6 @@ class Weights:
 
 
 def _columns(num_heads: int, size: int) -> str:
-    """Return the numbers of columns that keys may have, as text for an error."""
+    """Return the possible numbers of key columns, as text for an error."""
     fitting = [n * size for n in range(num_heads, 0, -1) if num_heads % n == 0]
     return " or ".join(map(str, fitting))
