@@ -89,7 +89,7 @@ def test_hints_come_in_three_grades(file):
     path = file("def softmax(x):\n    return x / x.sum(axis=-1, keepdims=True)")
     line = "weights = e / e.sum(axis=-1, keepdims=True)"
     where = "Hint 2, where to look: the lines that turn scores into weights"
-    nudge = "Hint 1: Use a score below zero"
+    nudge = "Hint 1: Use a negative score"
     one, two, three = (run(path, "--hint", grade).stdout for grade in (1, 2, 3))
     assert run(path).stdout == one
     assert [text in one for text in (nudge, where, line)] == [True, False, False]
