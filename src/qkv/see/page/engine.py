@@ -29,8 +29,8 @@ from qkv.text.tokenizer import Tokenizer
 #   `exact` is true if the packed parameters are equal to the model's parameters.
 #   `sizes` is an object, which is described below.
 #   `design` has the differences between model families (see `_design`).
-#   `parameters` maps qkv's names to packed arrays. Linear layers are (out, in). Each row is int8
-#   with one float16 scale if this is exact, and float16 otherwise.
+#   `parameters` maps qkv's names to packed arrays. Linear layers are (out, in). A row is int8 with
+#   one float16 scale if that loses no precision, otherwise float16.
 #   `tokenizer` has the contents of tokenizer.json.
 #
 # The object `sizes` has these entries.
@@ -41,11 +41,11 @@ from qkv.text.tokenizer import Tokenizer
 #   `eps` is the eps of the norms.
 #   `mask` is the mask token, or null.
 #   `next` is true if logits are for the next token.
-#   `bert` is true if the layers have the same steps as BERT's layers.
-#   `scales` has an empty string and the factor of the scores for each layer.
+#   `bert` is true if the layers have the same steps as in BERT.
+#   `scales` has a pair for each layer: an empty string, and the factor of the scores.
 
 
-# In characters: a page of LARGE or more is large; a browser holds no text longer than MOST.
+# In characters: a page with at least LARGE is large, and a browser holds at most MOST in one text.
 LARGE, MOST = 64_000_000, 500_000_000
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in layers.js
 
@@ -54,7 +54,7 @@ def need_engine(model: Model, call: str = "play") -> None:
     """Raise an error that names the call if a page cannot run a model.
 
     Raises:
-        ValueError: a page cannot run the model, for the reasons that `engine_payload` lists.
+        ValueError: a page cannot run the model; `engine_payload` lists the possible reasons.
     """
     for why in _reasons(model):
         raise ValueError(
@@ -69,7 +69,7 @@ def need_engine(model: Model, call: str = "play") -> None:
 def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     """Pack a model for a page that runs it.
 
-    The function warns, with the name of the call, if the page will be large.
+    If the page will be large, a warning that names `call` is issued.
 
     Raises:
         ValueError: the model is neither a decoder nor an encoder with a language-model head; the
@@ -84,7 +84,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
     design = model.design
     assert isinstance(design, Design)
     assert model.tokenizer is not None
-    # the script reads linear weights as (out, in), so that a sum reads adjacent numbers
+    # the script expects linear weights as (out, in), so that each sum reads adjacent numbers
     laid_out = {
         name: array.T if name.endswith("_proj.weight") else array
         for name, array in model.parameters.items()
@@ -150,7 +150,7 @@ def _design(model: Model, design: Design) -> dict[str, Any]:
 
 
 def _is_bert(design: Design) -> bool:
-    """Return whether a page can show each step of a layer together with the step's parameters."""
+    """Return whether a page can show the parameters beside each step of a layer."""
     first = design.layers[0]
     plain = replace(
         Design(design.vocabulary, design.dim, design.hidden, "gelu", design.eps, design.layers),
@@ -195,7 +195,7 @@ def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
 
 
 def engine_part(*payloads: Mapping[str, Any]) -> str:
-    """Write the part of a page with the script and one or two models (an encoder, a decoder).
+    """Write the HTML of the engine: its script, and one model or two (an encoder and a decoder).
 
     The page needs the content security policy `WITH_WORKER` of html.py.
     """
@@ -215,7 +215,7 @@ def side_of(payload: Mapping[str, Any]) -> str:
 
 
 def _reasons(model: Model) -> Iterator[str]:
-    """Yield the reasons why a page cannot run a model, one clause for each reason."""
+    """Yield a clause for each reason why a page cannot run a model."""
     design = model.design
     if not isinstance(design, Design):
         yield f"is of the family {model.config.get('model_type')}"
@@ -251,7 +251,7 @@ def _reasons(model: Model) -> Iterator[str]:
 
 
 def _sized(model: Model, size: int, call: str) -> str:
-    """Describe the size of a page with this number of characters.
+    """State the size of a page with `size` characters.
 
     Raises:
         ValueError: a browser cannot load a page of this size.
@@ -289,7 +289,7 @@ _PATTERN = re.compile(rf"(?:(?:{_ONE})(?:{_TIMES})?|\(\?(?:[:=!]|<[=!])|\((?!\?)
 
 
 def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield the reasons why a page cannot tokenize texts like this tokenizer, one clause each.
+    """Yield a clause for each reason why a page cannot tokenize texts like this tokenizer.
 
     >>> from qkv.text import WordTokenizer
     >>> list(reasons_of_tokenizer(WordTokenizer("the cat sat")))[-1]

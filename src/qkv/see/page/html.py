@@ -25,15 +25,15 @@ WITH_WORKER = f"{POLICY}; worker-src blob:"  # the policy of a page that runs a 
 _WITH_TOKENS = ("walk", "shift", "replay")
 # The parts of a picture that differ between themes.
 _PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")
-# Characters that end a script or a line of a script, and surrogates, which UTF-8 cannot encode.
+# Characters that can end a script or a line of it, and surrogates, which UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
-    """Write a view as a part of a page: a static picture, and the script that replaces it.
+    """Write a view as a fragment of HTML: a static picture, and the script that replaces it.
 
-    Equal views have equal HTML. A page may contain the same view several times: each script fills
-    all elements of its view that are still empty.
+    The same view always has the same HTML, and a page may contain it several times: its script
+    fills all elements of the view that are still empty.
 
     Args:
         payload: the data of the page.
@@ -52,13 +52,13 @@ def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
 
 
 def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
-    """Write a view without a script as a part of a page.
+    """Write a view as a fragment of HTML without a script.
 
     In a narrow window, the panels of a row wrap; a panel that is wider than the window scrolls.
 
     Args:
         title: the title above the panels.
-        lines: lines of text between the panels and the prose of the panels.
+        lines: lines of text below the panels, before the panels' own prose.
         rows: the panels.
         theme: "light", "dark", or "auto" for the theme of the site or system.
     """
@@ -83,8 +83,8 @@ def _pictured(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
 def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
     """Merge two bodies that differ only in colours and images; return `(body, CSS)`.
 
-    Each pair of colours becomes a variable that is named after both colours, so that all pictures
-    on a page use the same variables.
+    Each pair of colours becomes a CSS variable named after both colours, so all pictures on a page
+    share the variables.
     """
     pairs = list(zip(_PAINTED.findall(light), _PAINTED.findall(dark), strict=True))
     body, variables = [], {}
@@ -111,7 +111,7 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
         + "@media (prefers-color-scheme:dark){"
         + rules(True, "body:not([data-theme=light]) ")
         + "}"
-        + rules(True, "body[data-theme=dark] ")  # the site has its own theme switch
+        + rules(True, "body[data-theme=dark] ")  # the documentation site has its own theme switch
     )
     return "".join(body), more
 
@@ -119,7 +119,7 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
 def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: bool = False) -> str:
     """Write an HTML document with a body; the document's policy forbids access to the network.
 
-    With `wide`, the body is as wide as the window, and its contents limit their own widths.
+    With `wide`, the body is as wide as the window; without it, at most 1,400 pixels wide.
     """
     return Template(template("document.html")).substitute(
         title=escape(readable(title), quote=True),
@@ -131,7 +131,7 @@ def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: b
 
 
 def script_json(data: Any) -> str:
-    r"""Write JSON that is safe in a script of a page, whatever characters its strings contain.
+    r"""Write JSON that is safe in a script element, with any characters in its strings.
 
     >>> script_json({"a": "</script>\u2028&"})
     '{"a":"\\u003c/script\\u003e\\u2028\\u0026"}'

@@ -18,8 +18,8 @@ from qkv.see.steps.walk import Walk
 
 # The payload, which the scripts in assets/ read. A packed array has its `shape` and the base64 of
 # little-endian float32, or of integers with their `bits` (8, 16, 32); see `pack_numbers`. Numbers
-# are not rounded; the page rounds the numbers that it shows. Packed shares have the same first four
-# digits as the weights.
+# are not rounded; the page rounds the numbers that it shows. Shares are packed weights; the first
+# four digits of a weight are kept.
 #
 # PAYLOAD is the whole payload.
 #
@@ -27,26 +27,26 @@ from qkv.see.steps.walk import Walk
 #   `kind` is "show", "compare", "walk", "shift", "replay" or "play".
 #   `title` and `model` are strings.
 #   `theme` is "auto", "light" or "dark".
-#   `stretch` is true if the page opens with scales that end at the largest weight.
-#   `texts` is a list of TEXT. A show has one text, or three for an encoder-decoder. A compare has
-#   two texts.
+#   `stretch` is true if scales end at the largest weight when the page opens.
+#   `texts` is a list of TEXT. `show` has one text, or three for an encoder-decoder. `compare` has
+#   two.
 #   `start` is the first state of the page (START), or null.
 #   `compare`, `walk`, `shift` and `replay` are COMPARE, WALK, SHIFT and REPLAY, or null.
 #   `notes` has sentences about the tokens.
 #
 # The payload of `play` has other entries, which page/play.py describes. Its `texts` is empty,
-# because the page runs the model. The model's data are beside the payload (see page/engine.py).
+# because the page runs the model. The model's data follow the payload (see page/engine.py).
 #
 # START is the first state of a page.
 #
 #   `text` is an index in `texts`.
 #   `layer` and `head` are numbers.
 #   `query` is the position of a token, or null.
-#   `chosen` is the reason for this head.
-#   `sentence` is a sentence about the head.
+#   `chosen` is the reason why this head is shown.
+#   `sentence` describes the head.
 #   `stands_out` is a bool, or null if the reader asked for the head.
 #   `headline` is another sentence about the head, or empty.
-#   `heads` has the numbers of the marked heads, or is null.
+#   `heads` lists the marked heads, or is null.
 #   `merge` is true if subwords are merged into words.
 #
 # TEXT is one text with its attention.
@@ -56,7 +56,7 @@ from qkv.see.steps.walk import Walk
 #   `keys` has S strings, or is null if the keys are the tokens.
 #   `special` has the positions of the special tokens.
 #   `key_special` has the positions of the special keys, or is null.
-#   `words` is a list of [first, last + 1, word], or null if no token is a subword.
+#   `words` lists the words as [first, last + 1, word], or is null if no token is a subword.
 #   `key_words` is the same list for the keys.
 #   `split` is the position at which the second of two sentences begins, or null.
 #   `layers` has the numbers of the layers.
@@ -75,23 +75,23 @@ from qkv.see.steps.walk import Walk
 # SUMMARY has the largest weights of a long text.
 #
 #   `top_k` is k.
-#   `indices` is a packed array (layers, H, L, k); all bits are 1 where there is no index.
-#   `weights` has the shares of these keys.
+#   `indices` is a packed array (layers, H, L, k); all bits are 1 if a query has fewer than k keys.
+#   `weights` has the weights on these keys, as packed shares.
 #   `received` is a packed array (layers, H, S).
-#   `kept` is the share of all weight that the summary has.
+#   `kept` is the fraction of the total weight that the summary includes.
 #
 # COMPARE compares a word in two texts, A and B.
 #
 #   `what` is "word".
 #   `word` is the word.
-#   `why` is the reason for this word.
+#   `why` is the reason why this word was chosen.
 #   `sentence` is a sentence about the comparison.
 #   `texts` has the original texts, A and B.
 #   `places` has two lists with the positions of the word in A and in B.
 #   `similarity` has the cosines at the embeddings and after each layer.
 #   `strongest` has two lists with the links of A and of B, as in `to_dict`.
 #
-# COMPARE has other entries if it compares two runs.
+# For two runs, COMPARE has these entries instead.
 #
 #   `what` is "runs".
 #   `sentence` is a sentence about the comparison.
@@ -168,7 +168,7 @@ def _hidden(heads: Heads) -> dict[str, Any] | None:
 
 
 def _summary(heads: Heads, left_out: list[str]) -> dict[str, Any]:
-    """Pack the largest weights of each query, as many as fit, and the summed weight on each key."""
+    """Pack the largest weights of each query (as many as fit) and the summed weight on each key."""
     size, width = len(heads.queries.tokens), len(heads.keys.tokens)
     most = max(4, min(8, MOST_KEPT // max(1, len(heads.layers) * heads.count * size)))
     parts = heads.summary or [measures.summarize(layer, most) for layer in heads.weights]
@@ -231,10 +231,10 @@ def check_theme(theme: str, call: str) -> str:
 #   `scores` is a list of measures. Each has a `name`, the averaged weight in words (`of`), a name
 #   for heads with a high score (`head`), and a list of layers x H numbers for each step (`values`).
 #   `score` is the index in `scores` of the score that the sentence describes.
-#   `becomes` is the smallest score with which a head gets the name in `head`.
+#   `becomes` is the smallest score for which a head is called by the name in `head`.
 #   `losses` is a list of [step, loss].
 #   `logged` has the loss at each of the `steps`, or null.
-#   `knots` has the steps that charts draw at equal distances.
+#   `knots` has the steps on the axis of charts, which are equally spaced.
 #   `left_out` has sentences about data that the page does not have.
 
 
@@ -299,10 +299,10 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `arrays` maps names to ARRAY. The array "own" has the model's own numbers.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the first sum.
-#   `own` is the name that the array "own" has in the trace.
+#   `own` is the name of the array "own" in the trace.
 #   `own_step` is the index of the step that is compared with the array "own".
-#   `difference` is the largest difference of all steps.
-#   `said` is a sentence with the likeliest word, or empty.
+#   `difference` is the largest difference between a step and the model's own numbers.
+#   `said` is a sentence that names the likeliest word, or empty.
 #   `which` names the head, and has its headline.
 #   `reasons` has the reasons for this head.
 #
@@ -310,8 +310,8 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #
 #   `b64` is the base64 of little-endian float32, or null if the array is too large for the page.
 #   `shape` is the shape of the array.
-#   `rows` has the indices of the rows, names a list above ("rows" or "key_rows"), or is null for
-#   all rows.
+#   `rows` is a list of row indices, or the name of a list of WALK ("rows" or "key_rows"), or null
+#   for all rows.
 #   `columns` has the indices of the columns; the key is missing if the page has all columns.
 #
 # STEP is one step of a walk.
@@ -330,20 +330,20 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 
 MOST_TOKENS = 64
 MOST_NUMBERS = 1_500_000
-# The attributes of a step that the page reads unchanged.
+# The attributes of a step that are copied to the page unchanged.
 _OF_A_STEP = ("title", "formula", "shape", "code", "name", "note", "side", "weights", "cell", "op")
 _WHOLE = ("K", "V", "K_rotated")
 
 
 def walk_payload(walk: Walk) -> dict[str, Any]:
-    """Pack a walk: its steps, and the numbers from which the page writes out any cell's sum.
+    """Pack a walk: its steps, and the numbers that the page needs to write out the sum of any cell.
 
     If there are more than 64 tokens, only the tokens with the largest weights are kept. Numbers are
     float32.
     """
     weights = next(step for step in walk.steps if step.name == "weights")
     rows, key_rows = _held(walk, weights.values)
-    # the page needs all rows of these arrays, since every query attends to all keys
+    # these arrays are kept whole, since every query may attend to all keys
     sides = {step.name: step.side for step in walk.steps if step.name not in _WHOLE}
     lists = {"queries": ("rows", rows), "keys": ("key_rows", key_rows)}
     parts = _parts(walk)
@@ -411,13 +411,13 @@ def _parts(walk: Walk) -> dict[str, tuple[list[int] | None, list[int] | None]]:
 
 
 def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | None]:
-    """Return `(queries, keys)`, the positions that the page holds; None stands for all."""
+    """Return `(queries, keys)`: the positions that the page keeps; None means all positions."""
     length, keys = weights.shape
     if max(length, keys) <= MOST_TOKENS:
         return None, None
     score = weights.copy()
     score[walk.cell] = np.inf  # The cell whose sum is written out first.
-    if walk.keys is walk.tokens:  # One list of positions for queries and keys.
+    if walk.keys is walk.tokens:  # queries and keys share one list of positions
         order = np.argsort(-score, axis=None, kind="stable")
         positions = dict.fromkeys(
             np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist()
@@ -434,7 +434,7 @@ def _pack(array: Array) -> dict[str, Any]:
     return pack_numbers(array)
 
 
-_PER = 40000  # n in `n / _PER` is even for exact weights and odd for others
+_PER = 40000  # the denominator of packed weights; see `pack_shares`
 
 
 def pack_numbers(values: Any) -> dict[str, Any]:
@@ -472,9 +472,9 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 def pack_shares(weights: Array) -> dict[str, Any]:
     """Pack weights in 16 bits as `n / per`; their first four digits stay the same.
 
-    Rounding `n / per` to four digits or fewer gives the same digits as rounding the weight. If the
-    weight is a multiple of `2 / per`, n is even, and `n / per` equals the weight. Otherwise the
-    weight lies between two such multiples, and n is the odd number between their two even numbers.
+    Rounding `n / per` to four digits or fewer gives the same digits as rounding the weight. An even
+    n means that the weight is exactly `n / per`. An odd n stands for a weight between `(n - 1) /
+    per` and `(n + 1) / per`.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}
@@ -495,7 +495,7 @@ def pack_bits(flags: Array) -> dict[str, Any]:
 
 
 def pack_flags(flags: Array) -> dict[str, Any] | None:
-    """Pack flags `(layers, heads, L, S)`; an axis along which all flags are equal has length 1."""
+    """Pack flags `(layers, heads, L, S)`; the axis of layers or heads has length 1 if all agree."""
     if not flags.any():
         return None
     for axis in (1, 0):
@@ -506,7 +506,7 @@ def pack_flags(flags: Array) -> dict[str, Any] | None:
 
 
 def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
-    """Pack indices below `limit` in 16 bits, or in 32 bits if necessary; all bits of -1 are one.
+    """Pack indices below `limit` in 16 bits, or in 32 bits if necessary; -1 sets all bits.
 
     >>> pack_indices(np.array([1, -1]), 10)
     {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}

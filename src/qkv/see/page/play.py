@@ -1,4 +1,4 @@
-"""The data for the page of `play`, both as a file and from a server."""
+"""The data for the page of `play`, whether the page is a file or comes from a server."""
 
 import json
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from qkv.trace import Trace
 #   `start` is the first state of the page (START).
 #   `state` is the part after the # of an address, or empty. The page opens in this state.
 #   `stories` is a list of STORY from the model's card.
-#   `roles` maps "layer.head" to a role and the measure of this role.
-#   `cards` has the cards of a first lesson; see training/play_cards.py.
+#   `roles` maps "layer.head" to the head's role and its score for this role.
+#   `cards` has the cards of the first lesson; see training/play_cards.py.
 #   `untrained` is true if the model is untrained.
-#   `little` has two lists of function words in lower case, `words` and `pieces`. The rule for a
-#   head leaves these words out (see assets/store/rule.js).
+#   `little` has two lists of function words in lower case, `words` and `pieces`. The rule that
+#   chooses a head ignores these words (see assets/store/rule.js).
 #   `next` is true if logits are for the next token.
 #   `guesses` is true if logits are for masked words.
 #   `mask` is the mask token, or null.
@@ -34,8 +34,8 @@ from qkv.trace import Trace
 # A page of findings has two more entries.
 #
 #   `findings` has the contents of the finding files.
-#   `parts` has the contents in order. A part is the index of a finding, or the slot of an article's
-#   HTML.
+#   `parts` has the parts of the page in order. A part is the index of a finding, or a placeholder
+#   for HTML of the article.
 #
 # A page with two models has two more entries.
 #
@@ -57,7 +57,7 @@ from qkv.trace import Trace
 #
 #   `text` is a string.
 #   `hide` has the positions of hidden tokens.
-#   `ablate` is a list of [layer, head]. A story has `hide` or `ablate`.
+#   `ablate` is a list of [layer, head]. A story has either `hide` or `ablate`.
 #   `change` is the intervention in words.
 #   `before` and `after` are each a word and its probability.
 #   `why` is the reason for the change.
@@ -69,7 +69,7 @@ ROLES, CARDS = "roles.json", "cards.json"  # files in the folder of a model that
 # The default text of a page, with a placeholder for the model's mask, and the word to hide.
 TEXT, HIDDEN = "She drank a glass of {}.", "glass"
 OPENING = "She opened the door and"  # The default text for a decoder.
-DECODER = "books-decoder"  # The second model of a page with the default encoder.
+DECODER = "books-decoder"  # The decoder on a page whose encoder is the default model.
 
 
 def known_of(model: Model) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _kept(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
-    """Convert a story to the format STORY above."""
+    """Convert a story to a STORY (see above)."""
     trace: Trace = model.trace(story["sentence"], names=["pattern"])
     positions = [positions_in(trace, model, word, "play", "hide") for word in story["hide"]]
     edits: dict[str, Any] = (
@@ -130,12 +130,14 @@ SERVED = f"{html.POLICY}; connect-src 'self'"  # the policy of a page whose serv
 
 
 def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: bool) -> str:
-    """Write the page of a server as an HTML document.
+    """Write an HTML page for a model that runs on a server.
 
     Args:
         model: the model that the server runs.
-        scales: for each layer, the activation that scales the scores, and the model's own factor.
-        plain: whether the scores of every layer are only products of queries and keys.
+        scales: for each layer, the name of an activation that scales the scores, and the model's
+            factor.
+        plain: whether the scores of every layer are products of queries and keys, without other
+            terms.
     """
     about = about_of(model, scales, plain)
     known = known_of(model)

@@ -24,13 +24,14 @@ KNOWN = {"is_causal", "window", "attn_mask", "scale", "q_offset", "query_lengths
 class AttentionInputs:
     """The queries, keys, values and options of a layer's attention.
 
-    Q, K and V are computed from the layer's input, or else taken from the trace.
+    Q, K and V are computed from the layer's input if the parameters are known, or read from the
+    trace.
 
     Attributes:
         trace: the trace of one text.
         layer: the layer.
         parameters: the model's parameters; empty if Q, K and V are taken from the trace.
-        rotary: the rotation of queries and keys, if nothing else changes them.
+        rotary: the rotation of queries and keys, if it is the only change after the projections.
         x: the names of the word vectors from which "q", "k" and "v" are computed.
         known: weights and biases of the projections, keyed by short name, for example "W_Q" or
             "b_Q".
@@ -82,7 +83,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Set the name of the word vectors from which the projections `of` are computed."""
+        """Store `name`, the word vectors that the projections in `of` read."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -95,7 +96,7 @@ class AttentionInputs:
         return head if name == "q" else head // self.shared
 
     def part(self, name: str, head: int) -> slice:
-        """Return the columns of the projection that belong to a head."""
+        """Return the range of a head's columns in a projection."""
         size, own = self.sizes[name], self.of(name, head)
         return slice(own * size, (own + 1) * size)
 
@@ -198,7 +199,7 @@ def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) ->
 
 
 def _why_hidden(at: AttentionInputs) -> str:
-    """Explain the rules that mask a score."""
+    """Explain in words which rules mask a score."""
     changed = at.trace.changed
     heads, hidden = went_without(changed)
     rules = ("is_causal", "window", "query_lengths", "key_lengths")

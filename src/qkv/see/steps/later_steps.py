@@ -19,8 +19,8 @@ Norm = LayerNorm | RMSNorm
 def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
     """Add the steps of an MLP that runs parallel to the attention, and the sum of both results.
 
-    Both the attention and the MLP read `X`. `attended` is the name of the attention's result. The
-    function returns the name of the sum.
+    The attention and the MLP both read `X`. `attended` names the attention's result. The function
+    returns the name of the sum.
     """
     read = "X" if block.norm1 is None else "N"
     if block.norm2 is not None:
@@ -163,7 +163,7 @@ def later_step(walk: Walk, hook: str, end: int, **others: Any) -> str:
 
 
 def probabilities_step(walk: Walk, shown: dict[int, str], where: str) -> None:
-    """Add the step of the words' probabilities; `where` describes the position in words."""
+    """Add the step with the probabilities of words; `where` is a phrase for the position."""
     walk.write("probabilities", where=where, cell=(0, next(iter(shown))), shown=shown)
 
 
@@ -196,7 +196,7 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
 
 
 def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
-    """Store the likeliest words with their probabilities; return the words, keyed by token id."""
+    """Store the likeliest words and their probabilities; return the words, keyed by token id."""
     count, position = min(FEW, own.shape[1]), walk.position
     finite = bool(np.isfinite(own.max()))
     ranked = likeliest(own, count)[0] if finite else [(token, np.nan) for token in range(count)]
@@ -209,8 +209,8 @@ def _name_words(walk: Walk, model: Model, own: Array) -> dict[int, str]:
 
 
 # The activations of a block after its heads, in order, with their names in a trace. `_NORMED` maps
-# the norms to their names in a walk. The position of a norm in the block decides which of these
-# activations exist.
+# the norms to their names in a walk. A trace has only some of these activations, since models put
+# norms at different positions.
 _BLOCK = (
     *("attn_out", "resid_mid", "ln1.normalized", "ln2.normalized", "mlp.pre", "mlp.pre_linear"),
     *("mlp.post", "mlp_out", "resid_post", "normalized_resid_post"),
@@ -220,7 +220,7 @@ _NEEDED = "walk(trace, model=...) shows how these numbers are computed"
 
 
 def traced_steps(walk: Walk) -> None:
-    """Add the steps after the heads, up to the logits, as far as the trace holds their numbers."""
+    """Add the steps from the heads to the logits whose numbers are in the trace."""
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:
@@ -255,7 +255,7 @@ def traced_steps(walk: Walk) -> None:
 
 
 def _sum_row(walk: Walk) -> str:
-    """Return the key in steps.json of a block's last sum."""
+    """Return the key of a block's last sum in steps.json."""
     if ("mlp_out", walk.layer) not in walk.trace:
         return "output"
     both = ("resid_mid", walk.layer) not in walk.trace
@@ -263,7 +263,7 @@ def _sum_row(walk: Walk) -> str:
 
 
 def _is_skipped(walk: Walk, name: str) -> bool:
-    """Return whether this norm precedes the heads; the later steps leave such a norm out."""
+    """Return True for a norm that precedes the heads, since it is not a later step."""
     if name == "ln1.normalized":
         return ("normalized_resid_post", walk.layer) not in walk.trace
     return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace

@@ -136,7 +136,7 @@ def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
 
 
 def _rotated(op: Op, row: Array, i: int, j: int) -> str:
-    """Write out one number of a rotated pair; the angle grows with the position."""
+    """Write out how rotary positions compute one number of a rotated pair."""
     dims = op["dims"]
     if j >= dims:
         return f"{op['of']} {_number(row[j])}, not rotated"
@@ -174,16 +174,17 @@ def _number(x: Any) -> str:
 
 
 # The contents of steps.json. `rows` has the steps, keyed by the names that Python and the page use.
-# In a row, `op` describes how each number is computed (`_made` reads it), and `columns` is the
-# letter for the number of columns, or empty if the columns are keys. `phrases` has parts of notes
-# and titles. {x} is a placeholder. If a text is only one placeholder, the value keeps its type.
+# In a row, `op` describes how each number is computed (see `_made`). `columns` is the letter that
+# stands for the number of columns; it is empty if the columns are keys. `phrases` has parts of
+# notes and titles. {x} is a placeholder. A text that is only a placeholder becomes the value
+# itself, of any type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
 
 
 def fill(text: Any, given: Mapping[str, Any]) -> Any:
-    """Replace the placeholders in a row, or in a part of a row, with values.
+    """Replace placeholders by values in a row of steps.json, or in a part of the row.
 
     >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
     {'of': 'Q', 'rows': [3]}
@@ -209,7 +210,7 @@ def phrase(name: str, **given: Any) -> str:
 
 
 def biased(bias: str | None) -> dict[str, Any]:
-    """Return the values of placeholders for a bias: its name, and the code that adds the bias.
+    """Return the placeholder values for a bias: its name, and the code that adds it.
 
     >>> biased("b_O")
     {'bias': 'b_O', 'plus': ' + b_O'}
@@ -217,7 +218,7 @@ def biased(bias: str | None) -> dict[str, Any]:
     return {"bias": bias, "plus": f" + {bias}" if bias else ""}
 
 
-FEW = 8  # how many hidden units, and how many words, a walk shows
+FEW = 8  # the maximum number of hidden units, and of words, that a walk shows
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,10 +238,10 @@ class Step:
             the walk's query.
         columns: names for the columns, if the columns are tokens.
         shown: the shown columns and their names, if some columns are left out.
-        weights: whether the numbers are weights; weights are shaded.
+        weights: whether the numbers are weights, which are shaded.
         hidden: `(n, m)` bool, the masked cells.
         cell: the row and column of the number whose sum is written out.
-        sum: the written sum of `cell`; `Walk.spell` writes the sums of other cells.
+        sum: the written-out sum of `cell`; `Walk.spell` writes out the sums of other cells.
         note: a note, or an empty string.
     """
 
@@ -281,17 +282,17 @@ class Walk:
         layer: the layer.
         head: the head.
         tokens: names for the queries.
-        keys: names for the keys; equal to `tokens` unless the head attends to another text.
+        keys: names for the keys, which are `tokens` unless the head attends to another text.
         cell: the positions of the query and the key whose sums are written out.
         steps: the steps, in order.
-        arrays: the results and inputs of the steps, keyed by name; projections have only the
-            columns of this head.
+        arrays: the results and inputs of the steps, keyed by name; the weights of projections have
+            only this head's columns.
         given: the inputs of the code, keyed by name. Running each `step.code` in order on these
             inputs computes the values of the steps.
         compared: `(index of the step, name of the model's array, the array)` for each step that is
             compared with the model.
         words: the likeliest words at the walk's end, with the model's own probabilities.
-        next_word: whether `words` are guesses for the position after the walk's position.
+        next_word: whether `words` are guesses for the position after the query.
     """
 
     trace: Trace
@@ -358,7 +359,7 @@ class Walk:
         return f"The likeliest word {where} is {word}, {chance:.2f}."
 
     def compare(self, name: str, own: Array | None = None) -> None:
-        """Compare the last step with `own`, by default the trace's array `name`."""
+        """Compare the last step with `own`, by default the trace's array called `name`."""
         if own is None and name in self.trace:
             own = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
         if own is not None:
@@ -397,7 +398,7 @@ class Walk:
         return spell(step.name, step.op, cell, self.arrays, step.rows, columns, most)
 
     def count(self, side: str) -> str:
-        """Return the letter for the number of queries or keys."""
+        """Return the letter that stands for the number of queries or keys."""
         return "T" if self.same else "L" if side == "queries" else "S"
 
     def write(
@@ -421,7 +422,7 @@ class Walk:
         made = fill(ROWS[row], given)
         name, side, columns = made["name"], made["side"], made.pop("columns")
         known = self.known
-        # safe: the code is from steps.json, with only names and numbers filled in
+        # safe: the code comes from steps.json; only names and numbers are inserted
         exec(made["code"], known)
         values = self.arrays[name] = np.asarray(known[name])
         n, m = values.shape
@@ -459,7 +460,7 @@ def norm_step(
     cell: tuple[int, int] | None = None,
 ) -> str:
     """Add the step of a LayerNorm or RMSNorm of an array's vectors; return the result's name."""
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # the second norm needs other names
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # later norms need other names
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in parameters else None
     learned = {gain: parameters["weight"]} | ({shift: parameters["bias"]} if shift else {})

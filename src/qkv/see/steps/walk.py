@@ -31,14 +31,14 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
 
     After the head, the walk continues through the layer; all later layers are one step. The walk
     predicts words at one position: the first mask token, or else the query of the head's strongest
-    link. The written sums belong to the same position.
+    link. The sums at the same position are written out.
 
     Args:
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
         model: the model. Without it, Q, K and V are taken from the trace, and the steps after the
-            heads are shown as far as the trace holds their numbers.
+            heads end where the trace lacks numbers.
 
     Raises:
         IndexError: `layer` or `head` is out of range.
@@ -147,7 +147,7 @@ def walk_layer(
 def _traced(
     layer: MultiHeadAttention | Block, inputs: Sequence[Array], options: dict[str, Any]
 ) -> Trace:
-    """Trace a single layer; name its activations like those of a model with one layer."""
+    """Trace a single layer; name its activations as in a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
     if isinstance(
         layer, MultiHeadAttention
@@ -174,7 +174,7 @@ def _is_plain(model: Model) -> bool:
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:
-    """Return the rotation of queries and keys if it exists and a walk can show it, or else None."""
+    """Return the rotation of queries and keys; None without one, or if a walk cannot show it."""
     attn = getattr(layer, "attn", layer)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
@@ -216,14 +216,14 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
 
 
 def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
-    """Return each head's context in the traced run; for ablated heads, the edited context."""
+    """Return each head's context in the traced run; ablated heads have their replaced context."""
     trace, layer, head = at.trace, at.layer, walk.head
     without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
     contexts = {other: trace["z", layer][0][:, other] for other in without}
     if head in contexts:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
-    for other in set(range(at.count)) - set(contexts):  # with the same lines of NumPy
+    for other in set(range(at.count)) - set(contexts):  # computed with the same lines of NumPy
         aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
         contexts[other] = head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]
@@ -242,7 +242,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key of the written sums, from a mask token or the strongest link."""
+    """Choose the query and key whose sums are written out: at a mask token, or the top link."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((position for position, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:
@@ -270,7 +270,7 @@ def _one_text(x: Any, name: str) -> Array:
 
 
 def _names(given: Sequence[str] | None, x: Array, what: str) -> list[str]:
-    """Return the given names of the rows, or their indices as names."""
+    """Return the given names of the rows; without names, return the row indices as strings."""
     if given is None:
         return [str(i) for i in range(len(x))]
     names = [str(name) for name in given]
