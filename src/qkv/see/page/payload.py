@@ -473,8 +473,8 @@ def pack_shares(weights: Array) -> dict[str, Any]:
     """Pack weights in 16 bits as `n / per`; their first four digits stay the same.
 
     Rounding `n / per` to four digits or fewer gives the same digits as rounding the weight. An even
-    n means that the weight is exactly `n / per`. An odd n stands for a weight between `(n - 1) /
-    per` and `(n + 1) / per`.
+    n means that the weight is exactly `n / per`. If n is odd, the weight lies between the fractions
+    for n - 1 and n + 1.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}

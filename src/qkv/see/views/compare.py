@@ -33,10 +33,10 @@ class Side:
         positions: the positions of the tokens of the word's first occurrence.
         occurrences: the number of the word's occurrences in the text.
         weights: `(T,)`, the word's weights in the shown head, averaged over its tokens.
-        strongest: the word's largest links, each in the head with the largest weight.
+        strongest: the word's largest links, each from the head where its weight is largest.
         heads: all heads, with weights between tokens.
-        shown: all heads as the view shows them: between words if subwords are merged, otherwise
-            between tokens.
+        shown: all heads, with weights between words if subwords are merged, otherwise between
+            tokens.
     """
 
     trace: Trace
@@ -49,20 +49,20 @@ class Side:
 
     @property
     def rows(self) -> list[int]:
-        """Return the rows of the word in `shown`."""
+        """Return the indices of the word's rows in `shown`."""
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
-        """Return the weights from the word in `shown`."""
+        """Return the word's weights in `shown`, averaged over its rows."""
         return attended(self.shown, head.layer, head.head, self.rows)
 
     @property
     def strongest_links(self) -> list[dict[str, Any]]:
-        """Convert the word's largest links to data for JSON."""
+        """Return the word's largest links as data for JSON."""
         return [link_to_dict(self.shown, link) for link in self.strongest]
 
     def most(self, head: ChosenHead) -> tuple[str, float]:
-        """Return `(name, weight)` of the token, special or not, with the largest weight."""
+        """Return `(name, weight)` of the key with the largest weight, including special tokens."""
         weights = self.looks_at(head)
         best = int(np.argmax(weights))
         name = "itself" if self.rows == [best] else self.shown.keys.names[best]
@@ -70,7 +70,7 @@ class Side:
 
     @property
     def text(self) -> str:
-        """Return the original text if it is known, or else a text made from the tokens."""
+        """Return the original text; if it is unknown, join the tokens to a text."""
         return quoted(self.trace.text, self.trace.tokens, self.trace.special)
 
 
@@ -83,7 +83,7 @@ class CompareView(HeadShown):
         similarity: the cosine at the embeddings and after each layer, `(num_layers + 1,)`; empty if
             no vectors were traced.
         sides: the two texts.
-        why: the reason for the choice of the word, as a clause after "because".
+        why: why this word was chosen: a clause that follows "because".
     """
 
     word: str
@@ -116,7 +116,7 @@ class CompareView(HeadShown):
 
     @property
     def reasons(self) -> list[str]:
-        """Explain the choice of the word, of its occurrence in each text, and of the head."""
+        """Explain why this word, this occurrence in each text, and this head were chosen."""
         taken = [
             f"In {name} {self.word} occurs {side.occurrences} times: the first is taken."
             for name, side in zip("AB", self.sides, strict=True)
@@ -233,7 +233,7 @@ class CompareView(HeadShown):
 
 
 class _Options(TypedDict, total=False):
-    """The options of `compare` for both kinds of comparison."""
+    """The options of `compare` that apply to words and to runs."""
 
     tokens: Sequence[Iterable[str]] | None
     model: Model | str | None
@@ -281,10 +281,11 @@ def compare(
 
     Without `word`, the view chooses the content word that both texts share. If they share several,
     the view chooses the word whose vectors after the last layer are least similar. Without `layer`
-    and `head`, the view chooses the head in which the word's links differ most between the texts,
-    measured above the usual weight (see `show`). If the word is the gap in both texts, the view
-    chooses the head whose removal changes both guesses most. If the difference is less than 0.1, or
-    if a model is untrained, the sentence says that no head stands out.
+    and `head`, the view chooses the head in which the word's links differ most between the texts.
+    Of each link, only the weight above the usual weight counts (see `show`). If the word is the gap
+    in both texts, the view chooses the head whose removal changes both guesses most. If the
+    difference is less than 0.1, or if a model is untrained, the sentence says that no head stands
+    out.
 
     Two traces of the same tokens, such as `model.trace(text)` and
     `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. The view
@@ -358,7 +359,7 @@ def compare(
 
 
 def _looks_at(side: Side, head: ChosenHead, most: int = 6) -> dict[str, Any]:
-    """List the words that the word attends to most in the shown head, each with a bar."""
+    """Show the largest weights from the word in the shown head, each with a bar."""
     weights, names = side.looks_at(head), side.shown.keys.names
     order = np.argsort(-weights, kind="stable")[:most].tolist()
     rest = [max(0.0, float(weights.sum() - weights[order].sum()))] * (len(order) < len(weights))

@@ -31,7 +31,7 @@ class GuessView(View):
         guesses: for each position, the words and their probabilities, the likeliest word first.
         changed: the interventions, with the keys "ablate" and "hide"; empty if there are none.
         after: the guesses under the interventions; None if there are none.
-        reason: the reason why the guess changes, if the text is a story.
+        reason: why the guess changes, if the text is a story.
     """
 
     model: str
@@ -44,7 +44,7 @@ class GuessView(View):
 
     @property
     def sentence(self) -> str:
-        """Name the first guess for each position, before and after the interventions."""
+        """State the first guess for each position, before and after the interventions."""
         guesses = self._named(self.guesses)
         if self.after is not None:
             guesses += f"; {run_name(self.changed)}: {self._named(self.after, short=True)}"
@@ -121,10 +121,10 @@ def guess(
     returns the same numbers.
 
     Args:
-        text: a text with `Model.mask` in place of each missing word; for a decoder any text; or a
-            story from `stories()`, which has its own interventions.
-        model: the model, or its name; by default the default model or, for a story, the story's
-            model.
+        text: for an encoder, a text with `Model.mask` in place of each missing word; for a decoder,
+            any text. Or a story from `stories()`, which has its own interventions.
+        model: the model, or its name; by default the story's model for a story, and the default
+            model for a text.
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.

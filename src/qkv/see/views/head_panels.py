@@ -96,10 +96,11 @@ class OneText(HeadShown):
     """A view of one head of one text.
 
     Attributes:
-        shown: all heads as the view shows them: between words if subwords are merged, otherwise
-            between tokens.
+        shown: all heads, with weights between words if subwords are merged, otherwise between
+            tokens.
         elsewhere: the strongest links of other heads, starting with the link that stands out most.
-        one_link: whether the reader named a query and a key, so that their link ranks the heads.
+        one_link: whether the reader named a query and a key; if so, heads are ranked by this one
+            link.
     """
 
     shown: Heads
@@ -113,7 +114,7 @@ class OneText(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """Describe the most striking link of this head."""
+        """Describe the head in a sentence: its headline, or its strongest link."""
         return link_in_words(self.shown, self.head)
 
     def panels(self) -> list[list[Panel]]:
@@ -125,7 +126,7 @@ class OneText(HeadShown):
         return [self.shown]
 
     def _show_page(self, parts: Sequence[Heads], **start: Any) -> dict[str, Any]:
-        """Return a page's data: for one text, or for the three attentions of an encoder-decoder."""
+        """Return a page's data for one text, or for all attention of an encoder-decoder."""
         heads = parts[0]
         return self._page(
             "show",
@@ -156,7 +157,7 @@ def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) 
 
 
 def heading_of(trace: Trace, name: str = "") -> Heading:
-    """Return the heading of a trace's text."""
+    """Make the heading for a trace's text."""
     unknown = unknown_in(trace.tokens, trace.offsets, trace.text)
     return Heading(list(trace.tokens), list(trace.special), trace.model, name, unknown)
 
@@ -229,7 +230,7 @@ def head_panels(
 
 
 def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> list[list[Panel]]:
-    """Show the links of other heads; `one_link` means that all heads show the same link."""
+    """Show the links of other heads; with `one_link`, the same link in each head."""
     if not links:
         return []
     title = ("Other heads worth a look", "the link of each head that stands out")
@@ -259,7 +260,7 @@ def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> B
 
 
 def movement_table(heads: Heads, moved: Movement) -> Table:
-    """Show the cosine of each word's two vectors, with a bar for the cosine's distance from 1."""
+    """Show the cosine of each word's two vectors; a bar shows how far the cosine is from 1."""
     words = [i for i, special in enumerate(heads.queries.special) if not special]
     words = words or list(range(len(heads.queries.tokens)))
     distance = 1 - moved.cosine
@@ -314,7 +315,7 @@ def arrows_of(trace: Trace) -> list[Panel]:
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """Return the first query to show: the query of the strongest link or of the largest weight."""
+    """Return the first query to show: of the strongest link or, without one, the largest weight."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))
@@ -322,7 +323,7 @@ def first_query(heads: Heads, head: ChosenHead) -> int:
 
 
 def link_to_dict(heads: Heads, link: Link) -> dict[str, Any]:
-    """Convert a link to data for JSON."""
+    """Return a link as data for JSON."""
     return {
         "layer": link.layer,
         "head": link.head,

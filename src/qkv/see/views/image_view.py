@@ -31,7 +31,7 @@ class ImageView(View):
         trace: the trace of the image.
         image: the image, (H, W, 3) of uint8.
         layer: the shown layer, from 0.
-        head: the head whose picture is large, from 0.
+        head: the head in the large picture, from 0.
         query: the position of the token that attends: 0 is the first token, 1 the first patch.
     """
 
@@ -72,7 +72,7 @@ class ImageView(View):
 
     @property
     def sentence(self) -> str:
-        """Describe where the head looks."""
+        """Name the patch with the largest weight, and describe the other weights."""
         (row, column), patch = self.strongest, self.looking
         weights, query = self.weights[self.head], self._name
         if patch is not None:
@@ -85,7 +85,7 @@ class ImageView(View):
 
     @property
     def half(self) -> int:
-        """The smallest number of patches that together hold half of the weight on patches."""
+        """The smallest number of patches that together get half of the weight on all patches."""
         falling = np.cumsum(np.sort(self.weights[self.head], axis=None)[::-1], dtype=np.float64)
         return int(np.searchsorted(falling, falling[-1] / 2)) + 1
 
@@ -96,7 +96,7 @@ class ImageView(View):
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
         """Draw the image in grey, light where a head's weights are large, `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
-        times = max(1, size // max(image.shape[:2]))  # so that patches end between pixels
+        times = max(1, size // max(image.shape[:2]))  # so that no pixel belongs to two patches
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
 
     def _shares(self, head: int) -> Array:
@@ -150,7 +150,7 @@ class ImageView(View):
         return Image(title=f"head {head}", pixels=pixels, chosen=head == self.head)
 
     def _headings(self) -> list[Heading]:
-        return []  # the tokens of this model are patches
+        return []  # there are no words to explain: the tokens are patches
 
     @property
     def caption(self) -> str:
@@ -183,22 +183,22 @@ def image_view(
 ) -> ImageView:
     """Show the attention of one token over an image, for each head of a layer.
 
-    Without `layer` and `head`, the view chooses the head with the largest weight on a patch; the
-    weight of a patch on itself does not count. Ties go to the lowest layer, then the lowest head.
+    Without `layer` and `head`, the view chooses the head with the largest weight on a patch, not
+    counting a patch's weight on itself. Ties go to the lowest layer, then the lowest head.
 
     Args:
         trace: the trace of one image, from `model.trace(image)`.
-        image: the image in any size, as (H, W, 3) or (H, W) of uint8 or as a Pillow image.
+        image: the image in any size: an array (H, W, 3) or (H, W) of uint8, or a Pillow image.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show in the large picture, from 0, or from the end with -1.
         query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
             3 and column 4.
         theme: "light", "dark", or "auto" for the theme of the site or system.
-        stretch: whether the scale of each head ends at the head's largest weight instead of 1. This
-            helps if weights are spread over hundreds of patches.
+        stretch: whether the scale of each head ends at the head's largest weight instead of 1. Use
+            this if weights are spread over hundreds of patches.
 
     Raises:
-        TypeError: the type of the image is not uint8.
+        TypeError: the dtype of the image is not uint8.
         ValueError: the trace is not a trace of an image, or holds no weights, or the image or the
             query does not match the trace.
         IndexError: `layer`, `head` or `query` is out of range.
@@ -298,12 +298,12 @@ def smaller(image: Array, most: int = MOST_PIXELS) -> Array:
 
 
 def laid_over(image: Array, shares: Array) -> Array:
-    """Draw an image (H, W, 3) in grey, lighter where shares (rows, columns) are large."""
+    """Draw an image (H, W, 3) in grey, and lighten it where `shares` (rows, columns) are large."""
     high, wide = image.shape[:2]
     rows, columns = shares.shape
     share = np.clip(np.nan_to_num(shares), 0, 1).astype(np.float32)
     share = share[np.ix_(np.arange(high) * rows // high, np.arange(wide) * columns // wide)]
-    # no lighter than a middle grey, so that patches with weight are always lighter
+    # the image is at most a medium grey, so that the colour of a weight is always lighter
     grey = 20 + 0.5 * (image @ np.array([0.299, 0.587, 0.114], np.float32))
     share = 0.85 * share[..., None]
     mixed = (1 - share) * grey[..., None] + share * np.array(LIGHT, np.float32)

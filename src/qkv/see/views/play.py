@@ -76,8 +76,8 @@ class PlayView(WithModels, OneText):
         edits: the records of the first interventions.
         opened: the likeliest words under the first interventions; empty if there are none.
         state: the part after the # of an address; the page opens in this state. May be empty.
-        embed: whether a notebook embeds the page itself, instead of a frame that shows a file.
-        other: the view of a second model, a decoder, to which a reader of the page can switch.
+        embed: whether a notebook contains the page itself, instead of a frame that shows a file.
+        other: the view of a second model, a decoder; readers of the page can switch to it.
     """
 
     model: Model
@@ -107,7 +107,7 @@ class PlayView(WithModels, OneText):
         return run_name({"hide": [self.opening.word]})
 
     def panels(self) -> list[list[Panel]]:
-        """Show the likeliest words before and after hiding, and the head to show first."""
+        """Show the likeliest words before and after a word is hidden, and the first head."""
         shown, title = self.opening, "The likeliest words"
         bars: list[Panel] = [guess_bars(shown.before, title, "as it is" if shown.hidden else "")]
         if shown.hidden:
@@ -215,17 +215,17 @@ def play(
     encoder guesses missing words, and the decoder that comes with qkv continues a text.
 
     `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
-    model, the file has about 4/3 of the model's size in float16; if the file would be larger than
-    64 MB, a warning says so. A notebook writes the page to a file in its own folder
-    (`qkv-play-....html`) and shows the file in a frame.
+    model, the file has about 4/3 of the model's size in float16; above 64 MB, a warning is issued.
+    A notebook writes the page to a file in its own folder (`qkv-play-....html`) and shows the file
+    in a frame.
 
     The page opens with one sentence and the guess in its gap; a click on a word hides the word.
-    Buttons lead to a story, to games and to a lab with all controls. The guess belongs to one
-    position: for an encoder the first mask token, or else the last content word; for a decoder the
-    last token, which the guessed word follows. The first word to hide is a content word: the word
-    whose hiding changes the probabilities at this position most. Words whose hiding changes the
-    likeliest word are preferred. The head is chosen by the rule of `show`. When the reader types
-    another text, the same rule chooses a head for this text, unless the reader has chosen a head.
+    Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
+    first mask token; without a mask token, at the last content word. A decoder guesses the word
+    after the last token. The first word to hide is the content word whose hiding changes the
+    probabilities of the guess most. Words whose hiding changes the likeliest guess take precedence.
+    The head is chosen by the rule of `show`. When the reader types another text, the same rule
+    chooses a head for this text, unless the reader has chosen a head.
 
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the
@@ -238,8 +238,8 @@ def play(
             to arrays, which is converted to records; a reader can undo these interventions.
         ablate: heads that are ablated when the page opens, as for `Model.trace`.
         hide: words, positions and links that are hidden when the page opens, as for `Model.trace`.
-        state: the address of a page, or the part of the address after the #. The page opens in the
-            state that the address describes; give neither `text` nor interventions with it.
+        state: a page's address, or the part of it after the #, which describes the state in which
+            the page opens. Do not combine it with `text` or interventions.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         embed: whether a notebook contains the whole page, so that no other file is needed.
 
@@ -268,7 +268,7 @@ def play(
     text = given[0] if given else OPENING if used.generates else TEXT.format(used.mask)
     other = None
     if model is None and used.name == DEFAULT:
-        # the decoder can only continue a text without gaps
+        # a decoder cannot fill gaps, so it gets only texts without them
         whole = given and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
@@ -306,7 +306,7 @@ class FindingsView(WithModels):
 
     Attributes:
         model: the model.
-        parts: in order, the contents of finding files and the HTML of the article.
+        parts: the contents of finding files and the HTML of the article, in page order.
         heading: the title of the page.
     """
 

@@ -22,7 +22,7 @@ from qkv.trace import Trace
 
 _STRIP = 6  # the largest number of steps side by side in a picture
 _MOST_ROWS = 24
-# the dashes of lines; the colours of the lines differ too
+# the dash patterns of lines, which also differ in colour
 _DASHES = ((), (8, 4), (2, 4), (10, 3, 2, 3))
 
 
@@ -166,7 +166,7 @@ class ReplayView(HeadShown):
         )
 
     def _all_heads(self) -> Sequence[Heads]:
-        return []  # the view has the weights of many steps
+        return []  # there is one set of heads per step
 
     def _headings(self) -> list[Heading]:
         return [heading_of(self.replay.first)]
@@ -214,8 +214,8 @@ def replay(
     Each head is scored at each step by its weight on the previous token, on the next token, on the
     first token and, if the text repeats tokens, on the token after an earlier occurrence of the
     same token (induction).
-    Unless `layer` and `head` are given, the view shows the head whose score rose most from the
-    first snapshot to the last; ties go to the lowest layer, then the lowest head.
+    By default, the view shows the head whose score rose most between the first and the last
+    snapshot. Ties go to the lowest layer, then the lowest head.
 
     Args:
         run: the folder of a `qkv train` run, with models in `snapshots/step-00000100/` and so on,

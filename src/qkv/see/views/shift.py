@@ -95,7 +95,7 @@ class ShiftView(View):
         return rows
 
     def _cosines(self) -> Table:
-        """List the words that rotated furthest, with their cosines and last arrows."""
+        """List the words whose vectors turned furthest: their cosines and final movements."""
         shift, last = self.shift, self.shift.stages[-1]
         shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
         note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."
@@ -117,7 +117,7 @@ class ShiftView(View):
         )
 
     def _shared(self) -> Table:
-        """List the words that sentences share, and their similarity at the first and last stage."""
+        """List the words that two sentences share, with their first and last cosine."""
         shift = self.shift
         sides = [f"{shift.of[pair.a] + 1} and {shift.of[pair.b] + 1}" for pair in shift.pairs]
         ends = [f"{pair.cosine[0]:.3f} → {pair.cosine[-1]:.3f}" for pair in shift.pairs]
@@ -165,15 +165,16 @@ def plot_shift(
 ) -> ShiftView | Figure:
     """Show word vectors before and after attention, as arrows in one plane.
 
-    Vectors are scaled to length 1: like a cosine, the picture compares only directions. Each set is
-    centred on its own mean, and the plane is the PCA plane of both sets together. Vectors before
-    attention are blue, vectors after attention are red. If there are more than 20 tokens, only the
-    tokens that moved furthest in the plane are labelled.
+    Vectors are scaled to length 1: like a cosine, the picture compares only directions. The vectors
+    before attention are centred on their mean, and so are the vectors after it. The plane is the
+    PCA plane of all these vectors. Vectors before attention are blue, vectors after attention are
+    red. If there are more than 20 tokens, only the tokens that moved furthest in the plane are
+    labelled.
 
     Args:
         original: `(T, D)`, the vectors before attention. Or a text, a model's trace of a text, or a
-            list of texts or traces. For texts and traces, the view follows each word from its row
-            in the token table through the layers to its last vector, without special tokens.
+            list of texts or traces. For texts and traces, the view follows each word, except
+            special tokens, from its row in the token table to its vector after the last layer.
         contextual: `(T, D)`, the vectors after attention.
         tokens: the T words.
         model: the model for a text, or its name; by default the default model.

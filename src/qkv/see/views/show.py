@@ -110,37 +110,37 @@ def show(
     first gap. It chooses the head whose removal moves the most probability to other words. If a
     model has more than 48 heads, only heads of the last layers are removed, up to 48.
 
-    Without a gap, the chosen head is the head whose link is furthest above the usual weight. A link
-    is a head's largest weight between two different content words. The usual weight is the larger
-    of two numbers: twice the head's mean weight of all pairs of words at the same distance, and the
-    mean weight on the same key from the other words. If one of these means is 0.4 or more, the head
-    attends to a position and not to words, and its links do not count. Ties go to the lowest layer,
-    then the lowest head. The rule for texts without a gap also applies if the guess cannot be
-    measured: for weights without a model, for a trace without `model`, and for a text of more than
-    512 tokens.
+    In a text without a gap, the view chooses the head whose link exceeds the usual weight most. A
+    link is a head's largest weight between two different content words. The usual weight is the
+    larger of two numbers: twice the head's mean weight between words at the same distance, and the
+    head's mean weight from the other words on the same key. If one of these means is 0.4 or more,
+    the head attends to a position rather than to words, so its links do not count. Ties go to the
+    lowest layer, then the lowest head. The rule for texts without a gap also applies if no guess
+    can be measured: for weights, for a trace without `model`, and for a text with more than 512
+    tokens.
 
-    If the difference (of the weight, or of the probability) is below 0.1, or if the model is
-    untrained, the sentence says that no head stands out.
+    If the link exceeds the usual weight by less than 0.1, if the removal moves less than 0.1 of the
+    probability, or if the model is untrained, the sentence says that no head stands out.
 
     Content words are all words except special tokens, punctuation, words that the model does not
-    know, and English function words (the, of, she, is). The list of function words is English only.
-    In other languages, and in a text with fewer than two content words, every word is a content
-    word.
+    know, and English function words (the, of, she, is). Only English function words are known. In
+    other languages, and in a text with fewer than two content words, every word is a content word.
 
     Args:
-        trace_or_text: a text, a model's trace of one text, or weights. Weights need `tokens`; they
-            are one array `(layers, heads, L, L)`, or `outputs.attentions` of `transformers`.
+        trace_or_text: a text, a model's trace of one text, or weights. Weights are one array
+            `(layers, heads, L, L)` or the `outputs.attentions` of `transformers`; they need
+            `tokens`.
         tokens: the L tokens, if weights are given.
         model: the model for a text, or its name; by default the default model. For a trace, the
             model gives the length of each key's contribution, `|v W_O|`.
         layer: the layer to show, from 0, or from the end with -1.
         head: the head to show, from 0.
-        query: the word that attends, or the position of its token; the links of this word rank the
-            heads.
-        key: the word that is attended to, or the position of its token; with `query`, only this
-            link ranks the heads.
-        pieces: whether subwords are shown separately, instead of merged into words. Merging sums
-            the weights on the subwords of a word, and averages the weights from these subwords.
+        query: the word that attends, or the position of its token. The heads are ranked by the
+            links of this word.
+        key: the word that is attended to, or the position of its token. With `query` and `key`, the
+            heads are ranked by this one link.
+        pieces: whether subwords are shown separately, instead of merged into words. When subwords
+            are merged, the weights on them are summed, and the weights from them are averaged.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 
@@ -193,7 +193,7 @@ class HeadView(OneText):
     """One head of attention from another library.
 
     Attributes:
-        parts: the attention of one text, or the three attentions of an encoder-decoder.
+        parts: the attention of one text, or the three kinds of attention of an encoder-decoder.
         asked: the heads that the caller marked.
         pieces: whether subwords are shown separately.
     """
@@ -255,14 +255,14 @@ def head_view(
 
     Args:
         attention: an array `(1, heads, L, L)` or `(heads, L, L)` for each layer, like
-            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a text,
-            which the default model reads, or a trace, `model.trace(text)`. The trace of an
-            encoder-decoder, `model.trace(text, target=...)`, gives all three attentions at once.
-        tokens: the L tokens; a trace has its own.
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a text
+            for the default model, or a trace, `model.trace(text)`. The trace of an encoder-decoder,
+            `model.trace(text, target=...)`, contains all three kinds of attention.
+        tokens: the L tokens; not needed for a text or a trace.
         sentence_b_start: the position at which the second of two sentences begins.
         prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are removed.
         layer: the layer to show first.
-        heads: the heads to mark; the first is shown first.
+        heads: the heads to mark; the first one is shown when the page opens.
         encoder_attention: the attention in the encoder of an encoder-decoder; it needs
             `encoder_tokens`.
         decoder_attention: the attention in the decoder; it needs `decoder_tokens`.
@@ -271,8 +271,8 @@ def head_view(
         encoder_tokens: the tokens of the encoder.
         decoder_tokens: the tokens of the decoder.
         include_layers: the layers to show; by default all layers.
-        html_action: "view" shows the view at once in a notebook, and returns the view elsewhere;
-            "return" always returns the view, with its HTML in `.data`.
+        html_action: with "view", a notebook shows the view at once, and other programs get the view
+            as the result. With "return", the result is always the view, with its HTML in `.data`.
         pieces: whether subwords are shown separately, instead of merged into words.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
