@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# sent by kill, a closed terminal, Ctrl-\, and Ctrl-Break on Windows; no system has all of them
+# kill, a closed terminal, Ctrl-\, and Ctrl-Break on Windows; no system has all of these signals
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised after Ctrl-C or another signal that ends a program, once everything is saved.
+    """Raised after Ctrl-C or another terminating signal, when all work has been saved.
 
     Attributes:
         signal: the number of the signal.
@@ -25,20 +25,20 @@ class Interrupted(KeyboardInterrupt):
 
 
 def leave(number: int, _: Any = None) -> NoReturn:
-    """Handle a signal: end the program by an exception, so that unfinished files are removed."""
+    """End the program by an exception, so that unfinished files are removed."""
     sys.exit(128 + number)  # the exit code of a program that was terminated by a signal
 
 
 @contextmanager
 def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]:
-    """Within the `with` block, call `answer` when a signal would end the program.
+    """Call `answer` when a signal would end the program; applies within the `with` block.
 
     Signals that are already ignored (for example under nohup) or handled are left unchanged. Only
     the main thread receives signals, so nothing changes in other threads.
 
     Args:
         answer: gets the number of the signal and the current stack frame.
-        others: signals that call `answer` even if they have another handler.
+        others: further signals that call `answer`, even if a handler is already set for them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

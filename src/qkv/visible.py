@@ -2,10 +2,10 @@
 
 
 def visible(text: str, keep: str = "") -> str:
-    r"""Escape every character that could control a terminal, as Python's `repr` does.
+    r"""Escape every character that could control a terminal, in the style of Python's `repr`.
 
-    These are all characters that are not printable: control characters (ESC, line breaks), marks
-    that change the writing direction, and halves of surrogate pairs.
+    Escaped are all characters that Python calls not printable: control characters (ESC, line
+    breaks), marks that change the writing direction, and halves of surrogate pairs.
 
     Args:
         text: the text.

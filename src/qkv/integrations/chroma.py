@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Encodes documents and queries; takes a model, as for `qkv.load`, and options of `encode`.
+    """Encodes documents and queries; takes the model of `qkv.load` and the options of `encode`.
 
     >>> len(Encoding("random", truncate_dim=3).embed_query(["I love you"])[0])
     3

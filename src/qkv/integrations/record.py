@@ -28,13 +28,14 @@ class Ran:
 
     Attributes:
         owner: the layer that called attention.
-        mask: an object that identifies the forward pass: all layers of the pass share it. None if
-            unknown.
-        start: the position of query 0 in its text; None if unknown.
-        first_key: the position of key 0 in its text.
+        mask: an object that all layers of one forward pass share, and that identifies the pass.
+            None if unknown.
+        start: the position of the first query in its text; None if unknown.
+        first_key: the position of the first key in its text.
         is_causal: whether attention is causal: no query sees later positions.
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
-        call: an object that identifies the call of `owner`; all attention in this call shares it.
+        call: an object that all attention in one call of `owner` shares, and that identifies the
+            call.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """

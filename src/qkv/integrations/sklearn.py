@@ -28,7 +28,7 @@ class Encoding:
         prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
-        batch_size: the number of texts in a batch if each text has 128 tokens.
+        batch_size: the number of texts of 128 tokens in a batch; shorter texts form larger batches.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape
@@ -120,7 +120,7 @@ def _made() -> type:
     from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 
     bases = (Encoding, ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator)
-    # scikit-learn's `set_output` needs the method in the class itself
+    # scikit-learn's `set_output` wraps only methods that the class itself defines
     own = {"__module__": __name__, "__doc__": Encoding.__doc__, "transform": Encoding.transform}
     return type("TextEncoder", bases, own)
 

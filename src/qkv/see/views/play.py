@@ -238,8 +238,8 @@ def play(
             to arrays, which is converted to records; a reader can undo these interventions.
         ablate: heads that are ablated when the page opens, as for `Model.trace`.
         hide: words, positions and links that are hidden when the page opens, as for `Model.trace`.
-        state: a page's address, or the part of it after the #, which describes the state in which
-            the page opens. Do not combine it with `text` or interventions.
+        state: a page's address, or its part after the #, which describes a state. The page opens in
+            this state; give neither `text` nor interventions with it.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         embed: whether a notebook contains the whole page, so that no other file is needed.
 

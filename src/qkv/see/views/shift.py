@@ -95,7 +95,7 @@ class ShiftView(View):
         return rows
 
     def _cosines(self) -> Table:
-        """List the words whose vectors turned furthest: their cosines and final movements."""
+        """List the words whose vectors turned furthest, with the cosine at each stage."""
         shift, last = self.shift, self.shift.stages[-1]
         shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
         note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."

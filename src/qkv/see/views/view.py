@@ -1,4 +1,4 @@
-"""The base of all views, with their outputs: text, a page, a picture, or numbers."""
+"""The base class of all views; a view becomes text, a page, a picture or numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def one_model(models: Sequence[str]) -> str:
-    """Join the names of the models of several texts, each name once.
+    """Join the names of several texts' models; each name appears once.
 
     >>> one_model(["books", "books"]), one_model(["books", "minilm"])
     ('books', 'books and minilm')
@@ -55,7 +55,7 @@ class Heading(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class View(ABC):
-    """A view of attention, with methods to print it or to export a page, an image or numbers.
+    """A view of attention, which can be printed, or exported as a page, an image or numbers.
 
     A notebook displays a view automatically. Elsewhere, call `print()`, `str(view)`,
     `to_html(path)`, `to_png(path)`, `to_svg(path)`, `figure()` or `svg()`. `to_dict()` returns the
@@ -73,7 +73,7 @@ class View(ABC):
         """Draw the view as plain text, 80 columns wide."""
         from rich.console import Console
 
-        # without force_jupyter=False, rich would also display the text in a notebook
+        # by default, rich would display the text in a notebook a second time
         page = io.StringIO()
         console = Console(
             file=page, width=80, color_system=None, force_jupyter=False, legacy_windows=False
@@ -81,7 +81,7 @@ class View(ABC):
         self._write(console, Screen(80))
         return page.getvalue().rstrip("\n")
 
-    __repr__ = __str__  # an interactive interpreter prints the view
+    __repr__ = __str__  # an interactive interpreter calls this method to print a result
 
     def _repr_html_(self) -> str:
         """Return HTML for a notebook; the HTML needs no network."""

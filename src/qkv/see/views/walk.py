@@ -35,8 +35,8 @@ class WalkView(View):
 
     Attributes:
         walk: the steps.
-        model: the model that gives the parameters; None if it is not known.
-        head: the head and the reason for its choice; None for a layer without a model.
+        model: the model whose parameters are used; None if it is not known.
+        head: the head, and why it was chosen; None for a layer without a model.
     """
 
     walk: Walk
@@ -86,7 +86,7 @@ class WalkView(View):
 
     @property
     def reasons(self) -> list[str]:
-        """Explain the choice of the head, unless the reader chose the head."""
+        """Explain why the view chose this head; empty if the reader chose it."""
         if self.head is None or self.head.stands_out is None:
             return []
         return [f"This head is shown because {self.head.reason}."]
@@ -110,7 +110,7 @@ class WalkView(View):
         return [*steps, *([panel] for panel in outputs), self._pictures(), *rows]
 
     def _few(self, values: Array) -> Array:
-        """Return the numbers of the last compared step, in the shown columns only."""
+        """Return the numbers of the last compared step; columns that are not shown are left out."""
         shown = self.walk.last_compared.shown
         return values if shown is None else values[:, list(shown)]
 
@@ -221,29 +221,30 @@ def walk(
 ) -> WalkView:
     """Show each step of one head with its formula, its line of NumPy and its real numbers.
 
-    Plain NumPy recomputes the steps: from the words through the head, then through the rest of the
-    layer, with residual connections, norms and MLP in their order. The later layers are one step,
-    whose result is read from the trace. The last steps are the final norm, the LM head, and the
-    likeliest words, with the same probabilities as in `model.predict`. All steps are compared with
-    the model's own numbers.
+    Plain NumPy recomputes all steps from the words to the head, and then the rest of the layer:
+    residual connections, norms and MLP. All later layers are one step, with a result from the
+    trace. The last steps are the final norm, the LM head, and the likeliest words, with the same
+    probabilities as in `model.predict`. All steps are compared with the model's own numbers.
 
-    The written sums and the guessed words belong to one token: the first mask token ("[MASK]") of
-    the text, or else the query of the head's strongest link. A decoder guesses the word after this
-    token. If a model has no language-model head, the walk ends at the last vectors.
+    The written-out sums and the guessed words belong to one token: the first mask token ("[MASK]")
+    or, without a mask token, the query of the head's strongest link. A decoder guesses the word
+    after this token. Without a language-model head, the walk ends at the word vectors after the
+    last layer.
 
     Args:
         text_or_trace: a text, or a model's trace of one text. Or a layer (a `MultiHeadAttention`,
             `SelfAttention` or `Block`), which needs `x`. Without `model`, a
-            walk over a trace starts from the trace's Q, K and V. After the heads, the walk goes on
-            as far as the trace holds the numbers; the note of the last step names missing numbers.
-        layer: the layer, from 0, or from the end with -1; by default the rule of `show` chooses it.
-        head: the head, from 0; by default the rule of `show` chooses it. For a layer without a
+            walk over a trace starts from the trace's Q, K and V. After the heads, the walk shows
+            the steps whose numbers are in the trace; the note of the last step names the missing
+            numbers.
+        layer: the layer, from 0, or from the end with -1; by default chosen by the rule of `show`.
+        head: the head, from 0; by default chosen by the rule of `show`. For a layer without a
             model, the default is head 0.
         model: the model, or its name; for a text, by default the default model.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
-        context: `(S, D)`, the word vectors that a layer attends to, if they are not `x`.
+        context: `(S, D)`, the word vectors that a layer attends to, if they differ from `x`.
         tokens: L names for the rows of `x`.
         keys: S names for the rows of `context`.
         options: options of a layer: `is_causal`, `window`, `attn_mask` and so on.
