@@ -96,7 +96,8 @@ def test_one_number_in_any_dress(option: str) -> None:
         with pytest.raises(TypeError, match=rf"^attention: {option} is .*: give (one|a) number$"):
             qkv.attention(Q, K, V, **{option: wrong})
     for beyond in (10**400, -(10**5000), NAN, INF, np.longdouble("1e400")):
-        with pytest.raises(ValueError, match=rf"^attention: {option} is .*(finite|too large for a float$)"):
+        reason = rf"^attention: {option} is .*(finite|too large for a float$)"
+        with pytest.raises(ValueError, match=reason):
             qkv.attention(Q, K, V, **{option: beyond})
 
 

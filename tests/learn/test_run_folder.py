@@ -209,7 +209,8 @@ def test_a_folder_in_its_place(run: Path) -> None:
 def test_where_none_is_whole_each_is_named(run: Path) -> None:
     for path in (run / "checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"are damaged: .*-00000004\.\S+ is damaged: .*; .*-00000002"):
+    reason = r"are damaged: .*-00000004\.\S+ is damaged: .*; .*-00000002"
+    with pytest.raises(ValueError, match=reason):
         go_on(run)
 
 
