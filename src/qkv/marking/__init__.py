@@ -45,12 +45,12 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load tasks, files and conformance on first use, so that `import qkv` stays fast."""
+    """Load a public name on first use, so that `import qkv` stays fast."""
     if name in _WHERE:
         return getattr(import_module(f"qkv.marking.{_WHERE[name]}"), name)
     raise AttributeError(f"module 'qkv.marking' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """List all public names, including names that load on first use."""
+    """List all public names, even if they are not loaded yet."""
     return [*__all__]

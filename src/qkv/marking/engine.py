@@ -1,6 +1,6 @@
-"""Draw random inputs, test a function on them, and report the findings as points and text."""
+"""Test a function on random inputs, and report the findings as points and text."""
 
-from __future__ import annotations  # np.random loads on first use
+from __future__ import annotations  # because np.random loads on first use
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -49,7 +49,7 @@ def generator(number: int) -> np.random.Generator:
 
 
 def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
-    """Cache the result of a function that makes inputs, separately for each seed."""
+    """Decorate a function that makes inputs, so that its result is cached per seed."""
 
     @functools.lru_cache(maxsize=8)
     def of_seed(seed: int) -> _T:
@@ -62,13 +62,13 @@ def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
     return of_this_seed
 
 
-# the words before the first finding, keyed by its kind; the worst kind comes first
+# introductions of the first finding, keyed by the kind of finding, worst kind first
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
     "convention": " is right, but follows another convention",
 }
-# the words before a later finding of a different kind
+# introductions of the first finding of each further kind
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
 
 # a function that computes the result of a case with the given steps
@@ -77,11 +77,11 @@ NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
-    """Do these steps give the same result as the call, or fail for the same reason?
+    """Do these steps reproduce the result or the error of the call?
 
     Args:
         run: the call.
-        steps: the steps to compare with the call.
+        steps: the steps of the computation.
         compute: computes a case with given steps.
         exactly: whether equal errors must have equal messages. If false, two errors are also equal
             if they report the same mismatch of sizes.
@@ -103,7 +103,7 @@ def _can_be_reproduced(run: Outcome) -> bool:
 def explain(
     runs: list[Outcome], steps: Steps, known: Sequence[Mistake], compute: Compute
 ) -> tuple[Steps, list[Mistake]] | None:
-    """Find up to two mistakes that reproduce every run, as few as possible.
+    """Find the fewest mistakes (at most two) that reproduce every run.
 
     Returns:
         `(steps, mistakes)`: the steps including the mistakes, and the mistakes. None if even two
@@ -132,7 +132,7 @@ def explain(
 
 
 def nothing_known(wrong: Outcome) -> Finding | None:
-    """Return None, for a group of calls without its own finding."""
+    """Report no finding; the default for `Group.otherwise`."""
     return None
 
 
@@ -143,10 +143,10 @@ class Group:
     Attributes:
         what: the subject of the test, as in "Tried: one row, scores of 1000".
         cases: the calls.
-        known: mistakes that this group reveals and earlier groups do not.
+        known: mistakes that this test reveals and earlier tests do not.
         otherwise: a function that creates a finding from the first wrong call if no known mistake
             explains that call.
-        may_refuse: whether a function may refuse these inputs, so that an error is not a mistake.
+        may_refuse: whether an error is allowed, because functions may refuse these inputs.
         if_right: whether to run the test only if all earlier tests passed.
     """
 
@@ -182,9 +182,9 @@ class Marking:
     ) -> None:
         self.task, self.name, self.call, self.compute = task, name, call, compute
         self.returns = returns
-        self.steps: Steps | None = steps  # the function's steps; None: unknown
+        self.steps: Steps | None = steps  # the function's steps, or None if they are unknown
         self.nothing_done = findings.nothing_done
-        # cases that stay right if weights are truncated to 0 or 1
+        # cases for which truncating weights to 0 or 1 changes nothing
         self.of_weight_one: Sequence[Case] = ()
         # whether the values that a test returned, and not only its errors, match known steps
         self.explained = False
@@ -219,12 +219,12 @@ class Marking:
     def explains_more(
         self, runs: list[Outcome], others: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Do fewer mistakes explain `runs` than `others`?"""
+        """Can `runs` be explained with fewer mistakes than `others`?"""
         explained, other = (self.explain(each, known) for each in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
 
     def first_call(self, case: Case) -> None:
-        """Report a function that returns no array, or a different array in a second call."""
+        """Report a function that returns no array, or two different arrays for the same input."""
         run, again = self.call(case), self.call(case)
         if run.error is None and run.out is None:
             self.find(findings.no_array(run, self.returns))
@@ -244,7 +244,7 @@ class Marking:
             self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # an unexplained mistake of an earlier test would also appear here
+            return  # a mistake without a known cause would appear in each later test
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -264,14 +264,14 @@ class Marking:
                 self.steps = None
 
     def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
-        """Do zeros come from a known mistake and not from an unfinished function?"""
+        """Are all outputs zero because of a known mistake? (Unfinished functions also return zeros.)"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
         return right and self.explain(runs, known) is not None
 
     def whole_numbers(self, case: Case, remedy: str) -> None:
-        """Test integer inputs: a function may refuse such inputs but must not truncate results."""
+        """Test integer inputs: a function may refuse them, but must not truncate its results."""
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
         if run.error is not None and "UFuncTypeError" not in kinds:  # floats in an integer array
@@ -344,14 +344,14 @@ class Marking:
 def mark_values(
     task: str, name: str, tried: str, found: Iterable[Mistake], unread: Collection[str]
 ) -> CheckResult:
-    """Return the verdict on values.
+    """Return the verdict on a student's values, given the mistakes in them.
 
     Args:
         task: the name of the task.
         name: the name of the values.
         tried: the subject of the tests.
         found: the mistakes in the values.
-        unread: keys of mistakes that prevent a test of the values.
+        unread: keys of mistakes that make the values impossible to test.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]
@@ -371,7 +371,7 @@ def mark_in_steps(
     *,
     returns: str = "return the result",
 ) -> CheckResult:
-    """Mark a function against a step-by-step computation; a known mistake replaces some steps.
+    """Compare a function with a computation in steps, some of which a known mistake replaces.
 
     Args:
         task: the name of the task.

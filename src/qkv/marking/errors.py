@@ -9,15 +9,15 @@ from typing import Any
 
 _MARKING = str(Path(__file__).parent)
 _LIBRARY = str(Path(__file__).parents[1])
-_LONGEST = 60  # the maximum length of a quoted code line
-_MOST = 1000  # the maximum length of an error message
+_LONGEST = 60  # The maximum length of a quoted code line.
+_MOST = 1000  # The maximum length of an error message.
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
 # messages of NumPy and torch about two sizes that must be equal
 _PAIRS = (
-    re.compile(r"size (\d+) is different from (\d+)"),  # a @ b
-    re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),  # np.dot
+    re.compile(r"size (\d+) is different from (\d+)"),  # a @ b.
+    re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),  # np.dot.
     re.compile(r"index 0 has size (\d+) and the array at index \d+ has size (\d+)"),  # concatenate
     re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)"),
     re.compile(r"to be: \[\d+, (\d+)\] but got: \[\d+, (\d+)\]"),
@@ -132,7 +132,7 @@ def _sizes(shape: str) -> list[int]:
 
 
 def _apart(shapes: list[list[int]]) -> frozenset[int]:
-    """Return the sizes that do not broadcast, which are neither equal nor 1."""
+    """Return the sizes that prevent broadcasting: two sizes that differ, neither of which is 1."""
     return frozenset(
         size
         for shape, other in combinations(shapes, 2)
@@ -146,6 +146,6 @@ def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # the message names left and right: (12, 24) is not (24, 12)
+        exactly = True  # the message tells left from right, so (12, 24) differs from (24, 12)
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

@@ -17,7 +17,7 @@ RANDOM = described("random")
 
 @dataclass(frozen=True)
 class Finding(Mistake):
-    """A mistake and the run that shows it; `more` is added to the example."""
+    """A mistake, the run that shows it, and additional entries (`more`) for the example."""
 
     run: Outcome | None = field(kw_only=True)
     more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
@@ -36,12 +36,12 @@ class Finding(Mistake):
 def of_mistake(
     mistake: Mistake, run: Outcome | None, more: Mapping[str, Any] | None = None
 ) -> Finding:
-    """Combine a mistake with the run that shows it; `run` is None for a mistake in values."""
+    """Combine a mistake with the run that shows it; None for a mistake in a student's values."""
     return Finding(**vars(mistake), run=run, more=more or {})
 
 
 def told(run: Outcome) -> str:
-    """Describe a wrong run: the output or the error with its line, and the shapes of the inputs."""
+    """Describe a wrong run: its error with the line of code, and the shapes of its inputs."""
     if run.error is None:
         return f"the output is wrong on {shapes(run)}"
     line = line_of(run.error)
@@ -144,7 +144,7 @@ def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]
         runs: the calls of one test, at least one of which is wrong.
         tested: the subject of the test.
         returns: the statement that returns the right result.
-        hints: properties of the wrong output, as text.
+        hints: sentences about properties of the wrong output.
     """
     wrong = first_wrong(runs)
     if wrong.error is not None:

@@ -29,13 +29,13 @@ from qkv.marking.outcome import getpid
 
 Packed = dict[str, Any]
 Answer = Callable[[Packed, Callable[[Any], None]], Packed]
-SECONDS = 10.0  # time limit of most tasks; a right solution takes about 0.1 seconds
-_NO_REPLY = 70  # the exit code of a process that could not send its reply
-_START = 60.0  # the maximum number of seconds for loading Python and NumPy on a busy machine
-_PATIENCE = 20  # the factor on the time limit while other programs use the processors
+SECONDS = 10.0  # The time limit of most tasks; a right solution takes about 0.1 seconds.
+_NO_REPLY = 70  # The exit code of a process that could not send its reply.
+_START = 60.0  # The time limit for loading Python and NumPy on a busy machine.
+_PATIENCE = 20  # The factor on the time limit while other programs use the processors.
 _TICK = 0.1
-_LINE = 1 << 26  # the maximum length of a line in bytes; every verdict is shorter
-_MOVES = 0.02  # CPU seconds per second; a process above this value is not asleep
+_LINE = 1 << 26  # The maximum length of a line in bytes; every verdict is shorter.
+_MOVES = 0.02  # A process that uses more CPU seconds per second is active.
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 leave = os._exit  # saved before a student's code can replace it
 
@@ -59,8 +59,8 @@ class Isolated:
     Args:
         module: a qkv module whose `main` runs in a new process, or a function that runs in a fork
             of this process.
-        arguments: `sys.argv` of the child. One argument is added at the end: the number of seconds
-            after which the child ends on its own.
+        arguments: `sys.argv` of the child. The constructor appends the number of seconds after
+            which the child ends on its own.
         seconds: the time limit for an answer.
         waiting: a function that is called several times per second.
         call: the name of the public function, for error messages.
@@ -87,7 +87,7 @@ class Isolated:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
-        self._secret, self._asked = secrets.token_hex(8), 0  # the secret cannot be guessed
+        self._secret, self._asked = secrets.token_hex(8), 0  # against forged replies
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
         self._worker = 0  # the process of the student's code: a child of the child process
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -123,7 +123,7 @@ class Isolated:
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
-        with suppress(OSError):  # the child has ended: it will not reply
+        with suppress(OSError):  # the child has ended; the loop below reports this
             self._child.stdin.write(json.dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
         while True:
@@ -153,7 +153,7 @@ class Isolated:
         assert self._child.stdout is not None
         with self._child.stdout as lines:
             while line := lines.readline(_LINE):
-                with suppress(Exception):  # a student's file may write here too
+                with suppress(Exception):  # a line may come from the student's code
                     reply = json.loads(line)
                     if isinstance(reply, dict):
                         self._lines.put(reply)
@@ -203,7 +203,7 @@ class Isolated:
     def __exit__(self, *_error: object) -> None:
         if hasattr(os, "killpg"):
             ends = [(os.killpg, self._child.pid)]
-            if self._worker and self._child.poll() is None:  # the process may have left the group
+            if self._worker and self._child.poll() is None:  # the process may have left its group
                 ends.append((os.kill, self._worker))
             for end, number in ends:
                 with suppress(ProcessLookupError, PermissionError):  # it is gone already
@@ -213,12 +213,12 @@ class Isolated:
         if self._child.stdin is not None:
             with suppress(OSError):  # the request could not be written: the child has ended
                 self._child.stdin.close()
-        self._listener.join(_TICK)  # the thread continues if another process holds the pipe
+        self._listener.join(_TICK)  # the thread ends later if another process has the pipe
         self._stderr.close()
 
 
 class Forked:
-    """A fork of this process, with those methods of `subprocess.Popen` that `Isolated` uses.
+    """A fork of this process, with the methods of `subprocess.Popen` that `Isolated` needs.
 
     Args:
         main: the function to run; the fork ends when `main` returns.
@@ -227,7 +227,7 @@ class Forked:
 
     def __init__(self, main: Callable[[], None], stderr: IO[bytes]) -> None:
         (stdin, ask), (told, stdout) = os.pipe(), os.pipe()
-        with warnings.catch_warnings():  # a warning about threads, which the fork does not have
+        with warnings.catch_warnings():  # Python warns about threads, but the fork uses none
             warnings.simplefilter("ignore")
             self.pid = os.fork()
         if not self.pid:
@@ -304,8 +304,8 @@ def serve(
             `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        again: whether to continue in a child of this process, so that code that ends its parent
-            process does not end the marker.
+        again: whether to continue in a child of this process; if the student's code then ends its
+            parent process, the marker keeps running.
     """
     _limit_memory(megabytes)
     if again:
@@ -334,7 +334,7 @@ def _go_on_in_a_child() -> None:
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # closed so that readers notice the end of the child
+    for number in (0, 1, 2):  # readers see the end of the child only if all copies are closed
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:

@@ -26,21 +26,21 @@ def check(
 
     The function runs on small inputs, smallest first. Its results are compared with the right
     results and with the results of each known mistake. Its printed output and its warnings are
-    hidden. `qkv check --list` prints each task with its function or values.
+    hidden. `qkv check --list` prints all tasks and the functions or values that they mark.
 
     An attention function is also tested with these options, if it has parameters for them:
 
     - `mask`, `attn_mask` or `attention_mask`: bool (L, S), True = may attend. If the function fails
-      on a bool mask, it gets a float mask of 0 and -inf to add to the scores. Adding True and False
-      to the scores is a mistake.
+      on a bool mask, the next test uses a float mask of 0 and -inf, to be added to the scores.
+      Adding a bool mask to the scores is a mistake.
     - `is_causal` or `causal`: a causal mask.
     - `q_offset` and `num_heads`.
 
     Args:
-        function: the function or class for the task, or a tuple of values if `qkv check --list`
-            names values. An attention function takes arrays and returns an array or `(out,
-            weights)`. The tests call it with two-dimensional float64 arrays, integers, batches, and
-            scores of 1000.
+        function: the function or class for the task; for a task that marks values, a tuple of these
+            values. An attention function takes arrays and returns an array or `(out, weights)`. The
+            tests call it with two-dimensional float64 arrays, integers, batches, and scores of
+            1000.
         signature: the signature of an attention function. `"qkv"`: function(query (L, d),
             key (S, d), value (S, dv)) -> (L, dv). `"x,w_q,w_k,w_v"`: function(x (T, D),
             w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv); with a parameter `num_heads`, the
@@ -51,8 +51,8 @@ def check(
 
     Returns:
         A `CheckResult`, which is true if nothing is wrong. Print the result to read the verdict.
-        Its three lists are mistakes, fragile code (fails for large numbers or fully masked rows)
-        and conventions (correct code that does not follow the usual convention).
+        Findings are mistakes, fragile code (fails for large numbers or fully masked rows) or
+        conventions (correct code that follows another convention).
 
     Raises:
         TypeError: `function` cannot be called, or does not take these arrays.
@@ -91,7 +91,7 @@ def check(
 
 
 def _values(things: Any, task: Task) -> CheckResult:
-    """Mark values: an array, a mapping, or a tuple of arrays and mappings."""
+    """Mark a student's values: an array, a mapping, or a tuple of arrays and mappings."""
     values = things if isinstance(things, tuple) else (things,)
     if len(values) != len(task.values):
         names = ", ".join(task.values)

@@ -1,4 +1,4 @@
-"""Known mistakes, each with a description, an effect, a correction and a computation."""
+"""Known mistakes, each with a description, its effect, a correction and wrong steps."""
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -29,11 +29,12 @@ class Mistake:
         remedy: the line that corrects the mistake.
         kind: "wrong", "fragile" (fails for large numbers or fully masked rows), or "convention"
             (correct, but follows another convention).
-        variants: replacements for the right steps, one mapping per variant of the mistake.
+        variants: one mapping per variant of the mistake, with the wrong steps that replace right
+            steps.
         nudge: a first hint that does not give the mistake away.
         where: where to look in the code.
-        alone: whether to report this mistake only if it explains all results on its own. In pairs,
-            the mistake would fit too many results by chance.
+        alone: whether to report this mistake only if it explains all results on its own; together
+            with a second mistake, it would fit too many results by chance.
     """
 
     key: str
@@ -54,7 +55,7 @@ class Mistake:
 
 
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read the mistakes in the TOML file next to a module, with the module's name.
+    """Read the mistakes in the TOML file that has the name and the folder of a module.
 
     A table is a mistake. A table that contains tables is a group, whose fields are defaults for its
     mistakes.
@@ -82,7 +83,7 @@ TEXTS = MappingProxyType(read_texts("qkv.marking.mistakes"))
 
 
 def described(key: str, shows: str = "", **names: str) -> Mistake:
-    """Describe a mistake by its texts in mistakes.toml.
+    """Create a mistake from its texts in mistakes.toml.
 
     Args:
         key: its table in mistakes.toml.
@@ -105,7 +106,7 @@ def mended(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> tuple[Mistake, ...]:
-    """Set the remedy, nudge and location of mistakes that lack them."""
+    """Fill in the remedy, nudge and location of mistakes where they are missing."""
     return tuple(
         replace(
             one,

@@ -31,7 +31,7 @@ def options_of(
     Args:
         function: a student's function.
         names: its positional arguments.
-        known: the names that a function may use for each option, keyed by the name in qkv.
+        known: accepted parameter names per option, keyed by the option's name in qkv.
 
     Raises:
         TypeError: the function does not accept these arguments, or requires other arguments.
@@ -104,8 +104,8 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         function: a function of arrays, torch tensors, or mappings with such values.
 
     Returns:
-        A function of arrays. If `function` fails on both arrays and tensors, the error for arrays
-        is raised.
+        A function of arrays. If `function` fails on arrays and on tensors, this function raises the
+        error for arrays.
     """
     if "torch" not in sys.modules or inspect.isclass(function):
         return function
@@ -143,11 +143,11 @@ def as_tensors(values: Any) -> Any:
     return values
 
 
-# relative to the largest value; above rounding errors of float32, far below errors from mistakes
+# relative to the largest value: more than float32 rounding errors, far less than a mistake's error
 TOLERANCE = 2e-6
-HALF_TOLERANCE = 4e-3  # for float16
-_FEW = 100_000  # outputs up to this number of values are always copied
-RAISED = (Exception, SystemExit)  # errors of a student's code, which are reported
+HALF_TOLERANCE = 4e-3  # For float16.
+_FEW = 100_000  # Outputs up to this number of values are always copied.
+RAISED = (Exception, SystemExit)  # Errors of a student's code that are reported.
 
 
 class Elsewhere:
@@ -182,7 +182,7 @@ class Outcome:
     error: BaseException | None = None
     changed: dict[str, Any] = field(default_factory=dict)
     printed: int = 0
-    given_back: tuple[tuple[Array, Array], ...] = ()  # (copy of an output, output)
+    given_back: tuple[tuple[Array, Array], ...] = ()  # earlier outputs, each as (copy, output)
 
     @property
     def overwritten(self) -> Array | None:
@@ -201,7 +201,7 @@ def outcome(
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:
-        case: the call; its `shown()` holds the function's arguments.
+        case: the call; `case.shown()` returns the arguments.
         call: a function that calls the student's function with the copy and returns the result.
         right: the right result.
         beside: whether the function may return a tuple of the result and a second array.
@@ -233,7 +233,7 @@ def outcome(
 
 
 def _kept(a: Array | None, right: Array) -> Array | None:
-    """Copy an output, which a later call may overwrite; do not copy a huge output."""
+    """Copy an output, because a later call may overwrite it; return a huge output uncopied."""
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
@@ -241,7 +241,7 @@ getpid, _leave = os.getpid, os._exit  # saved before a student's file can replac
 
 
 class Unread(io.TextIOBase):
-    """A stream that only counts the lines of its input.
+    """An output stream that discards text and counts its lines.
 
     Attributes:
         lines: the number of lines.
@@ -308,7 +308,7 @@ def close(got: Array, want: Array) -> bool:
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
-    if math.isfinite(apart):  # a ten times faster test, for finite numbers
+    if math.isfinite(apart):  # for finite numbers, this test is ten times faster
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))

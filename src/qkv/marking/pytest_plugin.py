@@ -5,7 +5,8 @@
         assert conformance
 
 Tests of refused or absent features are skipped. pytest imports this module in every environment
-with qkv, so the judging code is imported only when the first of these tests runs.
+that contains qkv. To keep this import fast, the judging code is imported only when the first of
+these tests runs.
 """
 
 from __future__ import annotations

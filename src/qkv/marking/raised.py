@@ -30,21 +30,21 @@ _OF_NUMPY = frozenset(
     {"exp", "log", "sqrt", "sin", "cos", "tanh", "zeros", "ones", "array", "arange", "where", "pi"}
     | {"tril", "triu", "concatenate", "stack", "einsum", "matmul", "dot", "inf", "swapaxes"}
 )
-# types of errors, and the keys of the mistakes that cause them
+# pairs of an error type and the key of the mistake that causes it
 _BY_TYPE = (
     (SystemExit, "exits"),
     (EOFError, "asks-for-input"),
     (MemoryError, "out-of-memory"),
     (RecursionError, "endless-recursion"),
 )
-# patterns of error messages, and the keys of the mistakes that cause them
+# pairs of a pattern for error messages and the key of the mistake that causes the error
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
-# mistakes that only report an error, perhaps of a function for a different purpose
+# mistakes that only report an error; the function may have another purpose than the task
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})
 
 
 def key_of(error: BaseException | None, otherwise: str) -> str:
-    """Return the key of the mistake behind this type of error, or `otherwise`."""
+    """Return the key of the mistake that causes this type of error, or else `otherwise`."""
     return next((key for kind, key in _BY_TYPE if isinstance(error, kind)), otherwise)
 
 
@@ -104,7 +104,7 @@ def _of_name(error: NameError) -> Mistake:
 
 
 def _is_of_self(name: str, error: BaseException) -> bool:
-    """Was the error raised in a method of an object with an attribute of this name?"""
+    """Was the error raised in a method whose `self` has an attribute with this name?"""
     for frame in _frames(error):
         with contextlib.suppress(Exception):  # attributes of a student's class may raise
             if hasattr(frame.f_locals["self"], name):

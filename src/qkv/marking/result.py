@@ -18,14 +18,16 @@ class CheckResult:
         message: the verdict as text: the findings with their effects and corrections, and the
             completed tests.
         mistakes: short names of the mistakes, such as `"softmax-whole-matrix"`.
-        fragile: short names of fragile findings: the function fails for large numbers, fully masked
+        fragile: short names of fragile findings, such as a failure for large numbers, fully masked
             rows or integers.
         conventions: short names of findings in correct code that follows another convention.
-        points: 10 minus 4 per mistake and 1 per fragile finding, but at least 0. A function has 0
-            points if it is not filled in or if no known mistake explains its outputs.
-        example: a mapping with the smallest inputs that show the first finding, `"yours"` (the
-            output or the exception) and `"right"` (the right output). If the function returns
-            several arrays, the names are `"yours d_w_q"` and so on. Empty if nothing was found.
+        points: from 10 points, each mistake costs 4 and each fragile finding costs 1; the minimum
+            is 0. A function also has 0 points if it is not filled in, or if no known mistake
+            explains its wrong outputs.
+        example: a mapping with the smallest inputs that show the first finding, the function's
+            output or exception (`"yours"`), and the right output (`"right"`). If the function
+            returns several arrays, the names are `"yours d_w_q"` and so on. Empty if nothing was
+            found.
         task: the marked task; None for a file that could not be marked for any task.
         hint: three hints for the first finding: what to try, where to look, and the line that
             corrects it. Empty if nothing was found.
@@ -60,8 +62,8 @@ class CheckResult:
 
         Args:
             hints: the number of hints, from 0 to 3. The third hint is the line that corrects the
-                first finding, so it gives the answer away. For a convention, which costs no points,
-                this line always appears.
+                first finding, so it gives the answer away. For a convention, this line always
+                appears.
         """
         paragraphs = self.message.splitlines()
         mends = [line.removeprefix(_MENDS) for line in paragraphs if line.startswith(_MENDS)]
@@ -100,7 +102,7 @@ _LABELS = {"yours": "your output", "right": "should be"}
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    """Wrap a hint at 80 columns; put each statement of a long remedy on its own line."""
+    """Wrap a hint at 80 columns; in a long remedy, start a new line for each statement."""
     if label in _GRADES[:2]:
         return textwrap.wrap(label + text, _WIDTH)
     if len(label + text) > _WIDTH:

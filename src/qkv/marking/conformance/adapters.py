@@ -47,7 +47,7 @@ def _flex() -> Callee:
     from torch.nn.attention import flex_attention as flex  # type: ignore[import-not-found,unused-ignore]
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Call flex_attention with the options as a score_mod and a mask_mod, as documented."""
+        """Call flex_attention; turn the options into a score_mod and a mask_mod, as documented."""
         B, H, L = query.shape[:3]
         S = key.shape[2]
         offset = options.get("q_offset", 0)
@@ -173,7 +173,7 @@ _Kinds = tuple[tuple[str, str, int], ...]  # for each input `(name, type, number
 
 
 def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
-    """Describe the inputs of an operator; a missing input has an empty name."""
+    """Return the name, type and number of axes of each input; a missing input has the name ""."""
     return tuple(
         (name, x.dtype.name, x.ndim) if x is not None else ("", "", 0) for name, x in inputs.items()
     )

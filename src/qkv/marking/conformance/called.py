@@ -39,7 +39,7 @@ class Callee:
     Attributes:
         function: the function, which takes (query, key, value, **arguments).
         names: the function's argument names, keyed by the name in qkv.
-        absent: features that the function does not support despite having arguments for them.
+        absent: features that the function does not support, although it has arguments for them.
         arrays: the library of the function's arrays.
         aligned: the position of the queries if there is no `q_offset`: the "start" or the "end" of
             the keys.
@@ -67,8 +67,9 @@ def callee(
 
     Args:
         function: the function.
-        names: argument names that differ: theirs -> ours, or ours -> theirs.
-        also: names of the function's arguments, which replace the signature.
+        names: differing argument names: a mapping from the function's names to qkv's names, or from
+            qkv's names to the function's names.
+        also: names of the function's arguments, to use instead of its signature.
     """
     taken: dict[str, str] = {}
     theirs = [*also]
@@ -86,7 +87,7 @@ def callee(
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Turn names in both directions into a mapping from our names to theirs."""
+    """Turn a mapping in either direction into one from qkv's names to the function's names."""
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):

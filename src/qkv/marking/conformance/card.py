@@ -43,10 +43,10 @@ def conform(
     """Judge an attention function: report which features are right and which are wrong.
 
     The function is called as `function(query, key, value, **arguments)`. The arrays have the shape
-    `(B, H, L, d)`; the arguments are those arguments of `qkv.attention` that are also in the
-    function's signature. The results are compared with the formula in float64, within the error
-    bounds of `qkv.attention`. The function runs in a separate process: if a call crashes or hangs,
-    its case is wrong, and the other cases still run.
+    `(B, H, L, d)`; the arguments are those that `qkv.attention` and the function's signature have
+    in common. The results are compared with the formula in float64, within the error bounds of
+    `qkv.attention`. The function runs in a separate process. If a call crashes or hangs, its case
+    counts as wrong, and the other cases still run.
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
     random cases. For a wrong feature, the report shows the smallest case with the error and the
@@ -141,7 +141,7 @@ def _checked(
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
-    """Return a function that starts a new process (for names) or a fork (for function objects)."""
+    """Return a function that starts the child process: a fork if a function object was given."""
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]
     for function in (target, target if gradient is None else gradient):
@@ -177,7 +177,7 @@ def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Ite
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
-    """Run each case; skip the rest of a feature once several cases have ended the process."""
+    """Run each case; if several cases of a feature end the process, skip its remaining cases."""
     results: list[CaseResult] = []
     ended: dict[str, int] = {}
     for case in cases:
@@ -195,7 +195,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Change "refused" to "wrong" for errors about shapes, if other sizes are right."""
+    """Change "refused" to "wrong" if the error is about shapes and other sizes are right."""
     needed = [result for result in results if not result.case.optional]
     fits = {result.feature for result in needed if result.status == "right"}
     return [
@@ -215,8 +215,8 @@ def _findings(
 ) -> tuple[list[CaseResult], dict[str, Finding]]:
     """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
-    A finding holds the smallest case with the error. A case that only shows a defect of an earlier
-    feature does not count against its own feature.
+    A finding holds the smallest case with the error. If a case fails only because of a defect in an
+    earlier feature, it does not make its own feature wrong.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}
@@ -246,7 +246,7 @@ def _findings(
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Assign a case to another feature if removing its own feature leaves the case wrong."""
+    """Assign a wrong case to another feature if the case is also wrong without its own feature."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -274,7 +274,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Move the queries of a smaller case to the end of its keys, as in the case before."""
+    """Align the queries of `after` to the end of the keys if those of `before` were."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

@@ -19,7 +19,7 @@ _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if featur
 FEATURES = tuple(_ROWS)
 # options that are arrays: `Case.options` describes their shapes as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
-_POSITIONAL = ("is_causal", "window", "alibi_slopes")  # depend on query and key positions
+_POSITIONAL = ("is_causal", "window", "alibi_slopes")  # options that depend on positions
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,16 @@ class Case:
 
     Attributes:
         feature: the feature that the call tests.
-        name: a short text that distinguishes the case from other cases of the feature.
+        name: a short name, unique among the cases of the feature.
         options: arguments of `qkv.attention`. An array is described by a text such as "bool B1LS".
         layout: the memory layout of query, key and value.
-        spread: a factor that multiplies the scores.
+        spread: the factor by which the scores are multiplied.
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
         constant: whether all values of a head are equal, so that outputs show if weights sum to 1.
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
-        unsaid: options that are passed only to the formula, because the function applies these
-            options by default and has no parameter for them.
+        unsaid: options that the function always applies and has no parameters for; only the formula
+            receives these options.
     """
 
     feature: str
@@ -76,7 +76,7 @@ class Case:
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
     def stripped(self) -> Case | None:
-        """Return the call without its feature; None unless the feature is one option or size."""
+        """Return the call without its feature; None if this takes more than one change."""
         own = {
             name: value
             for name, value in self.options.items()
@@ -157,7 +157,7 @@ _FIELDS = {one.name for one in fields(Case)}
 
 
 def _case(row: Mapping[str, Any], **changes: Any) -> Case:
-    """Create a case from a row without lists."""
+    """Create a case from a table row whose values are not lists."""
     values: dict[str, Any] = {
         name: value.format_map(row) if isinstance(value, str) else value
         for name, value in row.items()
@@ -168,7 +168,7 @@ def _case(row: Mapping[str, Any], **changes: Any) -> Case:
     return Case(**{name: values[name] for name in values if name in _FIELDS}, options=options)
 
 
-# one case per option in the table `once`, with the sizes for pairs of options
+# one case per option in the table `once`; its sizes are also used for pairs of options
 _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TABLES["once"].items()}
 # the features that test an option, keyed by option
 _FEATURES_OF = {
@@ -180,7 +180,7 @@ _FEATURES_OF = {
 
 
 def structured(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Case]:
-    """For each dtype, yield the cases of each feature (simplest first), then pairs."""
+    """For each dtype, yield the cases of each feature (simplest first), then pairs of options."""
     for dtype in dtypes:
         for feature in FEATURES:
             if feature != "half precision":
@@ -193,7 +193,7 @@ def structured(dtypes: Collection[str], halves: Collection[str]) -> Iterator[Cas
 
 
 def _of_feature(feature: str, dtype: str) -> Iterator[Case]:
-    """Yield the cases of a feature's rows."""
+    """Yield the cases from a feature's table rows."""
     for row in _ROWS[feature]:
         if row.get("once"):
             for option, once in _TABLES["once"].items():
@@ -213,7 +213,7 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Join two options in one case, with the feature that comes later in the formula."""
+    """Combine the options of two cases; the new case tests the later feature in the formula."""
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))
     return replace(
         later,

@@ -14,13 +14,13 @@ from qkv.marking.conformance.inputs import draw, values
 from qkv.marking.conformance.reference import GRADIENT, LINES, Defect, Expected, defects
 from qkv.marking.conformance.runs import Answer, CaseResult, answer, parts
 
-_MOST = 120  # maximum cases with which an explanation is compared
-_LARGE = 10_000  # cases with more numbers are skipped: trying all defects takes too long
-_ROUNDING = 1e-5  # allowed rounding error, relative to the largest number
-_ENOUGH = 0.8  # the search ends if defects of earlier features explain this share of the cases
-_CLOSER = 3.0  # an explanation must fit this many times better than the right answer
-_ROUGH = 0.6  # a rough explanation wins if no exact one explains this share of the cases
-_LIKE = 3.0  # the errors may exceed the errors of a rough explanation by this factor
+_MOST = 120  # An explanation is compared with at most this many cases.
+_LARGE = 10_000  # Cases with more numbers are skipped to save time.
+_ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
+_ENOUGH = 0.8  # If defects of earlier features explain this share of cases, the search ends.
+_CLOSER = 3.0  # An explanation must fit better than the right answer by this factor.
+_ROUGH = 0.6  # A rough explanation counts for at most this share of the cases.
+_LIKE = 3.0  # Actual errors may exceed roughly predicted errors by this factor.
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Explanation:
         defects: the short names of the defects.
         lines: pairs `(line of the formula, its replacement)`.
         explains: `(explained, tried)`, the numbers of explained and tried cases of the feature.
-        beside: earlier features whose defects also affect these cases.
+        beside: earlier features with defects that also affect these cases.
     """
 
     says: str
@@ -78,7 +78,7 @@ class _Seen:
         return self.known[name]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
-        """Return `|log(ratio)|` of the errors of these defects and the actual errors."""
+        """Return the absolute logarithm of the ratio of the predicted to the actual error."""
         expected = _with(candidates, self.values)
         error = 0.0
         if expected is not None:
@@ -106,7 +106,7 @@ class _Seen:
 
 
 def _differs(result: CaseResult) -> bool:
-    """Are values or shapes of the result wrong, not only side effects of the call?"""
+    """Does the result have wrong values or shapes? Side effects do not count."""
     return (
         result.status == "wrong"
         and bool(result.outputs)
@@ -139,7 +139,7 @@ class Explainer:
     """Explains features in order, and tries the defects of earlier features first.
 
     Args:
-        results: the results of all cases. Right results exclude some defects.
+        results: the results of all cases, including right results, which rule out some defects.
     """
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
@@ -190,7 +190,7 @@ class Explainer:
         return ""
 
     def _best(self, seen: Sequence[_Seen]) -> tuple[Defect, ...]:
-        """Return the fewest defects that explain the first case and most other cases."""
+        """Return a small set of defects that explains the first case and most other cases."""
         known = tuple(defect for defect in self.known if not defect.rough)
         steps: list[list[tuple[Defect, ...]]] = [
             _some(known),
@@ -217,11 +217,11 @@ class Explainer:
     def _score(
         self, candidates: tuple[Defect, ...], seen: Sequence[_Seen]
     ) -> tuple[float, float, int]:
-        """Return the score of a set of defects: a tuple whose first number matters most.
+        """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
-        The first number is the share of right cases that stay right with the defects. The second
-        number is the share of the feature's cases that the defects explain. The third number is the
-        negative number of changed lines.
+        The first number is the share of right cases that remain right under these defects. The
+        second number is the share of the feature's cases that the defects explain. The third number
+        is minus the number of changed lines.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:
@@ -235,7 +235,7 @@ class Explainer:
 
 
 def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
-    """Select the first results and, at equal distances, some of the rest."""
+    """Select the first `count // 2` results, and evenly spaced results from the rest."""
     first, rest = results[: count // 2], results[count // 2 :]
     return [*first, *rest[:: max(1, 2 * len(rest) // count)]]
 

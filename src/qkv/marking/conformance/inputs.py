@@ -1,4 +1,4 @@
-"""Draw the arrays of a case, for the formula and for the judged function."""
+"""Draw the random arrays of a case for the formula and the judged function."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -50,7 +50,7 @@ def draw(case: Case) -> Drawn:
 
 
 def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
-    """Return the value of an option; draw an array if `words` describes an array."""
+    """Return the value of an option; if `words` describes an array, draw the array."""
     if name in ("attn_mask", "bias"):
         return _mask(case, words, rng)
     if name == "alibi_slopes":
@@ -106,7 +106,7 @@ def _poison(case: Case, drawn: Drawn) -> None:
 
 
 def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
-    """Return the variables of the formula's lines, in float64 or another dtype."""
+    """Return the variables that the formula's lines use, in the given dtype."""
 
     def wide(name: str, *axes: int) -> Any:
         a = drawn.get(name)
@@ -160,9 +160,9 @@ class Laid(NamedTuple):
 def laid(case: Case, name: str, a: Array) -> Laid:
     """Store an array with the memory layout of a case; `view` also works on tensors."""
     layout = case.layout
-    if layout == "transposed":  # (B, T, H, d), as from a projection
+    if layout == "transposed":  # the layout (B, T, H, d) of a projection
         return Laid(np.ascontiguousarray(a.swapaxes(1, 2)), lambda x: x.swapaxes(1, 2))
-    if layout == "packed":  # (B, T, 3, H, d), from one projection
+    if layout == "packed":  # the layout (B, T, 3, H, d) of a joint projection
         B, H, T, d = a.shape
         base, part = np.full((B, T, 3, H, d), 7, a.dtype), ("query", "key", "value").index(name)
         base[:, :, part] = a.swapaxes(1, 2)
@@ -189,6 +189,6 @@ def laid(case: Case, name: str, a: Array) -> Laid:
 
 
 def in_memory(case: Case, a: Array, name: str) -> Array:
-    """Return the array as read by a kernel that wrongly assumes contiguous memory."""
+    """Return the numbers that a kernel reads if it wrongly assumes contiguous memory."""
     base = laid(case, name, a).base.reshape(-1)
     return np.resize(base, a.size).reshape(a.shape)

@@ -1,4 +1,4 @@
-"""The attention formula as a table of lines, some of which a defect replaces."""
+"""The attention formula as a table of lines of code; a defect replaces some of these lines."""
 
 import functools
 import tomllib
@@ -47,7 +47,7 @@ LINES = MappingProxyType(
 
 
 _SCORES = ("scores", "softcap", "bias", "alibi", "added")
-# variables that are rounded to another dtype after their line
+# lines whose result is rounded, and the variable that holds the result
 _RESULTS = MappingProxyType(
     {**dict.fromkeys((*_SCORES, "hide"), "s"), "finite top": "top", "exp": "e", "sinks": "total"}
     | {"weights": "w", "out": "out", "lse": "lse"}
@@ -96,7 +96,7 @@ def run(
     Args:
         values: the variables that the lines use.
         changes: replacements for lines, keyed by the name of the line.
-        dtype: the dtype to which results are rounded after each line.
+        dtype: the dtype to which the result of each line is rounded.
     """
     names: dict[str, Any] = {"np": np, "weigh": weigh, **_HELPERS, **values, "steps": []}
     lines = LINES | GRADIENT if values.get("grad_out") is not None else LINES
@@ -125,8 +125,8 @@ class Defect(NamedTuple):
         says: completes the sentence "as if ...".
         lines: replacements for lines of the formula, keyed by the name of the line.
         number: a number in the lines, such as a tile size, or None.
-        rough: whether the defect predicts only the size of errors, because rounding depends on the
-            order of sums.
+        rough: whether the defect predicts only the size of errors and not the exact outputs,
+            because rounding depends on the order of summation.
     """
 
     key: str
@@ -141,7 +141,7 @@ class Defect(NamedTuple):
 
     @property
     def filled(self) -> dict[str, str]:
-        """The lines, with NUMBER replaced by the number."""
+        """The lines, in which the placeholder NUMBER is replaced by `number`."""
         if self.number is None:
             return dict(self.lines)
         return {
@@ -173,7 +173,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key, return the largest score up to the end of its tile, including sinks."""
+    """For each key, return the largest of the sinks and the scores up to the end of its tile."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]
@@ -197,7 +197,7 @@ def _rounded(x: Array, bits: float) -> Array:
 
 
 def _summed(x: Array, bits: float) -> Array:
-    """Sum over the last axis; round the running sum after every 16 numbers."""
+    """Sum over the last axis, and round the running sum after each group of 16 numbers."""
     total = np.zeros((*x.shape[:-1], 1))
     for j in range(0, x.shape[-1], 16):
         total = _rounded(total + x[..., j : j + 16].sum(-1, keepdims=True), bits)
@@ -205,7 +205,7 @@ def _summed(x: Array, bits: float) -> Array:
 
 
 def _tiles(e: Array, v: Array, tile: int) -> Array:
-    """Return the mean of the outputs that are computed separately for each tile of keys."""
+    """Compute an output from each tile of keys alone; return the mean of these outputs."""
     parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
     outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
     return np.mean(outs, axis=0) if outs else e @ v

@@ -76,7 +76,7 @@ class Report:
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
     def remark(self, feature: str) -> str:
-        """Describe a feature briefly: its largest error or its defect."""
+        """Describe a feature in a few words, such as its largest error or its defect."""
         status = self.features[feature]
         finding = self.findings.get(feature)
         if finding is not None and status == "wrong":
@@ -112,7 +112,7 @@ class Report:
         return [result for result in self.cases if result.feature == feature]
 
     def details(self, feature: str) -> list[str]:
-        """Describe a wrong feature in lines: its smallest case and the changed formula."""
+        """Return the smallest case of a wrong feature and the changed formula as lines of text."""
         finding = self.findings.get(feature)
         if finding is None:
             return []
@@ -207,10 +207,10 @@ def _number(value: float | None) -> float | str | None:
 
 
 def status_of(results: Sequence[CaseResult]) -> str:
-    """Return the status of a feature, which is wrong if any of its cases is wrong.
+    """Return the status of a feature; one wrong case makes the feature wrong.
 
-    Optional cases may be refused. A case that is explained by a defect of another feature counts
-    only if the feature has no other cases.
+    The function may refuse optional cases. Cases that are explained by a defect of another feature
+    are ignored if the feature has other cases.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

@@ -16,7 +16,7 @@ from qkv.marking.conformance.reference import Expected, run
 from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
-_LOADING = 12  # the time limit for loading (perhaps torch) in multiples of the limit of a call
+_LOADING = 12  # the time limit for loading, in multiples of a call's time limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class CaseResult:
         error: the largest error of an array relative to its bound; None if results cannot be
             compared.
         bound: the allowed error.
-        message: an explanation, if `error` is not enough.
+        message: an explanation, if `error` alone does not explain the status.
         outputs: the returned arrays.
         ended: whether the process has ended, on its own or at its time limit.
         like: another feature whose defect explains the case, or "".
@@ -117,7 +117,7 @@ def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
     """Compare the returned arrays with the right answer."""
     outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
     if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
-        outputs = outputs[:1]  # the case asked for no weights
+        outputs = outputs[:1]  # drop weights that the case did not request
     if len(outputs) != len(right.arrays):
         return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays in place of"
                           f" {', '.join(right.names)}")  # fmt: skip
@@ -139,8 +139,8 @@ def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
 
 _EXACT = 1e-13  # for float64
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
-_ROUNDINGS = 5  # the factor on the relative bound for gradients, which are rounded more often
-_JUDGED = 1e4  # larger scores do not widen the bound: such cases only test that weights sum to 1
+_ROUNDINGS = 5  # The factor on the bound of gradients, which have more rounding errors.
+_JUDGED = 1e4  # The bound grows with scores up to this number.
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ class Answer:
     names: tuple[str, ...]
     arrays: tuple[Array, ...]
     bounds: tuple[float, ...]
-    judged: Any  # bool (B, Hq, L): the rows that are judged; `...` for all rows
+    judged: Any  # the judged rows: bool (B, Hq, L), or `...` for all rows
 
     def errors(self, outputs: Sequence[Array]) -> list[float]:
-        """Return the largest error of each array; infinite if NaN is in only one of two arrays."""
+        """Return the largest error of each array; infinite if only one of two entries is NaN."""
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
             for a, b in zip(self.arrays, outputs, strict=True)
@@ -194,7 +194,7 @@ def returned(case: Case) -> tuple[str, ...]:
 
 
 def parts(expected: Expected, names: Sequence[str]) -> list[Array]:
-    """Select arrays from the results of the formula by name."""
+    """Return the named arrays from the results of the formula."""
     return [getattr(expected, name) for name in names]
 
 
@@ -218,7 +218,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 def _half_bounds(
     case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Any
 ) -> list[float]:
-    """Return error bounds: twice the error of the formula in half precision, plus one rounding."""
+    """Return error bounds: twice the formula's half-precision error, plus one rounding error."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)

@@ -21,7 +21,7 @@ from qkv.marking.files.wire import Packer
 from qkv.marking.isolated import Packed, serve
 
 MEGABYTES = 8192
-# errors that make a case wrong, not refused
+# after these errors, a case is wrong instead of refused
 _SLIPS = (
     *(ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError),
     *(SystemExit, KeyboardInterrupt, GeneratorExit),
@@ -84,7 +84,7 @@ class Worker:
     Args:
         task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays
             they take (`"arrays"`) and the device of these arrays.
-        load: a function that loads a function from its entry in `task`.
+        load: called with an entry of `task`; returns the loaded function.
     """
 
     def __init__(self, task: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:
@@ -94,7 +94,7 @@ class Worker:
         self.library: Library
 
     def answer(self, request: Packed, tell: Callable[[Any], None]) -> Packed:
-        """Reply to a request; the reply describes the error if the function raises one."""
+        """Reply to a request; if the function raises an error, the reply describes the error."""
         try:
             if request["do"] == "load":
                 return self._loaded()
@@ -173,7 +173,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return a case with the memory layout for a mask: transposed if the inputs are transposed."""
+    """Return a case with the memory layout of masks, which are transposed if the inputs are."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

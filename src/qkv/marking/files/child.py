@@ -29,8 +29,8 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks.self_attention_class.layers import arrays_of
 
 NAME = "submission"
-_LONGEST = 1000  # the maximum length of a text in a reply, such as a list of parameters
-_WATCHED = 64  # the number of latest outputs to watch, because later calls may write to them
+_LONGEST = 1000  # The maximum length of a text in a reply, such as a list of parameters.
+_WATCHED = 64  # The number of recent outputs that are checked for later changes.
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 class _Submission:
-    """A student's file, and the objects of the file to which the marker refers.
+    """A student's file, and those of its objects to which the marker refers by number.
 
     Args:
         file: the path.
@@ -48,7 +48,7 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # objects by number, kept so that no id is used twice
+        self.things: list[Any] = []  # indexed by number; kept alive so that no id is used twice
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
@@ -58,8 +58,8 @@ class _Submission:
 
         Args:
             request: the request.
-            tell: a function that gets the tasks of a notebook before the first cell and after each
-                cell.
+            tell: a function that is called with a notebook's tasks before the first cell and after
+                each cell.
         """
         process = getpid()
         try:
@@ -99,7 +99,7 @@ class _Submission:
                 cells_of = [*tasks, *(made_for or ())]
                 tell(cells_of)
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
-            if not tasks:  # imported only now, because the file may have ended the process
+            if not tasks:  # the file has no function of any task
                 return {"result": _verdict(no_function(names))}
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
@@ -190,7 +190,7 @@ class _Submission:
         return self.things[number]
 
     def _stale(self) -> list[Any]:
-        """Pack the arrays that were returned by earlier calls and changed by later calls."""
+        """Pack all arrays that an earlier call returned and a later call changed."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
         stale = [[number, self._packed(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:
@@ -199,7 +199,7 @@ class _Submission:
 
 
 def _packed_error(error: BaseException) -> Packed:
-    """Describe an exception for the marker."""
+    """Pack an exception for the marker."""
     try:
         words = str.__str__(str(error))
     except BaseException:
@@ -219,7 +219,7 @@ def _packed_error(error: BaseException) -> Packed:
 
 
 def _verdict(result: CheckResult) -> Packed:
-    """Pack a verdict on a file; such a verdict has no arrays."""
+    """Pack a verdict on a file, without its example."""
     return {name: value for name, value in vars(result).items() if name != "example"}
 
 
@@ -243,7 +243,7 @@ def _parameters(function: Callable[..., Any]) -> str:
     """Return the parameters of a function as in its definition."""
     try:
         return str(inspect.signature(function))[:_LONGEST]
-    except Exception:  # compiled code may have no signature, and printing a default may fail
+    except Exception:  # no signature (compiled code), or a default value that cannot be printed
         return "(...)"
 
 
@@ -255,5 +255,5 @@ def _own(module: ModuleType) -> list[str]:
 def _is_of_the_file(thing: Any) -> bool:
     try:
         return bool(thing.__module__ == NAME)
-    except Exception:  # most objects have no `__module__`; reading it may raise any error
+    except Exception:  # `__module__` may be missing, and reading it may raise any error
         return False

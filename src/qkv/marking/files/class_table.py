@@ -36,7 +36,7 @@ class Student:
     files: tuple[str, ...] = ()
 
     def marked(self, marks: dict[str, Sequence[CheckResult]]) -> list[Marked]:
-        """Return the verdicts on each file; without files, return a verdict about this."""
+        """Return the verdicts on each file; if there are no files, a single verdict says so."""
         if not self.files:
             shows = f"no file or folder is named after {' or '.join(filter(None, self.names))}"
             return [(self.names[0], (not_marked("nothing-handed-in", shows, None),))]
@@ -124,7 +124,7 @@ def _owner(file: str, folders: Sequence[str]) -> str | None:
 
 
 def _names_above(file: str, folders: Sequence[str]) -> list[str]:
-    """Return the names that may contain a student's id: of the file and of its folders."""
+    """Return the names of a file and its folders, which may contain a student's id."""
     path = Path(file)
     above = next((folder for folder in folders if path.is_relative_to(folder)), path.parent)
     inside = path.relative_to(above)
@@ -150,7 +150,7 @@ def _belongs(
 
 
 def _finder(name: str) -> Callable[[str], bool]:
-    """Return a function that finds the words of a name in a text, with any separators."""
+    """Return a function that tests if a text contains a name, with any separators."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
     joined = r"[\W_]+".join(words)
     pattern = re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)
@@ -166,8 +166,8 @@ class ClassTable:
 
     Attributes:
         columns: the names of the columns that identify a row: file, student, or id and name.
-        marked: the name and the verdicts of each file; a student without files has one verdict
-            about this.
+        marked: the name and the verdicts of each file; for a student without files, one verdict
+            says that there are none.
     """
 
     def __init__(self, marked: Sequence[Marked], students: Students | None = None) -> None:
@@ -273,7 +273,7 @@ def _points(results: Sequence[CheckResult]) -> int:
 
 
 def _plain(name: str) -> str:
-    """Mark a name as text, so that a spreadsheet does not treat the name as a formula."""
+    """Prefix a name with `'` if a spreadsheet would treat the name as a formula."""
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
@@ -298,7 +298,7 @@ def files_in(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is the path a file or unreadable, and not a folder, a pipe or a device?"""
+    """Is the path a file, a broken link or unreadable, as opposed to a folder or a device?"""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

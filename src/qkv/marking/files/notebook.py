@@ -13,8 +13,8 @@ from qkv.marking.errors import in_words
 from qkv.marking.outcome import RAISED
 
 SUFFIX = ".ipynb"
-_LIVE = "live"  # the tag of cells that only show a page
-_PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # cell magics that run the cell as Python
+_LIVE = "live"  # The tag of cells that only show a page.
+_PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # Cell magics that run the cell as Python.
 _MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
 
 
@@ -25,8 +25,8 @@ class Notebook:
     Attributes:
         cells: the code cells in order, each as `(number, code)`; numbers start at 1. Magics are
             removed, and cells that only show a live page are omitted.
-        tasks: the tasks (or function names) for which to mark the notebook; None if the notebook
-            names no task.
+        tasks: the tasks (or function names) that the notebook lists for marking; None if it lists
+            none.
     """
 
     cells: tuple[tuple[int, str], ...]
@@ -92,7 +92,7 @@ def _plain(source: str) -> str:
     if source.lstrip().startswith("%%"):
         first, _, rest = source.lstrip().partition("\n")
         source = rest if _PYTHON.match(first) else ""
-    # plain Python cells are not changed, because lines of strings may begin with %
+    # valid Python is not changed, because a line inside a string may begin with %
     return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
 
 

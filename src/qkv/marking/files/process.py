@@ -43,12 +43,12 @@ def check_file(
     code that the file cannot change. If a function of qkv, torch or scipy computes the answer, the
     file gets no points, and `helped_by` names the function.
 
-    The separate process has limited memory and is ended if a task takes too long. The limits
-    protect against accidents, such as an endless loop, but not against malicious code: the process
-    is not a sandbox, and the file has all rights of the user who runs it. The file's output is not
-    shown, and `input()` raises an EOFError. Syntax errors, calls of `sys.exit` and missing
-    functions are reported like other mistakes. If the file causes an error in the marker itself,
-    the verdict is `"not-marked"` with the reason.
+    The memory of the separate process is limited, and the process is ended if a task takes too
+    long. The limits protect against accidents, such as an endless loop, but not against malicious
+    code: the process is not a sandbox, and the file has all rights of the user who runs it. The
+    file's output is not shown, and `input()` raises an EOFError. Syntax errors, calls of `sys.exit`
+    and missing functions are reported like other mistakes. If the file causes an error in the
+    marker itself, the verdict is `"not-marked"` with the reason.
 
     Args:
         path: the file.
@@ -57,14 +57,14 @@ def check_file(
         seed: the random seed for the inputs, as for `check`.
         seconds: the time limit for reading the file and for each task. None uses each task's own
             limit, which is 10 seconds for most tasks. A notebook cell may take six times the
-            longest limit of the notebook's tasks, because some lessons train a model. All limits
-            are extended while other programs keep the processors busy.
+            longest limit of the notebook's tasks, because some lessons train a model. While other
+            programs keep the processors busy, all limits are extended.
         megabytes: the memory limit, in addition to the memory of the libraries (not on Windows).
         waiting: a function that is called several times per second.
 
     Returns:
-        One verdict per task. If the file cannot be read, the only verdict has the argument `task`
-        as its `task`.
+        One verdict per task. If the file cannot be read, there is only one verdict, for the
+        argument `task`.
 
     Raises:
         ValueError: the task is unknown, a limit is not positive, or the seed is negative.
@@ -108,7 +108,7 @@ def check_file(
 
 
 def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
-    """Remove verdicts on helper functions, and mention the helpers in the first other verdict."""
+    """Remove the verdicts on helper functions; list the helpers in the first remaining verdict."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]
@@ -122,7 +122,7 @@ def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]
 
 
 def _named(result: CheckResult, task: str | None) -> CheckResult:
-    """Set the requested task in a verdict on the file."""
+    """If a verdict has no task, set its task to the requested task."""
     if result.task is not None or task is None:
         return result
     return replace(result, task=task_of(task).name)
@@ -137,9 +137,8 @@ def _marked(
 ) -> tuple[list[tuple[CheckResult, str]], list[str]]:
     """Run the file; return `(verdicts, left)`.
 
-    `left` lists the tasks that need another process, because this process has ended. Each verdict
-    comes with a function signature if the function seems to have the task's name by chance, and
-    otherwise with "".
+    If the process ends early, `left` lists the tasks that are not marked yet. Each verdict is
+    paired with the result of `_helper`.
     """
     results: list[tuple[CheckResult, str]] = []
     try:
@@ -179,10 +178,10 @@ def _verdict(
         task = task_of(name)
         if task.values:
             values = remotes.values(task.values)
-            if isinstance(values, str):  # the name of a missing value
+            if isinstance(values, str):  # the first missing name
                 return _missing(task, values, task.name, own), ""
             return check(values, task=task.name), ""
-        by_task = name == task.name  # if false, `name` is the name of a function
+        by_task = name == task.name  # otherwise, `name` is a function name
         row = remotes.find([*task.looks_for, *task.also] if by_task else [name])
         if row is None:
             return _missing(task, names_of(task) if by_task else name, name, own), ""
@@ -202,7 +201,7 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
 def _judged(
     task: Task, function_name: str, function: Any, parameters: str, name: str, seed: int
 ) -> CheckResult:
-    """Mark a function with the first of the task's signatures that the function accepts."""
+    """Mark a function, using the first of the task's signatures that the function accepts."""
     about = {"name": function_name, "signature": task.signature}
     if not callable(function):
         return not_marked("not-a-function", f"it is a {type_name(function)}", name, **about)
@@ -216,7 +215,7 @@ def _judged(
 
 
 def _helper(task: Task, function_name: str, parameters: str, result: CheckResult) -> str:
-    """Return a function's signature if the function seems to have its name by chance."""
+    """Return the call of a function that is probably an unrelated helper; otherwise, return ""."""
     if function_name not in task.everyday:
         return ""
     call = f"{function_name}{parameters}"

@@ -31,8 +31,8 @@ class Remotes:
 
     def __init__(self, ask: Callable[[Packed], Reply]) -> None:
         self._ask = ask
-        self._things: dict[int, Any] = {}  # keyed by number in the student's process
-        self._numbers: dict[int, int] = {}  # keyed by id in this process; `_things` keeps objects
+        self._things: dict[int, Any] = {}  # Keyed by number in the student's process.
+        self._numbers: dict[int, int] = {}  # Keyed by id in this process.
         self.helped: set[str] = set()
 
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -60,7 +60,7 @@ class Remotes:
         return self._read(_good(reply)["value"])
 
     def ask(self, do: str, thing: Any, **more: Any) -> Any:
-        """Send a request about an object, except a call; return the value in the reply."""
+        """Send a request (other than a call) about an object; return the value in the reply."""
         return self._value({"do": do, "of": self._numbers[id(thing)], **more})
 
     def _value(self, request: Packed) -> Any:
@@ -92,7 +92,7 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number, always the same object for a number."""
+        """Return the object with this number; repeated calls return the same object."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
@@ -116,7 +116,7 @@ class Remote(Elsewhere):
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return str(self._remotes.ask("name", self))
-        if name.startswith("_"):  # NumPy and inspect look up names like this
+        if name.startswith("_"):  # NumPy and inspect look for such names
             raise AttributeError(name)
         return self._remotes.get(self, name)
 
@@ -147,14 +147,14 @@ class RemoteFunction(Remote):
 
 
 def _remote(thing: Opaque, remotes: Remotes) -> Remote:
-    """Create a proxy for a student's object, with the same type name."""
+    """Create a proxy for a student's object; the proxy's type has the same name."""
     base: Any = RemoteFunction if thing.calls else Remote
     remote: Remote = type(thing.kind, (base,), {})(remotes)
     return remote
 
 
 def _write(target: Any, new: Any) -> bool:
-    """Copy the contents of an array, list or mapping to another one; return False on failure."""
+    """Copy the contents of an array, list or mapping into `target`; return False on failure."""
     if type(target) is not type(new):
         return False
     if isinstance(target, np.ndarray):

@@ -24,7 +24,7 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
             source.decode(encoding)  # Python's parser does not decode comments
             tree = ast.parse(source, file)
-        # ValueError: null bytes, or bytes that are invalid in the encoding
+        # ValueError: null bytes, or bytes that are invalid in the encoding.
         # RecursionError or MemoryError: a thousand nested brackets.
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error) or "too deeply nested") from error
@@ -32,12 +32,12 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that are defined by statements, including if, try, with and loops."""
+    """Yield the names that statements define, also inside if, try, with and loops."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
             continue
-        another = ast.Lambda | ast.Name | ast.Attribute  # softmax = f: a second name
+        another = ast.Lambda | ast.Name | ast.Attribute  # such as softmax = f
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
             statement.value, another
         ):

@@ -66,7 +66,7 @@ def of_error(error: BaseException, file: str) -> CheckResult:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """Return the file's last line in an error's traceback, as a prefix for a message."""
+    """Return the prefix "line N: " for the file's last line in a traceback, or ""."""
     if isinstance(error, SyntaxError):
         return ""  # a syntax error's message names the line
     lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]
@@ -74,7 +74,7 @@ def _line(error: BaseException, file: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Join sorted names, shortened if the list is very long; "nothing" if the list is empty."""
+    """Sort and join names, and shorten a very long list; return "nothing" for an empty list."""
     shown = ", ".join(sorted(names)) or "nothing"
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}…"
 
@@ -85,7 +85,7 @@ def names_of(task: Task) -> str:
 
 
 def no_function(defined: Iterable[str]) -> CheckResult:
-    """Report a file without any name that tasks look for."""
+    """Report a file that defines none of the tasks' functions."""
     tasks = [task for task in TASKS.values() if not task.by_name]
     expected = ", ".join(name for task in tasks for name in task.looks_for[:1])
     shows = f"it defines {listed(defined)}; the tasks look for {expected}"

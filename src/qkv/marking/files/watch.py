@@ -8,15 +8,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_MARKING = str(Path(__file__).parents[1])  # the marker's code, which calls the student's functions
-_LIBRARY = str(Path(__file__).parents[2])  # qkv
+_MARKING = str(Path(__file__).parents[1])  # The marker, which calls the student's functions.
+_LIBRARY = str(Path(__file__).parents[2])  # The whole package.
 _SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "Softmax.forward"})
 _ATTENTION = frozenset(
     {"scaled_dot_product_attention", "multi_head_attention_forward", "MultiheadAttention.forward"}
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
 )
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
-_PRINTED = "Unread.write"  # the method that print() calls while the output is muted
+_PRINTED = "Unread.write"  # while output is hidden, print() calls this method
 _SWITCHED_OFF = "sys.setprofile"
 _set, _get = sys.setprofile, sys.getprofile  # saved before a student's file runs
 
@@ -29,7 +29,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in this context, and whether the student's code stops the recording."""
+        """Record the calls in this context; also record whether the student's code stops this."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Does the call come from the student's code, or from the marker to other code of qkv?"""
+    """Does the student's code make this call, or does the marker call another part of qkv?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)

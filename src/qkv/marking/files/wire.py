@@ -16,8 +16,8 @@ from qkv.marking.errors import type_name
 from qkv.marking.outcome import Elsewhere, numbers
 
 Packed = dict[str, Any]
-MOST = 1 << 16  # the maximum number of values in an array, or of elements in the lists of a message
-_LONGEST = 10_000  # the maximum length of a text in a message
+MOST = 1 << 16  # The maximum number of values in an array, or of list elements in a message.
+_LONGEST = 10_000  # The maximum length of a text in a message.
 _DEEPEST = 20
 _WHOLE = 1 << 63
 
@@ -36,7 +36,7 @@ class Packer:
         """Pack an object as JSON.
 
         Raises:
-            MemoryError: the object is too large to be a right answer.
+            MemoryError: the object is larger than any right answer.
         """
         self.count += 1
         kind = type(thing)
@@ -61,7 +61,7 @@ class Packer:
         try:
             a = numbers(thing)
         except (Exception, SystemExit):
-            if not depth:  # a direct call of the function would also raise this error
+            if not depth:  # the caller of the function would get the same error
                 raise
             a = None
         if a is None:
@@ -79,7 +79,7 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
     Args:
         packed: the result of `Packer.pack`.
-        held: a function that gets an object's number and the object in this message, and returns
+        held: a function that takes an object's number and the object in this message, and returns
             the object to use. The object in the message is None if only the number was sent, and an
             `Opaque` if the object cannot be sent by value.
     """
