@@ -264,7 +264,7 @@ class Marking:
                 self.steps = None
 
     def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
-        """Are all outputs zero because of a known mistake? (Unfinished functions also return zeros.)"""
+        """Are all outputs zero because of a known mistake, in a finished function?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
