@@ -44,7 +44,7 @@ class Run(NamedTuple):
     """The results of running a batch.
 
     Attributes:
-        rows: (total, D), the tokens' last vectors, one text after another.
+        rows: (total, D), the output vectors of all tokens, one text after another.
         cu_lengths: (B + 1,), the index of each text's first row, then the total number of rows.
         arrays: the recorded activations, keyed by name.
     """
@@ -308,7 +308,7 @@ class Core:
 
     @property
     def continues(self) -> bool:
-        """Whether generated text continues the prompt; False if it answers the prompt."""
+        """Whether generated text continues the prompt; False if it is a separate answer."""
         return not isinstance(self.network, EncoderDecoder)
 
     @property
@@ -390,14 +390,14 @@ class Core:
 
         Args:
             folder: the folder for config.json and the other files.
-            dtype: the type of the weights in the file: float16, bfloat16, float32, float64, or
-                int8; by default each array keeps its type. With int8, each matrix `X.weight` (rows,
-                columns) becomes int8, and a tensor `X.weight_scale`, float16 (rows,), holds one
-                scale per row. A weight is int8 * float32(scale), with an error of at most scale/2.
-                The scale of a row is the row's largest absolute value / 127. Rows that were loaded
-                from an int8 file keep their exact values. Other tensors become float16; layers
-                after the pooling keep their dtype. transformers cannot read these scales: omit
-                dtype if transformers should load the model.
+            dtype: the dtype of the weights in the file: float16, bfloat16, float32, float64, or
+                int8; by default each array keeps its dtype. With int8, each matrix `X.weight`
+                (rows, columns) becomes int8, and a tensor `X.weight_scale`, float16 (rows,), holds
+                one scale per row. A weight is int8 * float32(scale), with an error of at most
+                scale/2. The scale of a row is the row's largest absolute value / 127. Rows that
+                were loaded from an int8 file keep their exact values. Other tensors become float16;
+                layers after the pooling keep their dtype. transformers cannot read these scales:
+                omit dtype if transformers should load the model.
 
         Raises:
             ValueError: the name of the folder is empty, the type is unknown, or a tensor has values

@@ -105,7 +105,7 @@ class DualEncoder(Model):
         )
 
     def _tower(self, side: str) -> dict[str, Any]:
-        """Return the arguments that create the model of a tower, except the design."""
+        """Return the arguments for creating a tower's model, except the design."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
             name.removeprefix(prefix): tensor

@@ -140,8 +140,8 @@ class Seq2SeqModel(Model):
     `generate` returns the text that the decoder writes.
     """
 
-    __call__: Any = call_pair  # also takes the decoder's ids
-    trace: Any = trace_pair  # with a target, returns a trace of encoder and decoder
+    __call__: Any = call_pair  # Also takes the decoder's ids.
+    trace: Any = trace_pair  # With a target, returns a trace of encoder and decoder.
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:

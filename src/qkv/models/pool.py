@@ -13,8 +13,8 @@ from qkv.models.sentence.encoder import EmptyText
 from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 
-MOST = 5000  # the default limit of texts in a chunk, as in sentence-transformers
-CHUNKS = 10  # per process, so that all processes end at about the same time
+MOST = 5000  # The default limit of texts in a chunk, as in sentence-transformers.
+CHUNKS = 10  # Chunks per process, so that all processes end at about the same time.
 
 
 class Pool:

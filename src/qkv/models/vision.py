@@ -345,5 +345,5 @@ class VisionModel(Model):
         """
         return self.reader.prepare(images)
 
-    __call__: Any = call_images  # takes pixel values
-    encode: Any = encode_images  # takes images
+    __call__: Any = call_images  # Takes pixel values.
+    encode: Any = encode_images  # Takes images.

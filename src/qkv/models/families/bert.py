@@ -30,7 +30,7 @@ def _post_norm(config: Config, **fields: Any) -> Design:
 
 
 def head(config: Config, activation: str, *, pooled: str = "tanh") -> Head | None:
-    """Return the head: it predicts masked words, or it classifies the text or each token.
+    """Return the head, which predicts masked words or classifies the text or each token.
 
     Args:
         config: the model's config.
@@ -66,7 +66,7 @@ def distilbert(config: Config) -> Design:
 
 
 def electra(config: Config) -> Design:
-    """Return the design of an ELECTRA: a BERT whose token table may be narrower than D."""
+    """Return the design of an ELECTRA: a BERT whose token embeddings may be smaller than D."""
     width = config.size("embedding_size")
     plain = encoder(config, token_types=config.size("type_vocab_size"))
     if config.head() == "PreTraining":  # the discriminator has one logit for each token
@@ -83,7 +83,7 @@ def _narrow(top: Head | None, width: int) -> Head | None:
 
 
 def albert(config: Config) -> Design:
-    """Return the design of an ALBERT: layers that share parameters, and a narrower token table."""
+    """Return the design of an ALBERT: layers that share parameters, small token embeddings."""
     plain = encoder(config, token_types=config.size("type_vocab_size"))
     same_as = tuple(first for first, _, _ in _albert_groups(config))
     width = config.size("embedding_size")
@@ -201,7 +201,7 @@ def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
 
 
 def _modernbert_head(config: Config) -> Head | None:
-    """Return the head: it predicts masked words, or it classifies the text or each token."""
+    """Return the head, which predicts masked words or classifies the text or each token."""
     words = Head(
         config.size("vocab_size"),
         tied=config.flag("tie_word_embeddings"),

@@ -37,7 +37,7 @@ def decoder(config: Config, **fields: Any) -> Design:
 
 
 def head(config: Config, *, bias: bool = False, tokens: bool = False) -> Head | None:
-    """Return a decoder's head: it predicts the next word, or it classifies texts or tokens.
+    """Return a decoder's head, which predicts the next word or classifies texts or tokens.
 
     Args:
         config: the model's config.

@@ -39,7 +39,8 @@ def attention(config: Config, **fields: Any) -> Attention:
 def windows(config: Config, every: int) -> tuple[int | None, ...]:
     """Return the window of each layer, in tokens; None for a layer that sees all tokens.
 
-    By default, every `every`-th layer sees all tokens.
+    By default, one layer in `every` sees all tokens: the last layer of each group of `every`
+    layers.
     """
     turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)
@@ -148,7 +149,7 @@ def phi3(config: Config) -> Design:
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:
-    """Return the names, with Q, K and V in one fused tensor; Q and K may differ in size."""
+    """Return the parameter names, with Q, K and V in one tensor; Q and K may differ in size."""
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
     shares = (heads, kv_heads, kv_heads)
@@ -271,7 +272,7 @@ def gpt_oss(config: Config) -> Design:
     config.size("head_dim")  # null is not allowed
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # older files repeat the number here
+    config.only("experts_per_token", top_k, None)  # a second key in older files
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

@@ -36,8 +36,8 @@ def read_rotary(
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
             None for families that always rotate whole heads.
         original: the default of `original_max_position_embeddings`.
-        spellings: the kind that each value of `rope_type` stands for in this family; by default,
-            each value is the name of a kind.
+        spellings: maps this family's values of `rope_type` to names of kinds; by default, the
+            values are these names.
 
     Raises:
         ModelError: a kind or key is not supported, or a value is invalid.
@@ -113,11 +113,11 @@ def read_rotaries(
 
 
 class _Sizes(NamedTuple):
-    """The sizes that a scaling may need in addition to its table."""
+    """Sizes that a scaling may need, in addition to the values in its table."""
 
     dims: int
-    positions: int  # max_position_embeddings
-    original: int | None  # original_max_position_embeddings outside the table
+    positions: int  # The value of max_position_embeddings.
+    original: int | None  # The original_max_position_embeddings outside the table.
 
 
 Kind = Callable[[Config, _Sizes], Scaling | None]  # the reader of one `rope_type`
@@ -190,7 +190,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """Return the number at a key, which must exist and be above 0."""
+    """Return the number at a key; the key must exist and the number must be above 0."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: {key} is missing: add it")
     return config.positive(key, 1.0)
@@ -282,6 +282,7 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Ignored keys: "finetuned" describes training; old files give the other key for every kind.
+# Ignored keys: "finetuned" describes training; old files have the other key even if the kind does
+# not use it.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
 _LARGEST = 2**16  # the maximum size of a head

@@ -94,8 +94,7 @@ def _family(
 def stack(config: Config, **own: Any) -> dict[str, Any]:
     """Return the fields of a design, from the config keys that most families have.
 
-    Blocks that rotate queries and keys need no other positions; other designs have a position
-    table.
+    Designs with rotary positions have no position table; other designs have one.
 
     Args:
         config: the model's config.

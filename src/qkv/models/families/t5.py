@@ -84,7 +84,7 @@ def alone(config: Config) -> bool:
 
 
 def names(own: PartNames, config: Config) -> PartNames:
-    """Return the parameter names of the encoder and, if there is one, of the decoder."""
+    """Return the parameter names of the encoder and of the decoder, if any."""
     gated = config.flag("is_gated_act", config.choice("feed_forward_proj", FEEDS)[0])
     encoder = side_names("encoder.", 1, gated)
     if alone(config):

@@ -77,7 +77,7 @@ def dinov2(config: Config) -> VisionDesign:
 
 
 def _dinov2_names(names: PartNames, config: Config) -> PartNames:
-    """Return the names, including the MLP's gate if the MLP has one."""
+    """Return the parameter names, including the MLP's gate if the MLP has one."""
     if not config.flag("use_swiglu_ffn"):
         return names
     mlp, parts = "encoder.layer.*.mlp.", ("blocks.*.mlp.gate_proj", "blocks.*.mlp.up_proj")
@@ -141,7 +141,7 @@ def clip(config: Config) -> DualDesign | VisionDesign:
 
 
 def _read_tower(config: Config, side: str) -> Any:
-    """Return the design of a tower, and warn of unknown keys in the tower's config."""
+    """Return the design of a tower, and warn about unknown keys in the tower's config."""
     family = _tower(side)
     own = family.config(_tower_values(config, side), f"{config.source}: {side}_config")
     design = family.design(own)

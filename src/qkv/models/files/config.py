@@ -60,8 +60,8 @@ MOST_LAYERS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
-_MOST_WHOLE = 2**31 - 1  # no array has a larger size
-_LEAST, _MOST = 1e-30, 1e30  # these numbers, their inverses and their products fit in float32
+_MOST_WHOLE = 2**31 - 1  # No array has a larger size.
+_LEAST, _MOST = 1e-30, 1e30  # These numbers, their inverses and their products fit in float32.
 
 
 class Config:
@@ -299,7 +299,7 @@ class Config:
             key: the key.
             value: the value in the file.
             must: the allowed values, named in the error.
-            most: the number of characters of the value that the error shows.
+            most: the maximum number of characters of the value in the error.
         """
         if not fine:
             shown = f"{value!r:.{most}}"
@@ -313,7 +313,7 @@ class Config:
             )
 
     def _get(self, key: str, default: Any = None) -> tuple[str, Any]:
-        """Return the name of a key in this config and its unchecked value."""
+        """Return a key's name in this config, and the unchecked value."""
         default = self.defaults.get(key) if default is None else default
         names = self.spellings.get(key, (key,))
         if not names:
@@ -347,7 +347,7 @@ def lacking(folder: Path, file: Path | None = None) -> str:
 
 
 def _class_of(folder: Path) -> str:
-    """Return the class of transformers that loads all weights of the model, including its head."""
+    """Return the transformers class that loads all weights of the model, including the head."""
     with suppress(ModelError):
         match read_json(folder / CONFIG).get("architectures"):
             case [str(name), *_] if name.isascii() and name.isidentifier() and len(name) <= 80:

@@ -24,9 +24,9 @@ class Known:
     """The sources of a model that has a short name."""
 
     hub_id: str
-    package: str  # the import name of a package that holds the files
-    requirements: str  # a file in DATA with the package's version and hash, for pip
-    folder: str  # inside the package
+    package: str  # The import name of a package that holds the files.
+    requirements: str  # A file in DATA with the package's version and hash, for pip.
+    folder: str  # The folder of the files inside the package.
 
 
 SHORT_NAMES = {
@@ -39,8 +39,8 @@ SHORT_NAMES = {
 }
 DATA = Path(__file__).parents[2] / "data"  # the files that come with qkv
 DEFAULT = "books"
-WRITER = "books-decoder"  # the default of `qkv generate`
-_EARLIER = ("wordnet", "wordnet-decoder")  # old models, kept for one more release
+WRITER = "books-decoder"  # The default of `qkv generate`.
+_EARLIER = ("wordnet", "wordnet-decoder")  # Old models, kept for one more release.
 
 
 def shipped() -> dict[str, Path]:
@@ -165,7 +165,7 @@ def cache_folder() -> Path:
 def cached(hub_id: str, revision: str | None = None) -> Path | None:
     """Return the snapshot of a model in the Hugging Face cache, if it is complete.
 
-    The function follows the cache's layout, refs/<revision> -> snapshots/<commit>, because
+    This function reads the cache's layout (refs/<revision> -> snapshots/<commit>) directly, because
     importing huggingface_hub takes longer than loading a small model.
 
     Raises:

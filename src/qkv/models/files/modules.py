@@ -11,8 +11,8 @@ from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, 
 STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # behind the pooling
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
-_ROUTER = ("Router", "Asym")  # the current and the old name
-_TEXT = "text"  # the kind of every input
+_ROUTER = ("Router", "Asym")  # The current and the old class name.
+_TEXT = "text"  # The only kind of input that qkv supports.
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _inside(path: Path, inner: Any) -> str:
 
 
 def _routed(folder: Path, modules: list[Module]) -> Routing:
-    """Return the routes through the modules, at most one of which is a router."""
+    """Return the routes through the modules, which may include one router."""
     numbers = [number for number, module in enumerate(modules) if module.kind in _ROUTER]
     if not numbers:
         return Routing({"": tuple(modules)}, files=(MODULES,))

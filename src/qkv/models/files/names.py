@@ -76,7 +76,7 @@ class Fused:
 def fused(
     name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
 ) -> dict[str, Fused]:
-    """Return a dict of qkv's name of each part to its `Fused`, for parts that share a tensor.
+    """Map qkv's name of each part to its `Fused`, for parts that share the tensor `name`.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -245,7 +245,7 @@ class Weights:
 
 
 def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any = None) -> Weights:
-    """Read the weights of a model, and convert all parameters to one type.
+    """Read the weights of a model, and convert all parameters to one dtype.
 
     All names, types and shapes are checked before any values are read.
 
@@ -253,7 +253,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         names: the names of parameters in the files.
         design: the design, which defines the names and shapes of the parameters.
         tensors: the files.
-        dtype: the type of the parameters; by default float64 if the files contain float64, else
+        dtype: the dtype of the parameters; by default float64 if the files contain float64, else
             float32.
 
     Raises:
@@ -263,8 +263,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     stored = _stored_names(family, tensors)
     tied = _tied(names, design)
     instead = {**family.instead, **tied}
-    wanted: dict[str, tuple[str, Fused]] = {}  # ours -> theirs
-    # the loop stops at the first missing tensor
+    wanted: dict[str, tuple[str, Fused]] = {}  # Keyed by qkv's names.
+    # The loop stops at the first missing tensor.
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:

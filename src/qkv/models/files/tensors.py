@@ -16,10 +16,10 @@ from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
-SCALE = "_scale"  # the end of the name of a matrix's scales
-MOST = 127  # the maximum int8 number in a row
-_PROBE = 16  # numbers of a row that rule out most scales
-Rows = tuple[Array, Array]  # int8 (rows, columns) and float16 (rows,)
+SCALE = "_scale"  # The end of the name of a matrix's scales.
+MOST = 127  # The maximum int8 number in a row.
+_PROBE = 16  # The number of entries of a row that rule out most scales.
+Rows = tuple[Array, Array]  # Arrays of int8 (rows, columns) and float16 (rows,).
 
 
 def from_rows(rows: Array, scales: Array) -> Array:

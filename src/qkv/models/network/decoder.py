@@ -20,12 +20,12 @@ from qkv.trace.recorder import of_heads, padded, unkept
 
 
 class DecoderCache(KVCache):
-    """The key/value cache of a decoder layer, for the decoder's own text and for the other text.
+    """The key/value cache of a decoder layer, for the decoder's text and for the encoder's text.
 
     Args:
-        window: the window in the decoder's own text, as for `KVCache`.
-        key: the keys of the other text, (B, Hkv, S, d).
-        value: the values of the other text, (B, Hkv, S, dv).
+        window: the window in the decoder's text, as for `KVCache`.
+        key: the keys of the encoder's text, (B, Hkv, S, d).
+        value: the values of the encoder's text, (B, Hkv, S, dv).
         key_lengths: (B,), the number of keys per text, without padding.
         visible: a mask of the visible keys, broadcasts to (B, Hq, L, S); None if all keys are
             visible.
@@ -45,7 +45,7 @@ class DecoderCache(KVCache):
 
 
 class CrossAttention:
-    """Attention of one text to another text, whose keys and values are computed only once.
+    """Attention from the decoder to the encoder's text; keys and values are computed once.
 
     Args:
         attn: the projections.
@@ -99,15 +99,15 @@ class CrossAttention:
         top_k: int | None = None,
         save: bool = False,
     ) -> tuple[Array, None]:
-        """Return the output (B, L, D) of the attention to the other text.
+        """Return the output (B, L, D) of the attention to the encoder's text.
 
         Args:
             x: (B, L, D), the hidden states of the decoder.
-            cache: the keys and values of the other text.
+            cache: the keys and values of the encoder's text.
             lengths: (B,), the number of tokens per text, without padding.
             residual: (B, L, D), added to the result.
             record: collects the activations.
-            top_k: with `record`, keep only the largest weights of each query.
+            top_k: with `record`, the number of largest weights to keep per query.
             save: not supported, as there is no backward pass.
         """
         assert not save
@@ -130,13 +130,13 @@ class CrossAttention:
 
 
 class DecoderBlock(Block):
-    """A block that attends to another text between its attention and its MLP.
+    """A block that attends to the encoder's text between its self-attention and its MLP.
 
     `h = x + attn(norm1(x)); h = h + cross_attn(norm_cross(h)); y = h + mlp(norm2(h))`
 
     Args:
         block: a block that supplies the other parts.
-        cross_attn: the attention to the other text.
+        cross_attn: the attention to the encoder's text.
         norm_cross: the norm before `cross_attn`.
     """
 
@@ -205,7 +205,7 @@ class EncoderDecoder(Transformer):
             visible: a mask of the visible vectors of the encoder, broadcasts to (B, Hq, L, S); None
                 if all vectors are visible.
             record: collects the activations, as (B, L, ...).
-            top_k: with `record`, keep only the largest weights of each query.
+            top_k: with `record`, the number of largest weights to keep per query.
             stop: the run ends before this layer; None runs all layers and the final norm.
         """
         between = without_holes(mask)

@@ -56,7 +56,7 @@ class Attention:
     qk_norm: Literal["no", "head", "width"] = "no"
 
     def within(self, width: int | None) -> Attention:
-        """Return this attention with a window of `width` tokens; None for no window.
+        """Return this attention with a window of `width` tokens; without a window if None.
 
         A causal window ends at the query; other windows extend equally far to both sides of the
         query.
@@ -84,7 +84,7 @@ class Mixture:
     limit: float
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the names and shapes of a layer's parameters; None if the layer has one MLP."""
+        """Return the names and shapes of a layer's expert parameters; None for a single MLP."""
         return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
@@ -111,7 +111,7 @@ class GatedMixture:
     without: frozenset[int] = frozenset()
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the names and shapes of a layer's parameters; None if the layer has one MLP."""
+        """Return the names and shapes of a layer's expert parameters; None for a single MLP."""
         if number in self.without:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
@@ -168,8 +168,8 @@ class Design:
         mlp_bias: whether the linear layers of the MLP have biases.
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
         buckets: biases that depend on the distance between tokens, shared by all layers.
-        cross: whether each layer also attends to another text, between its attention and its MLP.
-            This attention has the same number of heads, and its own norm.
+        cross: whether each layer also attends to the encoder's text, between its self-attention and
+            its MLP. This cross-attention has the same number of heads, and its own norm.
         head: the head, which reads the last hidden states; None if the model has no head.
     """
 
@@ -211,7 +211,7 @@ class Design:
     head: Head | None = None
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield the name and shape of each parameter, lazily: a config can give any size."""
+        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
         size = self.dim if self.embed_dim is None else self.embed_dim
         yield "embed.weight", (self.vocabulary, size)
         if self.embed_dim is not None:

@@ -44,7 +44,7 @@ class VisionDesign(Design):
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield the name and shape of each parameter, lazily: a config can give any size."""
+        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
         rows, columns = self.grid
         positions = rows * columns + 1, self.dim
         yield "embed.weight", (1, 1, self.dim) if self.batched else (self.dim,)
@@ -95,7 +95,7 @@ class Seq2SeqDesign:
         return self.encoder.max_seq_length
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield the name and shape of each parameter, lazily: a config can give any size."""
+        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
         for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
             for name, shape in design.shapes():
                 if name != "embed.weight":
@@ -145,7 +145,7 @@ class DualDesign:
         return self.text.last_is_normed
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield the name and shape of each parameter, lazily: a config can give any size."""
+        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
         for tower, design in zip(TOWERS, (self.text, self.vision), strict=True):
             for name, shape in design.shapes():
                 yield f"{tower}.{name}", shape

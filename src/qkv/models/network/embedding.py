@@ -22,8 +22,8 @@ _SHARPNESS = -0.75  # the coefficient a of the cubic, as in torch
 class Patches(NamedTuple):
     """Images, cut into patches."""
 
-    pixels: Array  # (B, N, C * h * w), the patches row by row
-    grid: tuple[int, int]  # the numbers of rows and columns of patches
+    pixels: Array  # The patches row by row, (B, N, C * h * w).
+    grid: tuple[int, int]  # The numbers of rows and columns of patches.
 
 
 class EmbeddingSaved(NamedTuple):

@@ -33,7 +33,8 @@ class Head:
 
     Attributes:
         outputs: the number of outputs: words (V), classes, or dimensions of a text's vector.
-        tied: whether the last projection is the token table, unless the files have another matrix.
+        tied: whether the last projection shares the token table, unless the files have a separate
+            matrix.
         bias: whether the last projection has a bias.
         pool: the pooling of a text's vectors to one vector: a name in `POOLING`; "patches", the
             mean of all tokens except the first; "cls and mean", (2 D,), the first token's vector

@@ -86,7 +86,7 @@ class Yarn:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, dims - 1)
         if first == last:
-            last += 0.001  # a step, if the blend would have no width
+            last += 0.001  # avoids a blend of width 0
         ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
         fast = rotary_speeds(base, dims)
         return fast * (1 - ramp) + fast / self.factor * ramp, self.scale

@@ -246,12 +246,12 @@ class Transformer:
         """Run some layers.
 
         Args:
-            x: (total, D), the input of the first of these layers, packed texts.
+            x: (total, D), the input of layer `first`, for packed texts.
             cu_lengths: (B + 1,) the first row of each text, and the end of the last text.
             first: the first layer of the run.
             stop: the run ends before this layer; None runs all layers from `first` on.
             record: collects the activations, as (B, T, ...).
-            top_k: with `record`, keep only the largest weights of each query.
+            top_k: with `record`, the number of largest weights to keep per query.
             masks: for some layers, a mask of the keys that each head sees, which broadcasts to (B,
                 Hq, T, T); T is the length of the longest text.
             positions: the positions for rotary attention; by default, each text counts from 0.
@@ -362,7 +362,7 @@ class Transformer:
             masks: for some layers, a mask of the tokens that each head sees, which broadcasts to
                 (B, Hq, n, S).
             record: collects the activations.
-            top_k: with `record`, keep only the largest weights of each query.
+            top_k: with `record`, the number of largest weights to keep per query.
 
         Returns:
             (B, n, D)
@@ -423,7 +423,7 @@ def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Ar
 
 
 def without_holes(mask: Array) -> Array:
-    """Fill the holes of a mask (B, T), between the first and the last visible token of each row."""
+    """Fill the gaps in a mask (B, T), between the first and the last visible token of each row."""
     text: Array = np.logical_or.accumulate(mask, axis=1)
     text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return text

@@ -101,7 +101,7 @@ class Layout(NamedTuple):
         return np.where(columns < layout.lengths[:, None], positions, -1)
 
     def _axes(self, name: str) -> list[tuple[int, Layout]]:
-        """Return the axes of an array that count positions, and the layout of each axis."""
+        """Return an array's axes of positions, and the layout of each of these axes."""
         other = self.other or Layout(())
         one, crosses = activation(name), parse(name).crosses
         whose = {"token": other if crosses and one.of_keys else self, "query": self}

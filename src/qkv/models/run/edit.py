@@ -353,7 +353,7 @@ class EditedRun:
         inputs: Mapping[str, Array],
         grad: Array,
     ) -> Array:
-        """Return the gradient before an activation's change, from the gradient after the change."""
+        """Return the gradient before a change of an activation, given the gradient after it."""
         change = self.changes.get(name)
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):

@@ -35,7 +35,7 @@ class Source:
         return len(self._ids)
 
     def __getitem__(self, name: str) -> Array:
-        """Return an activation, (T, ...); `names` must hold its name before the run."""
+        """Return an activation, (T, ...); add its name to `names` before the first call."""
         if not self._arrays:
             record = Recorder(self.names.__contains__)
             self._body.packed([self._ids], record=record)
@@ -259,7 +259,7 @@ def wrong(call: str, record: Record, name: str, way: str) -> ValueError:
 
 
 def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a value is an array of this shape that fits into float32."""
+    """Return whether a value is an array of this shape with values within float32."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # lists of different lengths

@@ -16,8 +16,8 @@ import numpy as np
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
-MOST = 2**20  # the maximum number of characters to read of a text
-ROOM = 8  # the number of characters to read first, per token of the limit
+MOST = 2**20  # The maximum number of characters to read of a text.
+ROOM = 8  # The number of characters to read first, per token of the limit.
 
 
 @dataclass
@@ -170,7 +170,7 @@ class Truncator:
 
 
 def callers() -> int:
-    """Return the `stacklevel` of a warning: the number of calls up to the first outside qkv."""
+    """Return the `stacklevel` of a warning: the number of calls up to the caller outside qkv."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("qkv."):
         frame, level = frame.f_back, level + 1

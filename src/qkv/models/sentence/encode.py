@@ -174,7 +174,7 @@ def encode_query(
 
     Returns:
         The result of `encode` with this task and prompt.
-        If the model has no prompts and routes, the result is the same as from `encode`.
+        Without prompts and routes in the model, the result is the same as from `encode`.
 
     Raises:
         TypeError: as in `encode`.
@@ -206,7 +206,7 @@ def encode_document(
 
     Returns:
         The result of `encode` with this task and prompt.
-        If the model has no prompts and routes, the result is the same as from `encode`.
+        Without prompts and routes in the model, the result is the same as from `encode`.
 
     Raises:
         TypeError: as in `encode`.

@@ -26,9 +26,9 @@ OPTIONS = (
     *("prompt_name", "prompt", "truncate_dim", "task"),
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
-TOKENS = 128  # the number of tokens in a text for which `batch_size` is exact
-TEXTS = 2048  # the maximum number of texts that are split into tokens and sorted at once,
-LETTERS = 2**19  # and the maximum number of characters
+TOKENS = 128  # The number of tokens in a text for which `batch_size` is exact.
+TEXTS = 2048  # The maximum number of texts to split into tokens and sort at once.
+LETTERS = 2**19  # The maximum number of characters in these texts.
 
 
 class EmptyText(ValueError):
@@ -159,7 +159,7 @@ class Encoder:
 
     @property
     def kind(self) -> Hashable:
-        """A key: encoders with the same key can run and pool their texts together."""
+        """The key of this encoder; encoders with equal keys can run and pool texts together."""
         return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
@@ -263,7 +263,7 @@ class Encoder:
         )
 
     def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """Return the outputs of texts, given as ids; text vectors are pooled but not finished."""
+        """Return the outputs of texts, given as ids; `Sentence.finish` is not yet applied."""
         if self._one_each:
             return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
@@ -301,7 +301,7 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
 
 
 def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Return the texts, and check that all are strings: in a list at once, else one by one."""
+    """Check that all texts are strings: a list at once, other iterables text by text."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call=call)

@@ -93,7 +93,7 @@ def rank(
         return_documents: whether the results include the documents' texts.
         prompt_name: the name of the prompt before the query, as in `encode`.
         prompt: the text of a prompt to use instead.
-        batch_size: the number of pairs of 128 tokens that run at once, as in `encode`.
+        batch_size: the number of pairs per batch if each pair has 128 tokens, as in `encode`.
         show_progress_bar: as in `encode`.
         activation_fn: applied to the logits: a function of an array, or one of torch.nn's
             activations; None for the activation in the model's files, or else a sigmoid.
@@ -172,7 +172,7 @@ def predict_pairs(
         inputs: pairs of texts, or one pair.
         prompt_name: the name of the prompt before the first text of each pair, as in `encode`.
         prompt: the text of a prompt to use instead.
-        batch_size: the number of pairs of 128 tokens that run at once.
+        batch_size: the number of pairs per batch if each pair has 128 tokens.
         show_progress_bar: as in `encode`.
         activation_fn: applied to the logits: a function of an array, or one of torch.nn's
             activations; None for the activation in the model's files, or else a sigmoid for a

@@ -92,9 +92,9 @@ def as_given(array: Array, *inputs: Any) -> Any:
 
 
 def _distances(a: Array, b: Array, distance: Callable[[Array], Array]) -> Array:
-    """Return the distance of each row of `a` to each row of `b`, (n, m)."""
+    """Return the distance from each row of `a` to each row of `b`, (n, m)."""
     distances = np.empty((len(a), len(b)), a.dtype)
-    for number, row in enumerate(a):  # row by row: all differences would take (n, m, D)
+    for number, row in enumerate(a):  # row by row, to avoid an (n, m, D) array
         distances[number] = distance(b - row)
     return distances
 
@@ -149,7 +149,7 @@ def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
 
 
 def _read(a: Any, b: Any, call: str) -> tuple[Array, Array]:
-    """Convert both to (n, D) and (m, D) of one float type; integers become float32."""
+    """Convert `a` to (n, D) and `b` to (m, D), with one float type; integers become float32."""
     both = [as_array(x, call=call, name=name) for x, name in ((a, "a"), (b, "b"))]
     both = [x[None] if x.ndim == 1 else x for x in both]
     for x, name in zip(both, "ab", strict=True):

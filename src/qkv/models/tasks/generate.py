@@ -26,8 +26,8 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
-AT_ONCE = 32  # the number of prompt tokens with logits in memory at once
-DEFAULT_NEW = 64  # the default number of new tokens
+AT_ONCE = 32  # The number of prompt tokens with logits in memory at once.
+DEFAULT_NEW = 64  # The default number of new tokens.
 
 
 class Generated(str):
@@ -51,7 +51,7 @@ class Generated(str):
     probabilities: Array | None = None
 
     def looked_at(self, token: int) -> list[Array]:
-        """Return the attention weights from which the new token with index `token` was chosen.
+        """Return the attention weights with which the model predicted new token number `token`.
 
         The previous token predicts the new token, so these are the weights of the previous token
         over all tokens up to itself. For an encoder-decoder model, the result holds the decoder's
@@ -60,7 +60,7 @@ class Generated(str):
 
         Returns:
             For each layer, an array (Hq, K).
-            K is the number of tokens before the new token, or in the text that was read.
+            K is the number of tokens before the new token, or in the encoder's text.
 
         Raises:
             TypeError: `token` is not an integer.
@@ -120,7 +120,8 @@ def generate(
             numbers.
         stream: whether to yield the text while it grows, word by word.
         stop: strings before which a new text ends.
-        trace: whether to keep the attention weights from which each new token was chosen.
+        trace: whether to trace the whole text, and to keep the logit and probability of each new
+            token.
         ablate: heads to ablate, as in `trace`, for the prompt and new tokens; "mean" is not
             supported.
         hide: words of the prompt to mask, and positions and edges of the prompt or new text, as in

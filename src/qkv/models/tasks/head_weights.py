@@ -126,8 +126,8 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
     """Return the raw weights of each head of a layer, without norms and rotary positions.
 
     Args:
-        layer: the number of the layer; -1 is the last layer. In a model that reads one text and
-            writes another, this is a layer of the encoder.
+        layer: the number of the layer; -1 is the last layer. In an encoder-decoder model, this is a
+            layer of the encoder.
 
     Returns:
         The matrices are `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D).

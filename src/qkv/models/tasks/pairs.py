@@ -24,7 +24,7 @@ from qkv.trace.recorder import kept_unasked, padded
 
 
 def pair_network(model: Core) -> EncoderDecoder:
-    """Return the network of a model that has an encoder and a decoder."""
+    """Return the network of an encoder-decoder model."""
     assert isinstance(model.network, EncoderDecoder)
     return model.network
 

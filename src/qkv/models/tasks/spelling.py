@@ -7,8 +7,8 @@ from typing import Any
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # the number of last prompt tokens that are decoded with the first new tokens
-_BROKEN = "\ufffd"  # stands for bytes that form no character, or an incomplete character
+CONTEXT = 8  # The number of last prompt tokens that are decoded with the first new tokens.
+_BROKEN = "\ufffd"  # Stands for bytes that form no character, or an incomplete character.
 
 # Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
