@@ -55,8 +55,8 @@ def verify(
 ) -> None:
     """Measure the findings in FILEs (.json) again, and say which ones hold.
 
-    A finding holds if the model's parameters and the order of the words are the same, and the
-    probabilities differ by at most 0.0001. The exit code is 0 if all findings hold, 1 if any
+    A finding holds if the model's parameters and the order of the predicted words are the same, and
+    the probabilities differ by at most 0.0001. The exit code is 0 if all findings hold, 1 if any
     finding does not hold, and 2 for a bad request. Nothing is downloaded.
     """
     from qkv.findings.measured import verify_files
