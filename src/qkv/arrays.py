@@ -195,7 +195,7 @@ def _overlap(array: Array, other: Array) -> bool:
 def _overlaps_itself(array: Array) -> bool:
     """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the number of bytes from the first to the last element, so far
+    reach = array.itemsize  # the number of bytes that the axes cover, up to this axis
     for step, size in axes:
         if size > 1 and step < reach:
             break

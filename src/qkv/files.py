@@ -49,7 +49,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return the target of a path's links; raise OSError if `replacing` cannot replace it."""
+    """Resolve the links in a path; raise OSError if `replacing` cannot replace the target."""
     target = Path(path).resolve()
     if target.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file in it")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# kill, a closed terminal, Ctrl-\, and Ctrl-Break on Windows; no system has all of these signals
+# sent by kill, a closed terminal, Ctrl-\ or Ctrl-Break; each system has only some of these signals
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 

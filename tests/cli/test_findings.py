@@ -71,7 +71,7 @@ def test_json_is_a_list(files: Path) -> None:
 def test_other_weights_exit_with_1(files: Path) -> None:
     result = run("verify", *paths(files, "a.json"), "--model", "books")
     assert (result.exit_code, result.stderr) == (1, "")
-    assert "the parameters differ: the finding is of small" in result.stdout
+    assert "the parameters differ: the finding belongs to small" in result.stdout
 
 
 def test_a_shipped_model_is_found_by_its_name(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_what_is_refused_writes_nothing(
     assert "the name must end in .html" in refused(run("publish", good, "-o", "a.png"), "publish")
     assert "which does not come with qkv" in refused(run("publish", article), "publish")
     line = refused(run("publish", good, "--model", "books"), "publish")
-    assert line.startswith("qkv publish: the parameters differ: the finding is of small")
+    assert line.startswith("qkv publish: the parameters differ: the finding belongs to small")
     Path("a.md").write_text("![a](none.json)")
     assert "none.json: No such file" in refused(run("publish", "a.md"), "publish")
     assert [one.name for one in tmp_path.iterdir()] == ["a.md"]

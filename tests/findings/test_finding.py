@@ -206,8 +206,8 @@ def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Find
     holds, [line] = glass.verify(other)
     assert not holds
     assert line == (
-        f"the parameters differ: the finding is of books, sha256 {model.sha256[:12]}..., and this "
-        f"is books, sha256 {other.sha256[:12]}..."
+        f"the parameters differ: the finding belongs to books, sha256 {model.sha256[:12]}..., and "
+        f"this is books, sha256 {other.sha256[:12]}..."
     )
     own = qkv.finding(other, GLASS, hide="glass")
     assert own.verify() == (True, [])  # with the model that measured it
@@ -217,7 +217,9 @@ def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Find
 def test_the_model_of_another_finding(small: Path, glass: qkv.Finding) -> None:
     made = qkv.finding(qkv.load(small), "the cat sat on the [MASK].", ablate=[(0, 1)])
     sent = replace(made, _model=None)
-    with pytest.raises(ValueError, match=r"^verify: the finding is of 'small', which does not"):
+    with pytest.raises(
+        ValueError, match=r"^verify: the finding belongs to 'small', which does not"
+    ):
         sent.verify()
     assert sent.verify(small).holds
     assert sent.verify(str(small)).holds

@@ -103,7 +103,7 @@ def test_a_model_that_does_not_come_with_qkv(small: Path, tmp_path: Path) -> Non
     assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
     qkv.publish(tmp_path / "c.html", [sent, replace(found, claim="Once more.")])
     with pytest.raises(
-        ValueError, match=r"^publish: the finding is of 'small', which does not come"
+        ValueError, match=r"^publish: the finding belongs to 'small', which does not come"
     ):
         sent.to_html(tmp_path / "d.html")
 
@@ -120,10 +120,10 @@ def test_what_cannot_be_published(
         assert "\n" not in str(raised.value)
 
     refused("no finding was given: give at least one", [])
-    refused("findings has 7: give findings from qkv.finding or", [glass, 7])
-    refused("findings has 'glass.json': give findings", "glass.json")
-    refused("the findings are of 2 models, books and books-decoder: publish one", [glass, other])
-    refused("the parameters differ: the finding is of books, sha256 ", glass, model=small)
+    refused("findings contains 7: give findings from qkv.finding or", [glass, 7])
+    refused("findings contains 'glass.json': give findings", "glass.json")
+    refused("the findings belong to 2 models, books and books-decoder: publish one", [glass, other])
+    refused("the parameters differ: the finding belongs to books, sha256 ", glass, model=small)
     refused(r"edits\[0\] \(hide\) has token 9", replace(glass, edits=[{"op": "hide", "token": 9}]))
     refused("position is 9 and the text has 9 tokens", replace(glass, position=9))
     refused("theme is 'blue': choose", glass, theme="blue")

@@ -147,8 +147,8 @@ class Finding:
         name = self.model["name"]
         if name not in shipped():
             raise ValueError(
-                f"{call}: the finding is of {shown(name)}, which does not come with qkv: give that "
-                "model or its folder"
+                f"{call}: the finding belongs to {shown(name)}, which does not come with qkv: "
+                "give that model or its folder"
             )
         return load(shipped()[name])
 
@@ -170,8 +170,8 @@ class Finding:
         """Describe the mismatch between a model's parameters and the finding's model."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
-            f"the parameters differ: the finding is of {name}, sha256 {sha256[:12]}..., and this "
-            f"is {used.name}, sha256 {used.sha256[:12]}..."
+            f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., and "
+            f"this is {used.name}, sha256 {used.sha256[:12]}..."
         )
 
 
@@ -302,7 +302,7 @@ def view_of(
     for one in listed:
         if not isinstance(one, Finding):
             raise TypeError(
-                f"{call}: findings has {shown(one)}: give findings from qkv.finding or "
+                f"{call}: findings contains {shown(one)}: give findings from qkv.finding or "
                 "qkv.Finding.load"
             )
     parts: list[str | Finding] = []
@@ -317,7 +317,7 @@ def view_of(
     names = {one.model["sha256"]: one.model["name"] for one in every}
     if len(names) > 1:
         raise ValueError(
-            f"{call}: the findings are of {len(names)} models, {' and '.join(names.values())}: "
+            f"{call}: the findings belong to {len(names)} models, {' and '.join(names.values())}: "
             "publish one page per model"
         )
     own = next((one._model for one in every if one._model is not None), None)

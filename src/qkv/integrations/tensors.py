@@ -84,7 +84,7 @@ Window = tuple[int | None, int | None]
 
 
 class Rules:
-    """A mask of `transformers` as arguments of `qkv.attention`, which are rules if possible.
+    """Arguments of `qkv.attention` for a mask of `transformers`: rules if possible, else a mask.
 
     Args:
         request: the arguments with which transformers requested the mask.

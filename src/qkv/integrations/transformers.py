@@ -191,7 +191,8 @@ def _options(
 ) -> tuple[dict[str, Any], Any, Ran]:
     """Return `(options, mask, ran)` for `qkv.attention`.
 
-    The options describe the visible keys. If they cannot, the mask does; otherwise it is None.
+    The options describe the visible keys if possible, and the mask is None. Otherwise, the mask
+    describes the visible keys.
     """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:

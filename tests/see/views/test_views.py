@@ -300,7 +300,7 @@ def test_heads_are_ranked_for_the_words_that_are_asked_for(minilm: Model) -> Non
         ({"key": 6}, IndexError, "show: key=6 is out of range: tokens are 0 to 5"),
         ({"key": -7}, ValueError, "show: key .*-7"),
         ({"key": 1.5}, TypeError, "show: key"),
-        ({"query": "cat", "key": "mat"}, ValueError, "show: in no head does this query attend to"),
+        ({"query": "cat", "key": "mat"}, ValueError, "show: this query attends to this key in no"),
     ],
 )
 def test_a_link_that_is_not_there_is_said(asked: dict, error: type, said: str) -> None:

@@ -193,8 +193,8 @@ class Heads:
 
         Returns:
             `(at_distance, on_key)`: first the mean weight of all pairs of words at the same
-                distance, including this pair. It is 0 if queries and keys are different tokens.
-                Then the mean weight on this key from the other words that may attend to it.
+                distance, including this pair. This mean is 0 if queries and keys are different
+                tokens. Then the mean weight on this key from the other words that may attend to it.
         """
         positions = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, positions, np.full(len(positions), key)))

@@ -131,7 +131,7 @@ def positions_of(
 def _shared(
     model: Model | None, a: Trace, b: Trace, words: list[list[str]]
 ) -> tuple[str, str, list[list[list[int]]]]:
-    """Choose a word that both texts share; return a tuple like `positions_of`."""
+    """Choose a word that both texts share; return the same tuple as `positions_of`."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
         both = (word for word in first if word in second)

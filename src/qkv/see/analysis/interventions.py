@@ -175,10 +175,10 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     """Choose the first position that the page of a text shows, and the word to hide.
 
     For an encoder, the position is the first mask token; without a mask token, the last content
-    word. For a decoder, it is the last token, and the guess is the next word. The hidden word is a
-    content word, preferably a word whose hiding changes the likeliest guess. Among several, the
-    function chooses the word whose hiding changes the probabilities most (half the sum of the
-    absolute changes).
+    word. For a decoder, the position is the last token, and the guess is the next word. The hidden
+    word is a content word, preferably a word whose hiding changes the likeliest guess. Among
+    several such words, the function chooses the word whose hiding changes the probabilities most
+    (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

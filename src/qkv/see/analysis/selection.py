@@ -56,7 +56,7 @@ class ChosenHead:
             gap.
         reason: a clause that says why this head is shown.
         stands_out: whether the head stands out from all others; None if the caller chose the head.
-        headline: a sentence about the head that the link alone does not tell; may be empty.
+        headline: a sentence with further information about the head; may be empty.
     """
 
     layer: int
@@ -83,8 +83,8 @@ def rank_heads(
     A link joins two different content words, or the requested positions. The usual weight is the
     larger of two numbers: twice the head's average weight for words at the same distance, and the
     head's average weight on the same key from other words. Links that are not above the usual
-    weight come next, the largest weight first. Links come last if one of these averages is 0.4 or
-    more. Ties go to the lowest layer, then the lowest head.
+    weight come next, the largest weight first. Links for which one of the two averages is 0.4 or
+    more come last. Ties go to the lowest layer, then the lowest head.
     """
     links = []
     for layer in seen.layers if layers is None else layers:
@@ -151,9 +151,8 @@ def choose_head(
     asked = queries is not None or keys is not None
     if asked and best is None:
         raise ValueError(
-            f"{call}: in no head does this query attend to this key: a mask hides the key, or "
-            "its weight "
-            "is 0 or was not kept"
+            f"{call}: this query attends to this key in no head: the key is masked, or its "
+            "weight is 0 or was not kept"
         )
     if layer is not None and head is not None:
         if not asked and (best is None or best.weight < _WEAK):
@@ -282,8 +281,8 @@ def contrasting_head(
     means equal weights, 1 means no key in common. Ties go to the lowest layer, then the lowest
     head.
 
-    A head of trained models stands out if one of these numbers differs by at least 0.1 between the
-    texts.
+    A head of trained models stands out if the number of any link differs by at least 0.1 between
+    the texts.
 
     If the word is the gap in both texts, the head with the largest effect in `moved` is chosen. The
     effect is the change of the guesses when the head is removed.

@@ -62,7 +62,7 @@ class Graph(Panel):
 
     @property
     def size(self) -> tuple[float, float]:
-        """Return the largest column and row."""
+        """Return the largest column and the largest row."""
         columns, rows = zip(*self.nodes.values(), strict=True)
         return max(columns), max(rows)
 

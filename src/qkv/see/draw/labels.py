@@ -101,12 +101,11 @@ def placed(
     area: Box,
     unit: float = 1.0,
 ) -> Iterator[tuple[Box, tuple[float, float] | None] | None]:
-    """Place labels near their points; yield `(box, line end)`, or None for a label without space.
+    """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
     The method is greedy: each label takes the nearest position that overlaps no earlier label. A
     label near its point also covers no other point. A label far from its point is joined to the
-    point by a line: `line end` is where this line meets the box. For labels without a line, it is
-    None.
+    point by a line, which meets the box at `line end`. Without such a line, `line end` is None.
 
     Args:
         labels: the point, the width and the height of each label.

@@ -42,13 +42,13 @@ class HeatMap(Panel):
         values: the numbers; cells without a finite number are hatched.
         rows: a label for each row.
         columns: a label for each column.
-        top: the upper end of a scale that begins at 0. If it is None, numbers may have any size and
-            sign, and `ground` is at the lower end or in the middle of the scale.
+        top: the upper end of a scale that begins at 0. If `top` is None, numbers may have any size
+            and sign, and `ground` is at the lower end or in the middle of the scale.
         ground: the number that has the colour of the background, if `top` is None.
         scale: both ends of a scale that several maps share, if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
-        score: numbers that rank the rows and columns; only the highest are shown if not all fit.
-            The default is `values`.
+        score: numbers by which rows and columns are chosen if not all of them fit. The default is
+            `values`.
         of: the meaning of the numbers.
         outlined: the indices of the framed rows.
         missing: the meaning of a hatched cell.
@@ -96,7 +96,7 @@ class HeatMap(Panel):
 
     @property
     def shares(self) -> Array:
-        """Map each number to a share of the scale: `ground` to 0, the upper end to 1."""
+        """Scale the numbers so that `ground` becomes 0 and the upper end becomes 1."""
         ground = self.ground if self.top is None else 0.0
         return np.asarray((self.values - ground) / (self.ends[1] - ground))
 

@@ -68,7 +68,7 @@ class Screen:
 
     @property
     def shades(self) -> bool:
-        """Return whether the terminal can shade cells: its colours and its background are known."""
+        """Return whether the terminal can shade cells; it needs colours and a known background."""
         return bool(self.colors and self.theme)
 
     def shading(self, share: float) -> str:

@@ -417,7 +417,7 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
         return None, None
     score = weights.copy()
     score[walk.cell] = np.inf  # The cell whose sum is written out first.
-    if walk.keys is walk.tokens:  # queries and keys share one list of positions
+    if walk.keys is walk.tokens:  # Queries and keys share one list of positions.
         order = np.argsort(-score, axis=None, kind="stable")
         positions = dict.fromkeys(
             np.stack(np.unravel_index(order, score.shape), 1).ravel().tolist()

@@ -220,7 +220,7 @@ _NEEDED = "walk(trace, model=...) shows how these numbers are computed"
 
 
 def traced_steps(walk: Walk) -> None:
-    """Add the steps from the heads to the logits whose numbers are in the trace."""
+    """Add the steps after the heads, up to the logits, for which the trace has numbers."""
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:
@@ -263,7 +263,7 @@ def _sum_row(walk: Walk) -> str:
 
 
 def _is_skipped(walk: Walk, name: str) -> bool:
-    """Return True for a norm that precedes the heads, since it is not a later step."""
+    """Return whether this norm precedes the heads and is therefore no later step."""
     if name == "ln1.normalized":
         return ("normalized_resid_post", walk.layer) not in walk.trace
     return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace

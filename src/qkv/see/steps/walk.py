@@ -174,7 +174,7 @@ def _is_plain(model: Model) -> bool:
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:
-    """Return the rotation of queries and keys; None without one, or if a walk cannot show it."""
+    """Return the rotation of queries and keys; None without a rotation that a walk can show."""
     attn = getattr(layer, "attn", layer)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
@@ -216,7 +216,7 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
 
 
 def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
-    """Return each head's context in the traced run; ablated heads have their replaced context."""
+    """Return each head's context in the traced run; for ablated heads, the edited context."""
     trace, layer, head = at.trace, at.layer, walk.head
     without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
     contexts = {other: trace["z", layer][0][:, other] for other in without}
@@ -242,7 +242,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key whose sums are written out: at a mask token, or the top link."""
+    """Choose the query and key whose sums are written out: a mask token or the strongest link."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((position for position, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:

@@ -70,7 +70,7 @@ class Side:
 
     @property
     def text(self) -> str:
-        """Return the original text; if it is unknown, join the tokens to a text."""
+        """Return the original text; if it is unknown, return the joined tokens."""
         return quoted(self.trace.text, self.trace.tokens, self.trace.special)
 
 

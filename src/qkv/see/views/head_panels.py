@@ -315,7 +315,7 @@ def arrows_of(trace: Trace) -> list[Panel]:
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """Return the first query to show: of the strongest link or, without one, the largest weight."""
+    """Return the query of the strongest link; without a link, the query of the largest weight."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))

@@ -72,7 +72,7 @@ class ImageView(View):
 
     @property
     def sentence(self) -> str:
-        """Name the patch with the largest weight, and describe the other weights."""
+        """Name the patch with the largest weight, and count the patches with half of the weight."""
         (row, column), patch = self.strongest, self.looking
         weights, query = self.weights[self.head], self._name
         if patch is not None:
@@ -217,7 +217,7 @@ def image_view(
     if grid is None:
         raise ValueError(
             "image_view: the trace is not a trace of an image, because its tokens are not patches: "
-            "give model.trace(image) of a model that looks at images"
+            "give model.trace(image) of a vision model"
         )
     layers = [n for n in range(trace.num_layers) if ("pattern", n) in trace]
     if not layers:

@@ -1,4 +1,4 @@
-"""The base class of all views; a view becomes text, a page, a picture or numbers."""
+"""The base class of all views, which write text, pages, pictures and numbers."""
 
 from __future__ import annotations
 
