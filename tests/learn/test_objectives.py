@@ -157,7 +157,7 @@ def test_a_source_goes_on_from_its_state() -> None:
     again = Sequences([[k] for k in range(7)], seed=1)
     again.restore(state)
     assert [int(again.take()[0]) for _ in range(20)] == expected
-    with pytest.raises(ValueError, match="there are 6, and 7 when"):
+    with pytest.raises(ValueError, match="are 6 sequences, and the checkpoint was written with 7"):
         Sequences([[k] for k in range(6)]).restore(state)
 
 

@@ -120,7 +120,7 @@ def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None
     if heads and (kv_heads == 0 or heads % kv_heads):
         raise ValueError(
             f"{call}: query has {heads} heads and key has {kv_heads}: "
-            "the number of query heads must be a multiple of the key heads"
+            "the number of query heads must be a multiple of the number of key heads"
         )
 
 
@@ -248,8 +248,8 @@ class Call(NamedTuple):
 class Packed(NamedTuple):
     """The checked arguments of a call with packed rows.
 
-    Sequence b owns the query rows from `starts[b]` to `starts[b + 1]`, and the key rows from
-    `key_starts[b]` to `key_starts[b + 1]`.
+    Sequence b has the query rows `starts[b]` to `starts[b + 1] - 1`, and the key rows
+    `key_starts[b]` to `key_starts[b + 1] - 1`.
     """
 
     call: Call  # The options and the arrays (heads, total, size), as for one long sequence.

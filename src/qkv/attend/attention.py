@@ -55,10 +55,10 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the fields of a `Result`, and arguments for `tiled.attend` calls that fill them.
+    """Return the arrays of a `Result`, and the arguments of `tiled.attend` calls that fill them.
 
     If the kernel is available, it fills the arrays immediately, and no `tiled.attend` calls remain.
-    The kernel writes directly to `out` if the layout fits.
+    The kernel writes directly to `out` if the memory layout of `out` allows.
     """
     plan, chosen = call.plan, body()  # raises if QKV_BACKEND names an unavailable backend
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
@@ -118,7 +118,7 @@ def attention(
         bias: float, added to the scores before masking; -inf masks. Broadcasts like `attn_mask`.
         alibi_slopes: `(Hq,)`: adds `-slope * abs(i + q_offset - j)` to the scores (Press et al.
             2022).
-        softcap: replaces the scores by `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
+        softcap: replaces the scores with `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
         sinks: `(Hq,)` or `(Hq, n)` logits that take part in the softmax but have no value (GPT-OSS,
             2025).
         scale: the factor of the scores; the default is `1 / sqrt(d)`.
@@ -258,7 +258,7 @@ def _steps(call: Call) -> Steps:
         )  # fmt: skip
 
 
-FAR = 1e9  # Above this log-sum-exp, rounding loses the logarithm of the number of keys.
+FAR = 1e9  # For a larger log-sum-exp, rounding loses the logarithm of the number of keys.
 SHARES = 8  # The number of partial sums of each key's weights, which are added in a fixed order.
 
 

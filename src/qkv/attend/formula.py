@@ -41,7 +41,7 @@ def formula(
         key: `(..., S, d)`.
         value: `(..., S, dv)`.
         scale: the factor of the scores, usually `1 / sqrt(d)`.
-        softcap: replaces the scores by `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
+        softcap: replaces the scores with `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
         bias: added to the scores. For ALiBi, the caller includes `-slope * abs(i + q_offset - j)`,
             because the caller knows the queries' positions.
         mask: numbers that are added to the scores after the bias.

@@ -217,7 +217,7 @@ def _result(
     options: Mapping[str, Any],
     lead: int,
 ) -> AttentionGradient:
-    """Convert gradients to the inputs' shapes and types; sum sinks and slopes over `lead` axes."""
+    """Convert gradients to the inputs' shapes and types; sum sinks and slopes over leading axes."""
     query, key, value = (
         summed_to(gradient, array.shape).astype(plan.dtype, copy=False)
         for gradient, array in zip(gradients[:3], inputs, strict=True)
@@ -318,7 +318,7 @@ def _zeros_per_head(call: Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
 def _heads(
     call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients
 ) -> list[tuple[Any, ...]]:
-    """Return the arguments of `_head` for each key head in `wrong (*lead, Hkv)`.
+    """Return the arguments of `_head` for each key head that is True in `wrong (*lead, Hkv)`.
 
     The gradients of these heads are set to 0, because `_head` adds to them.
     """
@@ -333,7 +333,7 @@ def _heads(
 
 
 def _head(call: Grouped, index: tuple[Any, ...], outputs: Outputs, gradients: Gradients) -> None:
-    """Compute one key head tile by tile, so that sums always have the same order."""
+    """Compute one key head tile by tile, so that numbers are always added in the same order."""
     *_, group, length = call.shape
     step = max(1, QUERIES // max(group, 1))
     for start in range(0, length, step):

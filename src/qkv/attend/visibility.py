@@ -15,8 +15,9 @@ class Visibility(NamedTuple):
     """All rules of a call: a query sees a key if every rule allows it.
 
     Query i of a row has the position `i + offset` among the keys. The query sees key j if
-    `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`, `given`
-    is True and no number in `numbers` is -inf. Per-row values are `(*lead,)` arrays.
+    `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`,
+    `given[..., i, j]` is True and no array in `numbers` has -inf there. Per-row values are
+    `(*lead,)` arrays.
     """
 
     length: int

@@ -82,7 +82,7 @@ class LearnedPositions:
             )
 
     def __len__(self) -> int:
-        """The number of positions: the largest number of tokens in a text."""
+        """The number of positions, which is the maximum number of tokens in a text."""
         return len(self.weight) - self.offset
 
     def __call__(self, length: int) -> Array:

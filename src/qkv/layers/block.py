@@ -156,7 +156,7 @@ class Block:
 
     @property
     def parameters(self) -> dict[str, Array]:
-        """Return the arrays of all parts by name: "attn.q_proj.weight" and so on."""
+        """Return the arrays of all parts, keyed by name: "attn.q_proj.weight" and so on."""
         return {
             f"{part}.{name}": array
             for part, layer in self._parts.items()

@@ -71,7 +71,7 @@ class Routed(Feed, ABC):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """Return the gradients of an expert's rows, of their weights, and of its parameters."""
+        """Return the gradients of an expert's rows, the rows' weights and its parameters."""
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
@@ -234,7 +234,7 @@ class Experts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """Return the gradients of an expert's rows, of their weights, and of its parameters."""
+        """Return the gradients of an expert's rows, the rows' weights and its parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = for_parameters(record)
         both = project(rows, own, "gate_up")  # (rows, 2 * F)
@@ -357,7 +357,7 @@ class GatedExperts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """Return the gradients of an expert's rows, of their weights, and of its parameters."""
+        """Return the gradients of an expert's rows, the rows' weights and its parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None

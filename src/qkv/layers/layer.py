@@ -106,7 +106,7 @@ def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool
 
 
 def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: str) -> Array:
-    """Return a parameter, after checking that it exists and has the axes in `shape`, "(D, F)"."""
+    """Return a parameter; check that it exists and has the axes in `shape`, such as "(D, F)"."""
     if name not in parameters:
         has = ", ".join(parameters) or "nothing"
         raise ValueError(f"{call}: {name} is missing: there is {has}")

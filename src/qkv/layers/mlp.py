@@ -195,6 +195,6 @@ class MLP(Feed):
 
 
 def mlp_sizes(dim: int, hidden: int, *, gated: bool) -> dict[str, tuple[int, int]]:
-    """Return (rows, columns) of the linear layers of an MLP, keyed by name."""
+    """Return the shapes (rows, columns) of an MLP's linear layers, keyed by name."""
     gate = {"gate_proj": (dim, hidden)} if gated else {}
     return {**gate, "up_proj": (dim, hidden), "down_proj": (hidden, dim)}

@@ -49,9 +49,9 @@ class Steps:
     def __call__(
         self, x: Array, positions: Array, caches: Sequence[KVCache], lengths: Array | None
     ) -> Array:
-        """Apply the blocks to token vectors (B, 1, D); `positions` (B, 1) belong to the tokens.
+        """Apply the blocks to token vectors (B, 1, D) at `positions` (B, 1).
 
-        Each length is 1, or 0 for a text without a new token; None if all texts have a new token.
+        `lengths` (B,) is 1 for a text with a new token, else 0; None if all texts have one.
         """
         rotation = {
             key: _rotation(rotary, size, positions)

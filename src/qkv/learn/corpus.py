@@ -82,8 +82,8 @@ class Sequences:
         """
         if state["sequences"] != len(self._sequences):
             raise ValueError(
-                f"Sequences: there are {len(self._sequences)}, and {state['sequences']} when the "
-                "checkpoint was written: give the same"
+                f"Sequences: there are {len(self._sequences)} sequences, and the checkpoint was "
+                f"written with {state['sequences']}: give the same sequences"
             )
         self._epoch, self._next = state["epoch"], state["next"]
         self._orders = self._from_here()

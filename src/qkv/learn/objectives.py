@@ -46,7 +46,8 @@ class Part:
 
     Attributes:
         objective: the objective.
-        weight: the factor of the loss, or a function of the completed share of the run.
+        weight: the factor of the loss, or a function that computes it from the completed share of
+            the run.
         begin: the share of the run after which the objective begins.
     """
 
@@ -156,7 +157,7 @@ def _check_words(network: Network, batch: Words) -> None:
     if not len(batch.at):
         raise ValueError("words_loss: there is no target: give at least one row")
     if np.bincount(batch.at).max() > 1:
-        raise ValueError("words_loss: at names a row twice: give each row once")
+        raise ValueError("words_loss: `at` has a row twice: give each row once")
 
 
 class _Filled:
@@ -229,7 +230,7 @@ class Masked(_Filled):
     Args:
         source: the source of sequences, which include special tokens.
         tokenizer: the tokenizer, which knows the special tokens and the mask token.
-        share: the share of the tokens that are chosen.
+        share: the share of tokens to choose.
         tokens_per_step: the minimum number of tokens in a step.
         alike: a function from words to keys. Words with the same key count as equal. With
             `str.casefold`, upper and lower case are equal.

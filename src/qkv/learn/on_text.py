@@ -23,7 +23,7 @@ from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
 STEPS = 1000  # The default if neither steps nor minutes are given.
-_RANGES = {  # The largest values exceed the memory of any machine.
+_RANGES = {  # The maximum values exceed the memory of any machine.
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
     **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),

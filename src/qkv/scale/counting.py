@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Count:
-    """The rows of a block.
+    """The count of a block's rows, with marks and a checksum.
 
     Attributes:
         rows: the number of rows that begin in the block.

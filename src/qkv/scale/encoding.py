@@ -132,8 +132,8 @@ def encode(
         column: the name of the column with the texts; not used for .txt.
         resume: False to start again, even if the folder holds vectors.
         on_error: "raise" to stop at a bad row, "skip" to omit the row and its id. A row is bad if
-            it is not UTF-8, JSON or CSV, if the column is missing or not a string, or if the text
-            has no token.
+            it is not valid UTF-8, JSON or CSV, if the column is missing or not a string, or if the
+            text has no token.
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.

@@ -141,7 +141,7 @@ def _attend(rules: Rules, **inputs: Array) -> Part:
 def _attend_nothing(
     rules: Rules, shapes: list[tuple[int, ...]], kind: np.dtype[Any], **inputs: Array
 ) -> Part:
-    """Return the `Part` over no keys; `shapes` are the shapes of query, key and value."""
+    """Return the `Part` for no keys; `shapes` are the shapes of query, key and value."""
     query, key, value = shapes
     none = [query, (*key[:-2], 0, key[-1]), (*value[:-2], 0, value[-1])]
     arrays = dict(zip(("query", "key", "value"), (np.zeros(x, kind) for x in none), strict=True))

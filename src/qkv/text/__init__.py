@@ -1,4 +1,4 @@
-"""Turn texts into token ids: tokenizers of words, and of a trained model's subwords."""
+"""Turn texts into token ids: tokenizers for words, and for the subwords of trained models."""
 
 from qkv.text.subwords import SubwordTokenizer
 from qkv.text.tokenized import Tokenized
