@@ -94,16 +94,15 @@ INTRODUCTION = """\
 # Benchmarks
 
 This page compares the speed of `qkv.attention` with that of other libraries and with the machine's
-peak, for attention alone and for whole models. `make bench` measured all numbers in the tables; no
-number was typed by hand.
+peak, for attention alone and for whole models. All numbers in the tables come from `make bench`.
 
 - Each implementation was **verified against the formula, or the model, in float64** before it was
   timed. For attention, up to 256 queries of each head were verified. The largest error is next to
   each time.
 - All implementations in a row ran **alternately in one process**: the first round of each, then the
-  second round of each, and so on. A time is the median of at least nine rounds. For models, whose
-  rounds take up to a minute, it is the median of three or five rounds. Compare only times in the
-  same row: machines differ, and the speed of one machine changes over time.
+  second round of each, and so on. A time is the median of at least nine rounds, or for models,
+  whose rounds take up to a minute, of three or five rounds. Compare only times in the same row:
+  machines differ, and the speed of one machine changes over time.
 - Each peer had its fastest configuration: inputs converted to its preferred layout before the
   timing, onnxruntime with bound inputs and outputs, OpenVINO compiled for latency. `qkv` was
   called as a user would call it, and allocated its result each time.
@@ -113,8 +112,8 @@ DETAILS = """\
 Times are medians. "Of limit" is the share of the peak, or of the read rate if reading limits the
 speed. `onnxruntime` is the operator `MultiHeadAttention` of onnxruntime, `opset 24` is ONNX's
 `Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime. `openvino` is OpenVINO's SDPA
-operator, and `numpy` is the usual attention of tutorials. Shapes are `(B, H, L, d)`, and for
-decoding `(B, Hq over Hkv, L x S, d)`.
+operator, and `numpy` is attention as most tutorials write it in NumPy. Shapes are `(B, H, L, d)`,
+and for decoding `(B, Hq over Hkv, L x S, d)`.
 """
 
 HOW = "## How to repeat it\n"
@@ -129,7 +128,7 @@ $ make bench QUICK=1
 
 The first command measures everything, which takes {minutes}. The second command measures only two
 claims. The third command measures one claim again, and replaces its numbers on this page. The last
-command uses an eighth of each length, to check that everything runs. `make bench` makes its own
+command only checks that everything runs, with lengths divided by eight. `make bench` makes its own
 environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB). It writes its results to
 `benchmarks/results/`, and after a full run it also writes this page. The models read texts from
 WordNet (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim. `qkv bench`
