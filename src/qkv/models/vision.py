@@ -53,7 +53,7 @@ def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, eq=False)
 class Picture(Tokenized):
-    """An image as tokens; `ids` holds the number of each token.
+    """An image as tokens; `ids` holds the index of each token.
 
     Attributes:
         pixels: (C, H, W)

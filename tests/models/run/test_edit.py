@@ -441,7 +441,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
     ids = [*decoders.ids_of("abc"), *found.ids]
     logits = model([ids], hide=hide, ablate=[(0, 1)]).logits[0]
     assert logits.argmax(-1)[length - 1 : -1].tolist() == found.ids
-    with pytest.raises(ValueError, match=rf"^generate: hide has position {length + 6} and no text"):
+    with pytest.raises(ValueError, match=rf"^generate: hide has position {length + 6} but no text"):
         model.generate("abc", max_new_tokens=6, hide=[length + 6])
 
 
@@ -583,13 +583,13 @@ def test_nothing_is_left_behind_in_the_model(double):
             ValueError,
             "hide names head 3, but layer 0 has 3, numbered 0 to 2",
         ),
-        ({"hide": [(9, 2)]}, ValueError, "hide has position 9 and no text has more than 9 tokens"),
+        ({"hide": [(9, 2)]}, ValueError, "hide has position 9 but no text has more than 9 tokens"),
         ({"hide": [(2, -10)]}, ValueError, "hide has position -10"),
         ({"hide": {"cat": 1}}, TypeError, "hide has {'cat': 1}: give words"),
         (
             {"hide": [9]},
             ValueError,
-            "hide has position 9 and no text has more than 9 tokens: give -9 to 8, or a word$",
+            "hide has position 9 but no text has more than 9 tokens: give -9 to 8, or a word$",
         ),
         ({"hide": -10}, ValueError, "hide has position -10"),
         ({"ablate": {(0, 1): "men"}}, ValueError, r"ablate has 'men' for \(0, 1\): write \"zero\""),

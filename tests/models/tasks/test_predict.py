@@ -246,7 +246,7 @@ def test_a_model_without_a_tokenizer_hides_places(tmp_path: Path) -> None:
         ({"ablate": [(2, 0)]}, ValueError, "ablate names layer 2, but the model has 2"),
         ({"ablate": [(0, "1")]}, TypeError, r"ablate has \(0, '1'\)"),
         ({"hide": "dog"}, ValueError, "hide has 'dog', which is in no text: the words are the, c"),
-        ({"hide": 9}, ValueError, "hide has position 9 and no text has more than 9"),
+        ({"hide": 9}, ValueError, "hide has position 9 but no text has more than 9"),
     ],
 )
 def test_what_cannot_be_edited_is_said_of_the_model(

@@ -38,7 +38,7 @@ def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], De
     "weights" (V,).
 
     Raises:
-        ModelError: the table is missing, or the sizes of the three tensors do not fit each other.
+        ModelError: the table is missing, or the sizes of the three tensors do not match.
     """
     table = _table(tensors)
     wide = np.float64 if table.dtype == np.float64 else np.float32

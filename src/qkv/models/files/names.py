@@ -325,7 +325,7 @@ def _outputs(
 ) -> Iterator[tuple[str, Shape]]:
     """Yield the name and shape of a tied output matrix whose values differ from the token table.
 
-    If both are equal, the output matrix is removed from `stored`.
+    If the two are equal, the output matrix is removed from `stored`.
     """
     for table, output in tied.items():
         if table in stored and output in stored:

@@ -91,7 +91,7 @@ class Seq2SeqDesign:
 
     @property
     def max_seq_length(self) -> int | None:
-        """The maximum number of tokens in a text for the encoder."""
+        """The maximum number of tokens in the encoder's text."""
         return self.encoder.max_seq_length
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:

@@ -97,14 +97,14 @@ class Step:
     """A module after the pooling; this base class returns its input, like Dropout in inference.
 
     Attributes:
-        home: the folder of its files inside the model's folder.
+        home: the folder of the module's files, inside the model's folder.
     """
 
     home: str
     size_key: ClassVar[str] = ""  # the key of the input size in the module's file
 
     def __call__(self, x: Array) -> Array:
-        """Apply the module to `x` (n, in), and return (n, out) in the type of `x`."""
+        """Apply the module to `x` (n, in), and return (n, out) in the dtype of `x`."""
         return x
 
     @property
@@ -146,7 +146,7 @@ class Dense(Step):
     size_key = "in_features"
 
     def __call__(self, x: Array) -> Array:
-        """Apply the module to `x` (n, in), and return (n, out) in the type of `x`."""
+        """Apply the module to `x` (n, in), and return (n, out) in the dtype of `x`."""
         y = linear(x, self.weight.astype(x.dtype, copy=False), self.bias)
         y = y if self.activation is None else activated(y, self.activation)
         if not self.residual:
@@ -182,7 +182,7 @@ class Norm(Step):
     size_key = "dimension"
 
     def __call__(self, x: Array) -> Array:
-        """Normalise vectors, in the type of `x`."""
+        """Normalise vectors, in the dtype of `x`."""
         parameters = {"weight": self.weight, "bias": self.bias}
         normed, _ = LayerNorm.from_parameters(parameters, eps=EPS).run(x)
         return normed.astype(x.dtype, copy=False)

@@ -306,7 +306,7 @@ class Transformer:
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
                 own["relative_bias.weight"] = table
-            for name, array in own.items():  # layers that share parameters: add
+            for name, array in own.items():  # sums the gradients of layers that share parameters
                 gradients[name] = gradients[name] + array if name in gradients else array
         more = self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
         return more if gradients is None else gradients | more

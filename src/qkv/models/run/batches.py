@@ -26,7 +26,7 @@ class Layout(NamedTuple):
         spans: (B, T), the columns that are computed; None if all columns are computed.
         seen: (B, T), the columns that are tokens.
         step: the step of `generate`; None in other calls.
-        other: the layout of the text that a decoder reads.
+        other: the layout of the encoder's text, in a decoder's layout.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
     >>> layout.shown(np.array([[5, 7]]), "hook_embed")
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
     @property
     def is_later(self) -> bool:
-        """Whether earlier positions of these texts ran before."""
+        """Whether earlier positions of these texts have already run."""
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:

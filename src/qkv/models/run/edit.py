@@ -114,7 +114,7 @@ class EditedRun:
 
     @property
     def why(self) -> str:
-        """The cause that an error names if logits are not finite."""
+        """The cause to name in the error if logits are not finite."""
         return "check the values in edit and ablate" if self.asked else CANNOT
 
     @property

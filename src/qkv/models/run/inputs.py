@@ -200,7 +200,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
     if len(added.ids) != around:
         raise ModelError(
             f"load: the tokenizer of {name} adds {around} tokens with {len(added.ids)} ids to a "
-            "text: they do not fit each other"
+            "text: both numbers must be equal"
         )
     if added.ids.max(initial=0) >= rows:
         raise ModelError(
@@ -309,7 +309,7 @@ class TextReader:
     def split(
         self, texts: Any, call: str, first: int = 0
     ) -> tuple[bool, list[str], list[Tokenized]]:
-        """Return `(single, strings, tokens)`: `strings` is empty for ids, `tokens` for strings.
+        """Return `(single, strings, tokens)`: ids give no `strings`, and strings give no `tokens`.
 
         Errors count the texts from `first`.
         """

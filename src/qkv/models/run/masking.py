@@ -93,7 +93,7 @@ def _of_positions(
     outside = [at for at in (query, key) if at is not None and not least <= at < most]
     if outside and absent is None:
         raise ValueError(
-            f"{call}: hide has position {outside[0]} and no text has more than {most} tokens: "
+            f"{call}: hide has position {outside[0]} but no text has more than {most} tokens: "
             f"give {least} to {most - 1}, or a word"
         )
     if absent is not None:

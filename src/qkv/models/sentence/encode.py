@@ -54,7 +54,7 @@ def encode(
             including special tokens; or None for a dict with both.
         prompt_name: the name of the prompt to put before each text, as the model's files name it;
             by default, the default prompt in these files, if any.
-        prompt: the text of a prompt to use instead.
+        prompt: the text of a prompt, instead of `prompt_name`.
         truncate_dim: keep only the first `truncate_dim` numbers of each vector; None keeps all. As
             in sentence-transformers, a scaling to length 1 in the model's files comes before this
             truncation, and `normalize_embeddings=True` scales the truncated vectors again. Token

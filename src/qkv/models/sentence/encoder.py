@@ -186,7 +186,7 @@ class Encoder:
 
         Args:
             ids: integers in one row.
-            name: the name that errors use.
+            name: the name of the ids in errors.
             whole: whether to raise an error instead of truncating.
 
         Raises:

@@ -88,11 +88,11 @@ def rank(
 
     Args:
         query: the question.
-        documents: texts that may answer the question.
+        documents: texts that may answer the query.
         top_k: the number of documents to return; None returns all.
         return_documents: whether the results include the documents' texts.
         prompt_name: the name of the prompt before the query, as in `encode`.
-        prompt: the text of a prompt to use instead.
+        prompt: the text of a prompt, instead of `prompt_name`.
         batch_size: the number of pairs per batch if each pair has 128 tokens, as in `encode`.
         show_progress_bar: as in `encode`.
         activation_fn: applied to the logits: a function of an array, or one of torch.nn's
@@ -171,7 +171,7 @@ def predict_pairs(
     Args:
         inputs: pairs of texts, or one pair.
         prompt_name: the name of the prompt before the first text of each pair, as in `encode`.
-        prompt: the text of a prompt to use instead.
+        prompt: the text of a prompt, instead of `prompt_name`.
         batch_size: the number of pairs per batch if each pair has 128 tokens.
         show_progress_bar: as in `encode`.
         activation_fn: applied to the logits: a function of an array, or one of torch.nn's

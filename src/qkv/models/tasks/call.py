@@ -83,7 +83,8 @@ def call(
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. Replacement arrays, the arrays that functions
-            get, and `at.positions` have the same columns as `input_ids`. A function gets all texts.
+            get, and `at.positions` have the same columns as `input_ids`. A function gets all texts
+            at once.
 
     Raises:
         TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1; also as

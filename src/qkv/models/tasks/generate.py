@@ -119,7 +119,7 @@ def generate(
         seed: the seed of the random numbers, for repeatable results; each text uses its own
             numbers.
         stream: whether to yield the text while it grows, word by word.
-        stop: strings before which a new text ends.
+        stop: a new text ends before the first of these strings.
         trace: whether to trace the whole text, and to keep the logit and probability of each new
             token.
         ablate: heads to ablate, as in `trace`, for the prompt and new tokens; "mean" is not
@@ -207,7 +207,7 @@ def rows(
         max_new_tokens: as in `generate`.
         usual: the default number of new tokens, if the model has enough positions.
         copies: the number of rows per prompt; the rows of a prompt are consecutive.
-        stop: strings before which a new text ends.
+        stop: a new text ends before the first of these strings.
         seed: the seed of the random numbers of each row.
     """
     if not model.generates:

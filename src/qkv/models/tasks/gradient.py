@@ -114,7 +114,7 @@ class Target:
     """The number to differentiate: a weighted sum of logits and activations.
 
     Attributes:
-        rows: (n,), the packed rows with logits in the sum.
+        rows: (n,), the packed rows whose logits are in the sum.
         logits: (n, V), the weight of each of these logits.
         activations: arrays of weights, in the shapes of the activations, keyed by full name.
     """

@@ -295,9 +295,9 @@ def trace_stream(
 
     Raises:
         TypeError: `texts` is a single text, or an argument has the wrong type.
-        ValueError: as in `trace`; texts are numbered over all batches. An error about a text is
-            raised when the text's batch is reached. If `hide` names a word or position that no text
-            contains, the error is raised after the last batch.
+        ValueError: as in `trace`; errors number the texts across all batches. An error about a text
+            is raised when the text's batch is reached. If `hide` names a word or position that no
+            text contains, the error is raised after the last batch.
         KeyError: a name does not exist.
 
     >>> import qkv
