@@ -34,7 +34,7 @@ def in_turn(
 ) -> dict[str, list[float]]:
     """Time several calls in rounds; every round runs each call once.
 
-    So a temporary slowdown of the machine affects all calls equally.
+    A temporary slowdown of the machine therefore affects all calls equally.
 
     Args:
         calls: functions by name.
@@ -101,7 +101,7 @@ def sample(length: int, most: int = 256) -> list[slice]:
 
 
 def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **options: Any) -> Array:
-    """Compute the formula in float64 for some queries.
+    """Compute attention by its formula, in float64, for some of the queries.
 
     Args:
         query: `(..., Hq, L, d)`.
@@ -142,7 +142,7 @@ def allowed_error(query: Array, key: Array, value: Array) -> float:
 
 
 def plain_attention(query: Array, key: Array, value: Array, *, is_causal: bool = False) -> Array:
-    """Compute attention as tutorials do in NumPy, with all scores in memory."""
+    """Compute attention in plain NumPy, as in tutorials, with all scores in memory."""
     group = query.shape[-3] // key.shape[-3]
     if group > 1:
         key, value = np.repeat(key, group, axis=-3), np.repeat(value, group, axis=-3)
@@ -276,13 +276,13 @@ def survey(
 ) -> list[dict[str, Any]]:
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
-    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. The dict of a
-    task has the fields of the `Task`. Its entries `qkv` and `numpy` have the median `seconds` and
-    the largest `error`, and `times_faster` compares the two. `limit` is the machine's peak rate for
-    this work, and `share` is the fraction of the limit that qkv reaches.
+    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. The result for each
+    task is a dict with the fields of the `Task`. Its entries `qkv` and `numpy` have the median
+    `seconds` and the largest `error`, and `times_faster` compares the two. `limit` is the machine's
+    peak rate for this work, and `share` is the fraction of the limit that qkv reaches.
 
     Raises:
-        ArithmeticError: an error of qkv is larger than promised.
+        ArithmeticError: an error of qkv is larger than allowed.
     """
     return [_measured(task, rounds, advance) for task in tasks]
 

@@ -1,4 +1,4 @@
-"""Findings: measure the effect of edits at one position of a text; verify and publish it."""
+"""Measure, verify and publish findings: the effects of edits at one position of a text."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Finding:
     Attributes:
         model: a dict with the "name" of the model and the "sha256" of its stored parameters.
         text: the text as it was given.
-        position: the position of the word that an encoder predicts, from 0. A decoder predicts the
+        position: the position, from 0, of the word that an encoder predicts. A decoder predicts the
             token after this position.
         edits: records that fit the schema `qkv.edits.schema()`.
         claim: a sentence about the effect of the edits.
@@ -90,7 +90,7 @@ class Finding:
         return {"qkv_finding": 1, **{name: getattr(self, name) for name in fields}, **pairs}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the finding to a JSON file, which appears when it is complete."""
+        """Write the finding to a JSON file; a failed write leaves no file."""
         write(path, self.to_dict())
 
     @classmethod
@@ -190,8 +190,8 @@ def finding(
     Args:
         model: an encoder with a language-model head, or a decoder.
         text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
-        position: a token's position; negative numbers count from the end. An encoder predicts
-            the word at this position, a decoder predicts the next token. The default is the first
+        position: a token's position; negative numbers count from the end. An encoder predicts the
+            word at this position; a decoder predicts the token after it. The default is the first
             mask token; for a decoder, the last token.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words, positions and edges to mask, as in `Model.trace`.
@@ -278,8 +278,9 @@ def publish(
 
     Raises:
         FileNotFoundError: a file or the model is not on this machine.
-        ValueError: no finding is given; the findings belong to several models; the model has other
-            parameters than the findings' model; a file is damaged; or a page cannot run the model.
+        ValueError: no finding is given; the findings belong to several models; the model's
+            parameters are not those of the findings' model; a file is damaged; or a page cannot run
+            the model.
 
     >>> import qkv, tempfile
     >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")

@@ -262,10 +262,10 @@ def record(
     decoder's layers; `trace.other_layers` lists them. If a model has several parts, such as one for
     images and one for text, `module` selects the part to record.
 
-    Padding is removed on both sides. Layers are numbered by their `layer_idx`, or in the order of
-    their calls if a `layer_idx` is missing or repeated. Steps with a key/value cache are joined, as
-    if all tokens had run at once. Any other second forward pass restarts the trace. Other threads
-    are not recorded.
+    Padding before and after each text is removed. Layers are numbered by their `layer_idx`, or in
+    the order of their calls if a `layer_idx` is missing or repeated. Steps with a key/value cache
+    are joined, as if all tokens had run at once. Any other new forward pass restarts the trace.
+    Other threads are not recorded.
 
     Args:
         top_k: the number of weights to keep for each query.
@@ -355,7 +355,7 @@ def _paths(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
 
 
 def _check_one_part(layers: Sequence[_Layer], paths: Sequence[tuple[Any, str]]) -> None:
-    """Raise an error if several parts ran, except an encoder and its decoder."""
+    """Raise an error if several parts ran, unless they are an encoder and its decoder."""
     groups: dict[tuple[int, str], list[_Layer]] = {}
     for layer, (part, path) in zip(layers, paths, strict=True):
         if layer.first.part is not None:

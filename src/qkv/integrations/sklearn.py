@@ -23,8 +23,8 @@ class Encoding:
 
     Args:
         model: the argument of `qkv.load`: a folder, a short name or a Hub id.
-        prompt_name: the name of a prompt, as for `Model.encode`. All following arguments are also
-            arguments of `Model.encode`.
+        prompt_name: the name of a prompt, as for `Model.encode`. This argument and all following
+            ones are options of `Model.encode`.
         prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.

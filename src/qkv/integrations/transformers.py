@@ -191,8 +191,8 @@ def _options(
 ) -> tuple[dict[str, Any], Any, Ran]:
     """Return `(options, mask, ran)` for `qkv.attention`.
 
-    The options describe the visible keys if possible, and the mask is None. Otherwise, the mask
-    describes the visible keys.
+    If the options can describe the visible keys, the mask is None. Otherwise, the mask describes
+    the visible keys.
     """
     length, keys = query.shape[-2], key.shape[-2]
     if attention_mask is None:
@@ -218,7 +218,7 @@ def _options(
 def _collects_weights() -> bool:
     """Return whether `transformers` collects attention weights.
 
-    The library can do so without passing `output_attentions` to every layer.
+    The library can collect them without passing `output_attentions` to every layer.
     """
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)
