@@ -23,14 +23,14 @@ def wanted(show: bool | None) -> bool:
 def progress(
     what: str, total: int | None, show: bool | None = None, unit: str = ""
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; yield a function that gets the amount of new work done.
+    """Show a progress bar; yield a function that takes the amount of new work done.
 
     Args:
         what: the name of the bar.
         total: the total amount of work; None if unknown.
         show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after 2
             seconds of work.
-        unit: the name of the counted unit; if given, the bar shows units per second too.
+        unit: the name of the counted unit. With this name, the bar also shows units per second.
     """
     if not wanted(show):
         yield lambda _: None
@@ -63,7 +63,7 @@ def progress(
 
 @contextmanager
 def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str], None]]:
-    """Show the progress of a run; yield a function that gets the finished share and a description.
+    """Show the progress of a run; yield a function that takes the finished share and a description.
 
     Args:
         show: True shows a bar, False shows no bar, None shows a bar only on a terminal.

@@ -31,13 +31,13 @@ def leave(number: int, _: Any = None) -> NoReturn:
 
 @contextmanager
 def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]:
-    """Call `answer` when a signal would end the program; applies within the `with` block.
+    """Within the `with` block, call `answer` when a signal would end the program.
 
     Signals that are already ignored (for example under nohup) or handled are left unchanged. Only
     the main thread receives signals, so nothing changes in other threads.
 
     Args:
-        answer: gets the number of the signal and the current stack frame.
+        answer: a function that takes the number of the signal and the current stack frame.
         others: further signals that call `answer`, even if a handler is already set for them.
     """
     if threading.current_thread() is not threading.main_thread():

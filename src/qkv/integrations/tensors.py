@@ -128,7 +128,7 @@ class Rules:
         return {"window": (left, right), "q_offset": offset, **self._padding()}
 
     def _padding(self) -> dict[str, Any]:
-        """Return the texts' lengths if all padding follows the tokens, otherwise a mask of the keys."""
+        """Return the lengths of texts if all padding follows the tokens, otherwise a key mask."""
         if self.padding is None:
             return {}
         seen = self.padding[:, self.first_key : self.first_key + self.keys]

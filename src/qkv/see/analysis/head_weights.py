@@ -19,10 +19,11 @@ _MOST = 1e30  # Larger weights are replaced by NaN.
 
 
 class Summary(NamedTuple):
-    """A summary of one layer's weights, which replaces all weights of a long text.
+    """A summary of one layer's weights; for a long text, it is kept instead of the weights.
 
     Attributes:
-        indices: `(H, L, k)`, for each query the keys with the largest weights; -1 fills short rows.
+        indices: `(H, L, k)`, the keys with the largest weights of each query; short rows end with
+            -1.
         weights: `(H, L, k)`, the weights on these keys, largest first.
         received: `(H, S)`, the weight on each key, summed over all queries.
     """
@@ -55,7 +56,7 @@ class Axis:
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
-        """Return `(flags, numbers)`: the tokens of content words, and the number of each word."""
+        """Return `(flags, numbers)`: which tokens are content words, and an index per word."""
         return content(self.tokens, self.special)
 
     @cached_property
@@ -81,7 +82,7 @@ class Heads:
 
     Attributes:
         queries: the L queries.
-        layers: the numbers of the layers.
+        layers: the indices of the layers.
         weights: `(H, L, S)` for each layer; an empty list if only summaries were kept.
         summary: the summary of each layer; an empty list if all weights were kept.
         other_keys: the S keys, if they differ from the queries.
@@ -114,7 +115,7 @@ class Heads:
     untrained: bool = False
 
     def from_start(self, number: int, *, of: Literal["layer", "head"]) -> int:
-        """Convert a layer or head number that counts from the end to a number from 0.
+        """Convert a layer or head index that counts from the end to an index from 0.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0, 1], num_layers=6)
         >>> heads.from_start(-1, of="layer"), heads.from_start(0, of="layer")
@@ -181,7 +182,7 @@ class Heads:
     def best_links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> tuple[Array, Array, Array]:
-        """Return `(weights, queries, keys)`, each `(H,)`: the largest of each head's `links`."""
+        """Return each head's largest link: `(weights, queries, keys)`, each `(H,)`."""
         weights, at = self.links(layer, queries, keys)
         heads = np.arange(self.count)
         best = weights.reshape(self.count, -1).argmax(axis=1)
@@ -482,7 +483,7 @@ def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -
     """Merge weights between subwords `(..., L, S)` into weights between words.
 
     The weight on a word is the sum over its subwords; the weight from a word is the mean over its
-    subwords. So each row still sums to 1.
+    subwords. Each row therefore still sums to 1.
 
     Source:
         Clark et al. 2019, section 4.1.

@@ -159,7 +159,7 @@ class Opening:
         position: the position of the token.
         before: the likeliest words at the position, with their probabilities.
         hidden: the positions of the hidden word: the word whose hiding changes the guess most.
-            Empty if the text has no other word.
+            The list is empty if the text has no other word.
         word: the hidden word.
         after: the likeliest words with `word` hidden; equal to `before` if no word is hidden.
     """

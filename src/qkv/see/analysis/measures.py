@@ -11,14 +11,14 @@ from qkv.see.analysis.head_weights import Heads, Summary
 
 # The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
 # same thresholds, and docs/views.md explains them.
-STANDS_OUT = 0.1  # The smallest difference of a weight or a probability that is a finding.
+STANDS_OUT = 0.1  # The smallest difference, of a weight or a probability, that counts as a finding.
 OF_POSITIONS = 0.4  # A head attends to a position if its average weight there is at least this.
 
 Measure = Callable[[Array], Array]  # computes one number per head from weights (H, L, S)
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
-    """Compute each measure of all heads, `(layers, heads)`; a measure that is unknown is None.
+    """Compute each measure for all heads, `(layers, heads)`; unknown measures are None.
 
     If only the largest weights of a text were kept, only `first` and `separators` are known: they
     need only the summed weight on each key.
@@ -64,7 +64,7 @@ def entropy(weights: Array) -> Array:
 
 
 def on_offset(weights: Array, offset: int) -> Array:
-    """Compute the mean weight on the token `offset` positions later; -1 is the previous token.
+    """Compute the mean weight on the token `offset` positions after the query; -1 is the previous.
 
     The result is `(H,)`. Queries without such a token, and queries that attend to nothing, are left
     out.
@@ -147,7 +147,7 @@ def distance(weights: Array) -> Array:
 
 
 def summarize(weights: Array, top_k: int) -> Summary:
-    """Reduce weights `(H, L, S)` to the largest weights of each query and the sum on each key.
+    """Reduce weights `(H, L, S)` to each query's largest weights and each key's summed weight.
 
     Of equal weights, the earlier key comes first.
 

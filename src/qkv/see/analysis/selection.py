@@ -14,7 +14,7 @@ from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, attended
 
 ASKED = "it was requested"
 _LEAST = 0.05  # Links with smaller weights are not compared.
-_WEAK = 0.1  # If all links between content words are smaller, other links may be shown.
+_WEAK = 0.1  # If all links between content words are below this weight, other links may be shown.
 
 
 class Notation(NamedTuple):
@@ -26,7 +26,7 @@ class Notation(NamedTuple):
 
 
 def percent(share: float) -> str:
-    """Write a probability or a weight in per cent, in the format of the live page.
+    """Write a probability or a weight as a percentage, in the format of the live page.
 
     >>> [percent(share) for share in (0.138, 0.0731, 0.0004, 0.0)]
     ['14%', '7.3%', 'under 0.1%', '0%']
@@ -132,10 +132,10 @@ def choose_head(
 
     The function returns `(head, ranked links)`.
 
-    For a text with a gap, choose the head whose removal changes the guess most, as `removing`
-    measures it. Without a gap, or if positions were requested, choose the head whose strongest link
-    is furthest above the usual weight. If the difference is below 0.1, or the model is untrained,
-    the headline says that no head stands out.
+    For a text with a gap, choose the head whose removal changes the guess most (see `removing`).
+    Without a gap, or if positions were requested, choose the head whose strongest link is furthest
+    above the usual weight. If the difference is below 0.1, or the model is untrained, the headline
+    says that no head stands out.
 
     `layer` and `head` restrict the choice to a layer or a head. Links lead from `queries` to
     `keys`, which are positions. If a requested head has no link between content words, its largest
@@ -223,7 +223,7 @@ def _at_gap(
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """Return the key with a query's largest weight; prefer content words with 0.1 or more."""
+    """Return the key of a query's largest link or, if that is below 0.1, of its largest weight."""
     links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
     best = next(links, None)
     if best is not None and best.weight >= _WEAK:
@@ -240,7 +240,7 @@ def _any_link(seen: Heads, layer: int, head: int) -> Link | None:
 
 
 def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
-    """Write the reason why the head of this link is shown."""
+    """Explain why the head of this link is shown."""
     query, key = seen.queries.names[link.query], seen.keys.names[link.key]
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if asked else "its link between two content words"
@@ -281,8 +281,7 @@ def contrasting_head(
     means equal weights, 1 means no key in common. Ties go to the lowest layer, then the lowest
     head.
 
-    A head of trained models stands out if the number of any link differs by at least 0.1 between
-    the texts.
+    A head of trained models stands out if any link differs by at least 0.1 between the texts.
 
     If the word is the gap in both texts, the head with the largest effect in `moved` is chosen. The
     effect is the change of the guesses when the head is removed.
@@ -350,7 +349,7 @@ def _by_name(heads: Heads, weights: Iterable[tuple[int, float]]) -> dict[str, fl
 
 
 def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
-    """Compute the total variation distance between two sets of weights by token name.
+    """Compute the total variation distance between two sets of weights, keyed by token name.
 
     >>> _apart({"a": 0.5, "b": 0.5}, {"b": 0.5, "c": 0.5})
     0.5
@@ -407,7 +406,7 @@ def heads_among(
 def checked_head(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> tuple[int | None, int | None]:
-    """Check a layer and a head; return both counted from 0. Here -1 means the last layer or head.
+    """Check a layer and a head; return both counted from 0. Index -1 means the last one.
 
     Raises:
         IndexError: the layer or the head is out of range.

@@ -202,7 +202,7 @@ class Score(NamedTuple):
 
     Attributes:
         name: a short name.
-        of: the measured weight, in words.
+        of: a phrase for the measured weight.
         head: the name for heads with a high score.
     """
 
@@ -249,7 +249,7 @@ class Replay:
 
     @property
     def layers(self) -> list[int]:
-        """Return the numbers of the layers."""
+        """Return the indices of the layers."""
         return self.heads.layers
 
     @property

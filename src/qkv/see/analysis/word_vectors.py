@@ -19,7 +19,7 @@ class Movement:
     """The change of each token from its static to its contextual vector, all `(T,)` float64.
 
     Attributes:
-        cosine: the cosine between both vectors: 1 for the same direction; 0 if a vector is all
+        cosine: the cosine between the two vectors: 1 for the same direction, 0 if a vector is all
             zeros.
         static_length: the length of the static vector, the token's row in the token table.
         contextual_length: the length of the contextual vector, after the last layer.
@@ -175,10 +175,10 @@ def fit_plane(
 ) -> Plane:
     """Find the two directions of largest variance in two sets of vectors together.
 
-    Each set is centred on its own mean first, so that the plane shows the vectors' relations to
-    each other and not the distance between the sets. The largest component of each direction is
-    positive, so that the same vectors always give the same picture. The computation uses NumPy's
-    singular value decomposition in float64.
+    Each set is first centred on its own mean, so that the plane shows how vectors differ within the
+    sets, not how far apart the sets are. The largest component of each direction is positive, so
+    that the same vectors always give the same picture. The computation uses NumPy's singular value
+    decomposition in float64.
 
     Args:
         original: `(n, D)`, finite numbers.

@@ -207,7 +207,7 @@ def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
 
 
 def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
-    """Draw nodes in rows, and edges, wider for larger numbers, with the strongest in front."""
+    """Draw nodes in rows, and edges that are wider for larger numbers, the widest in front."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
 

@@ -60,7 +60,7 @@ def width_of(word: str) -> float:
 
 @lru_cache(maxsize=1024)
 def _fonts(text: str) -> tuple[tuple[str, str], ...]:
-    """Name the standard font, then each installed font that adds letters of the text to it."""
+    """List the standard font, then each installed font that can draw further letters of a text."""
     from matplotlib import font_manager
 
     standard = str(font_manager.findfont("DejaVu Sans"))
@@ -90,7 +90,7 @@ def _glyphs(path: str) -> frozenset[int]:
 
 
 Box = tuple[float, float, float, float]
-# in sixteenths of a full circle, in order: right, left, above, below, then the others
+# in sixteenths of a full circle, in order of preference: right, left, above, below, the others
 _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
 _FAR = 14.0  # at larger distances, a line joins the label to its point
 

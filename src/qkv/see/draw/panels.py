@@ -213,7 +213,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Lines(Panel):
-    """A chart of lines over evenly spaced names, such as layers or training steps.
+    """A line chart with evenly spaced names, such as layers or steps, on the horizontal axis.
 
     Attributes:
         lines: the lines.

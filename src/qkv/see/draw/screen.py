@@ -49,8 +49,8 @@ class Screen:
         colors: the number of background colours: 0, 256 or 2**24.
         encoding: the encoding of the output, which decides whether characters beyond ASCII are
             used.
-        theme: the terminal's background, "light" or "dark". If it is None (not known), cells are
-            marked instead of shaded.
+        theme: the terminal's background, "light" or "dark". If the background is unknown (None),
+            cells are marked instead of shaded.
     """
 
     width: int = 80
@@ -185,7 +185,7 @@ def _fits(text: str, encoding: str) -> bool:
     return True
 
 
-_WAIT = 0.3  # The seconds to wait for an answer; a terminal that answers does so at once.
+_WAIT = 0.3  # The number of seconds to wait for an answer, which normally comes at once.
 # A request for the background colour, then a request that every terminal answers.
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")

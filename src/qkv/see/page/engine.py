@@ -38,7 +38,7 @@ from qkv.text.tokenizer import Tokenizer
 #   `layers`, `heads`, `kv_heads`, `dim` and `vocabulary` are counts.
 #   `size` is the size of a head's queries.
 #   `most` is the maximum number of tokens in a text, or null.
-#   `eps` is the eps of the norms.
+#   `eps` is the epsilon of the norms.
 #   `mask` is the mask token, or null.
 #   `next` is true if logits are for the next token.
 #   `bert` is true if the layers have the same steps as in BERT.
@@ -51,7 +51,7 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in 
 
 
 def need_engine(model: Model, call: str = "play") -> None:
-    """Raise an error that names the call if a page cannot run a model.
+    """Raise an error if a page cannot run a model; the error names `call`.
 
     Raises:
         ValueError: a page cannot run the model; `engine_payload` lists the possible reasons.

@@ -39,7 +39,7 @@ from qkv.see.steps.walk import Walk
 #
 # START is the first state of a page.
 #
-#   `text` is an index in `texts`.
+#   `text` is an index into `texts`.
 #   `layer` and `head` are numbers.
 #   `query` is the position of a token, or null.
 #   `chosen` is the reason why this head is shown.
@@ -59,7 +59,7 @@ from qkv.see.steps.walk import Walk
 #   `words` lists the words as [first, last + 1, word], or is null if no token is a subword.
 #   `key_words` is the same list for the keys.
 #   `split` is the position at which the second of two sentences begins, or null.
-#   `layers` has the numbers of the layers.
+#   `layers` has the indices of the layers.
 #   `heads` is H, `length` is L, and `key_length` is S.
 #   `weights` is a packed array (layers, H, L, S), or null.
 #   `scores` is a packed array (k, H, L, S) of scaled and masked scores, with their `layers`, or
@@ -222,14 +222,15 @@ def check_theme(theme: str, call: str) -> str:
 #   `run` is the name of the run.
 #   `tokens` has L strings.
 #   `special` has 1 for each special token, and 0 for the others.
-#   `layers` has the numbers of the layers.
+#   `layers` has the indices of the layers.
 #   `heads` is H.
 #   `steps` has the steps of all snapshots.
 #   `shown` has the indices in `steps` of the snapshots with weights.
 #   `weights` has shares (shown, layers, H, L, L).
 #   `hidden` has bits, or is null.
-#   `scores` is a list of measures. Each has a `name`, the averaged weight in words (`of`), a name
-#   for heads with a high score (`head`), and a list of layers x H numbers for each step (`values`).
+#   `scores` is a list of measures. Each measure has a `name`, a phrase for the averaged weight
+#   (`of`), a name for heads with a high score (`head`), and a list of layers x H numbers for each
+#   step (`values`).
 #   `score` is the index in `scores` of the score that the sentence describes.
 #   `becomes` is the smallest score for which a head is called by the name in `head`.
 #   `losses` is a list of [step, loss].
@@ -276,11 +277,11 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 #   `of` has the number of each token's sentence.
 #   `before` is a list of points [x, y].
 #   `explained` has the share of the variance along each axis.
-#   `stages` is a list of stages. Each has a `name`, its `points` [x, y], the lengths of the arrows
-#   (`moved`), the share of the variance in the plane (`held`), and a `cosine` per token.
+#   `stages` is a list of stages. Each stage has a `name`, its `points` [x, y], the lengths of the
+#   arrows (`moved`), the share of the variance in the plane (`held`), and a `cosine` per token.
 #   `labelled` has the positions of the labelled tokens.
-#   `pairs` is a list of words in two sentences. Each has the `word`, two positions (`a` and `b`),
-#   and the `cosine` before attention and at each stage.
+#   `pairs` is a list of words in two sentences. Each entry has the `word`, two positions (`a` and
+#   `b`), and the `cosine` before attention and at each stage.
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
@@ -303,7 +304,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `own_step` is the index of the step that is compared with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
-#   `which` names the head, and has its headline.
+#   `which` is the name of the head, with its headline.
 #   `reasons` has the reasons for this head.
 #
 # ARRAY is one array of a walk.

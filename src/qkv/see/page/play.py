@@ -227,7 +227,7 @@ class Stories:
     Attributes:
         told: the stories.
         searched: the number of searched sentences.
-        found: the number of sentences whose guess one intervention changes.
+        found: the number of sentences in which one intervention changes the guess.
     """
 
     told: tuple[Story, ...]

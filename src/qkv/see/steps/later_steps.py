@@ -86,7 +86,7 @@ def _mlp_steps(walk: Walk, read: str, block: Block) -> str:
 
 
 def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
-    """Add the steps of the activation and of the projections up, down and, if it exists, gate.
+    """Add the steps of the activation and of the up, down and (if present) gate projections.
 
     The steps show only the largest hidden units.
     """
@@ -109,7 +109,7 @@ def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
 def word_steps(walk: Walk, model: Model, last: str) -> None:
     """Add the steps after the walk's block, up to the probabilities of the words.
 
-    All later blocks are one step; the final norm and the head follow.
+    All later blocks are one step; the final norm and the language-model head follow.
 
     Args:
         walk: the walk so far.
@@ -146,7 +146,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
 
 
 def word_head(model: Model) -> BuiltHead | None:
-    """Build the head that computes the logits of words; None if the model predicts no words."""
+    """Build the language-model head; None if the model predicts no words."""
     design = model.design
     if not isinstance(design, Design) or design.head is None:
         return None
@@ -168,7 +168,7 @@ def probabilities_step(walk: Walk, shown: dict[int, str], where: str) -> None:
 
 
 def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) -> None:
-    """Add the steps of the head, which reads `y`, the vector at the walk's position."""
+    """Add the steps of the language-model head, which reads `y`, the vector at the position."""
     how, last, cell = head.steps, "y", (0, 0)
     if how.dense:
         linear_step(walk, "head", under(head.parameters, "head.dense_proj."), cell=cell)
@@ -263,7 +263,7 @@ def _sum_row(walk: Walk) -> str:
 
 
 def _is_skipped(walk: Walk, name: str) -> bool:
-    """Return whether this norm precedes the heads and is therefore no later step."""
+    """Return whether this norm precedes the heads and is therefore not a later step."""
     if name == "ln1.normalized":
         return ("normalized_resid_post", walk.layer) not in walk.trace
     return name == "ln2.normalized" and ("normalized_resid_post", walk.layer) in walk.trace

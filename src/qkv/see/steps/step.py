@@ -184,7 +184,7 @@ PHRASES: Mapping[str, str] = _DATA["phrases"]
 
 
 def fill(text: Any, given: Mapping[str, Any]) -> Any:
-    """Replace placeholders by values in a row of steps.json, or in a part of the row.
+    """Replace placeholders with values in a row of steps.json, or in a part of a row.
 
     >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
     {'of': 'Q', 'rows': [3]}
@@ -320,7 +320,7 @@ class Walk:
 
     @property
     def position(self) -> int:
-        """Return the walk's position: the query of the written sums and of the predicted words."""
+        """Return the walk's position: the query of the written-out sums and the predicted words."""
         return self.cell[0]
 
     @property

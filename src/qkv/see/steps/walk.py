@@ -37,8 +37,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
         trace: a model's trace of one text.
         layer: the layer; -1 is the last.
         head: the head.
-        model: the model. Without it, Q, K and V are taken from the trace, and the steps after the
-            heads end where the trace lacks numbers.
+        model: the model. Without a model, Q, K and V are taken from the trace, and the steps after
+            the heads end where the trace lacks numbers.
 
     Raises:
         IndexError: `layer` or `head` is out of range.

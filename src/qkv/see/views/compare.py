@@ -276,8 +276,8 @@ def compare(
     """Compare one word in two texts, or two runs of one text.
 
     For a word, the view shows the similarity of its vectors at each layer, and its attention. If
-    the model cuts the word into subwords, the vectors and weights of the subwords are averaged. If
-    a text contains the word several times, the first occurrence is used.
+    the model splits the word into subwords, the vectors and weights of the subwords are averaged.
+    If a text contains the word several times, the first occurrence is used.
 
     Without `word`, the view chooses the content word that both texts share. If they share several,
     the view chooses the word whose vectors after the last layer are least similar. Without `layer`

@@ -47,11 +47,11 @@ class HeadShown(View):
 
     @abstractmethod
     def _all_heads(self) -> Sequence[Heads]:
-        """Return all heads of each text as the view shows them: between tokens or between words."""
+        """Return all heads of each text, with weights between tokens or words, as in the view."""
 
     @property
     def top(self) -> float:
-        """Return the end of the scale of weights."""
+        """Return the upper end of the scale of weights."""
         layer, head = self.head.layer, self.head.head
         return scale_end((part.known(layer, head) for part in self._all_heads()), self.stretch)
 

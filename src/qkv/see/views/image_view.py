@@ -72,7 +72,7 @@ class ImageView(View):
 
     @property
     def sentence(self) -> str:
-        """Name the patch with the largest weight, and count the patches with half of the weight."""
+        """Name the patch with the largest weight; state how many patches get half of the weight."""
         (row, column), patch = self.strongest, self.looking
         weights, query = self.weights[self.head], self._name
         if patch is not None:
@@ -199,7 +199,7 @@ def image_view(
 
     Raises:
         TypeError: the dtype of the image is not uint8.
-        ValueError: the trace is not a trace of an image, or holds no weights, or the image or the
+        ValueError: the trace is not from an image, the trace holds no weights, or the image or the
             query does not match the trace.
         IndexError: `layer`, `head` or `query` is out of range.
 

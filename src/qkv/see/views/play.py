@@ -216,8 +216,8 @@ def play(
 
     `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
     model, the file has about 4/3 of the model's size in float16; above 64 MB, a warning is issued.
-    A notebook writes the page to a file in its own folder (`qkv-play-....html`) and shows the file
-    in a frame.
+    A notebook writes the page to a file in the notebook's folder (`qkv-play-....html`) and shows
+    the file in a frame.
 
     The page opens with one sentence and the guess in its gap; a click on a word hides the word.
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the

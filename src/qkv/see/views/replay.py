@@ -40,7 +40,7 @@ class ReplayView(HeadShown):
 
     @property
     def top(self) -> float:
-        """Return the end of the scale of weights."""
+        """Return the upper end of the scale of weights."""
         return scale_end([self.weights], self.stretch)
 
     @property

@@ -27,8 +27,8 @@ class Change:
 
     Attributes:
         token: the position of the token.
-        distance: the distance between both vectors.
-        cosine: the cosine between both vectors.
+        distance: the distance between the two vectors.
+        cosine: the cosine between the two vectors.
         length: the length of the vector in the first run.
     """
 

@@ -167,7 +167,7 @@ def plot_shift(
 
     Vectors are scaled to length 1: like a cosine, the picture compares only directions. The vectors
     before attention are centred on their mean, and so are the vectors after it. The plane is the
-    PCA plane of all these vectors. Vectors before attention are blue, vectors after attention are
+    PCA plane of all these vectors. Vectors before attention are blue; vectors after attention are
     red. If there are more than 20 tokens, only the tokens that moved furthest in the plane are
     labelled.
 

@@ -107,8 +107,8 @@ def show(
 
     Unless `layer` and `head` are given, all views choose the head by the same rule. In a text with
     a gap (the model's mask token), the view removes each head in turn and measures the guess at the
-    first gap. It chooses the head whose removal moves the most probability to other words. If a
-    model has more than 48 heads, only heads of the last layers are removed, up to 48.
+    first gap. The view chooses the head whose removal moves the most probability to other words. If
+    a model has more than 48 heads, only heads of the last layers are removed, up to 48.
 
     In a text without a gap, the view chooses the head whose link exceeds the usual weight most. A
     link is a head's largest weight between two different content words. The usual weight is the
@@ -260,7 +260,7 @@ def head_view(
             `model.trace(text, target=...)`, contains all three kinds of attention.
         tokens: the L tokens; not needed for a text or a trace.
         sentence_b_start: the position at which the second of two sentences begins.
-        prettify_tokens: whether the marks of tokenizers ("Ġ", "▁", "</w>") are removed.
+        prettify_tokens: whether tokenizer marks ("Ġ", "▁", "</w>") are removed.
         layer: the layer to show first.
         heads: the heads to mark; the first one is shown when the page opens.
         encoder_attention: the attention in the encoder of an encoder-decoder; it needs
@@ -271,8 +271,8 @@ def head_view(
         encoder_tokens: the tokens of the encoder.
         decoder_tokens: the tokens of the decoder.
         include_layers: the layers to show; by default all layers.
-        html_action: with "view", a notebook shows the view at once, and other programs get the view
-            as the result. With "return", the result is always the view, with its HTML in `.data`.
+        html_action: "view" shows the view in a notebook at once, and returns it outside a notebook.
+            "return" always returns the view, with its HTML in `.data`.
         pieces: whether subwords are shown separately, instead of merged into words.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.

@@ -45,7 +45,7 @@ class WalkView(View):
 
     @property
     def top(self) -> float:
-        """Return the end of the scale of weights."""
+        """Return the upper end of the scale of weights."""
         maps = (step for step in self.walk.steps if step.weights and step.name != "probs")
         return scale_end([step.values for step in maps], self.stretch)
 
