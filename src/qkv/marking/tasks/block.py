@@ -316,7 +316,7 @@ def words() -> list[BlockCall]:
 def _others() -> tuple[Group, ...]:
     """Return all tests except the first; the last test is for functions that take heads."""
     zeros, large = (_drawn(np.random.default_rng(seed), 2, 2, 2) for seed in (5, 6))
-    zeros.x[0] = 0  # in a longer text, eps would have an effect
+    zeros.x[0] = 0  # in texts of more than two words, eps would matter
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     large = replace(large, parameters={**large.parameters, **scores_of_1000})
     return (
@@ -373,7 +373,7 @@ class BlockMarking(Marking):
         compute: a function that computes the output of a case with given steps.
         steps: the right steps in the default style.
         first: the first test.
-        parts: the parameters that disable a part if they are zero, keyed by part.
+        parts: the parameters to set to zero to disable a part, keyed by part.
         returns: the right return statement.
     """
 

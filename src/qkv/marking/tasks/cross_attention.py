@@ -114,7 +114,7 @@ CAUSAL = _TEXTS.mistakes(
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-# with _LOW, a query that sees no key does not give nan
+# with _LOW, the output of a query without visible keys is not nan
 INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
@@ -122,7 +122,7 @@ BATCHES = (
     *ATTENTION_BATCHES,
 )
 
-# mistakes in one attention; with two attentions, exchanged roles are reported only alone
+# In functions with two attentions, exchanged roles are not reported together with another mistake.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
@@ -150,13 +150,13 @@ EXCHANGED: tuple[Callable[..., Any], ...] = (
 
 
 def masks_of(*words: str) -> Array:
-    """Read a mask (S,), or (B, S) for several texts, from digits: 1 means visible."""
+    """Convert one string of digits per text to a mask (S,) or (B, S); 1 means visible."""
     masks = np.array([[digit == "1" for digit in text] for text in words])
     return masks if len(words) > 1 else masks[0]
 
 
 def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
-    """Draw arrays of sizes L, D, d, dv in multiples of 1/2; `masks_of` reads the masks."""
+    """Draw multiples of 1/2 for the sizes L, D, d, dv; each mask is a string of digits."""
     rng, mask = generator(seed), masks_of(*masks)
     words, width, d, dv = sizes
     shapes = {"x": (*mask.shape[:-1], words, width), "context": (*mask.shape, width)}

@@ -103,7 +103,7 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return steps that connect some parts differently, for each subset of the three parts."""
+    """For each subset of the three parts, return steps that connect this subset with `other`."""
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
@@ -248,7 +248,7 @@ def _drawn(
         words: the number of words of x in each text.
         width: the size of a word vector.
         wide: the size of the MLP's hidden layer.
-        masks: digits for `masks_of`, per text.
+        masks: one string of digits per text, read by `masks_of`.
     """
     rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
     mask = masks_of(*masks)

@@ -27,7 +27,7 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return the weights (length, length) of a recurrence that keeps a part of its state."""
+    """Return the weights (length, length) of the recurrence keep * state + (1 - keep) * x."""
     steps = _steps(length)
     return np.where(steps >= 0, (1 - keep) * keep ** abs(steps), 0)
 
@@ -120,7 +120,7 @@ def _sentences() -> list[tuple[Any, ...]]:
 
 
 def _no_such_word(wrong: Outcome) -> Finding | None:
-    """Recognize a function that raises an error for a word without an id."""
+    """Describe a function that raises a KeyError for a word outside the vocabulary."""
     if not isinstance(wrong.error, KeyError):
         return None
     return _TEXTS.finding("ids-unknown-raises", wrong, error=told(wrong))
@@ -212,11 +212,11 @@ ROTATION = exercise(
     returns="return matrix  # (dim, dim)",
 )
 
-# lesson 7: how much a head attends to a neighbour, and the effect of heads
+# lesson 7: the attention of a head to a neighbour, and the effect of removing heads
 
 
 def neighbour_score(weights: Array, step: int) -> Any:
-    """Return the mean of the weights (T, T) from tokens to the token `step` positions later."""
+    """Return the mean weight from each token to the token `step` positions later."""
     return np.diagonal(weights, step).mean()
 
 
@@ -225,7 +225,7 @@ def _wrapped(weights: Array, step: int) -> Any:
 
 
 def _patterns() -> list[tuple[Any, ...]]:
-    """Return different rows of weights, each with the sum 1."""
+    """Draw weights whose rows sum to 1, for different lengths and steps."""
     cases: list[tuple[Any, ...]] = []
     for number, (tokens, step) in enumerate([(3, 1), (3, -1), (5, -2), (6, 2)]):
         weights = generator(number).integers(1, 10, (tokens, tokens)).astype(float)
@@ -262,9 +262,9 @@ NEIGHBOUR_SCORE = exercise(
     returns="return score",
 )
 
-# Five numbers about the two vectors of bank in qkv's own encoder without these heads: the cosine;
-# the cosine with the heads removed only for the first text; the same for the second text; the
-# cosine with layer and head numbers exchanged; the dot product. A test repeats the measurement.
+# Keys: the heads removed from qkv's own encoder. Values: the cosine of bank's two vectors; the
+# cosine if the heads are removed only for the first text; only for the second text; the cosine if
+# layer and head are exchanged; the dot product. A test repeats the measurement.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
@@ -278,7 +278,7 @@ def _measured(column: int) -> Callable[..., Any]:
 
 
 def closeness(heads: Any) -> Any:
-    """Return the cosine of the two vectors of bank in the encoder without these heads."""
+    """Return the cosine between the two vectors of bank after these heads are removed."""
     return _measured(0)(heads)
 
 

@@ -41,7 +41,7 @@ def compute(case: Run, steps: Steps) -> Array:
     kept = Kept(np.zeros((0, w_k.shape[1])), np.zeros((0, w_v.shape[1])))
     outs: list[Array] = []
     before = 0
-    words = case.arrays["x"][:0]  # the `before` words of earlier calls
+    words = case.arrays["x"][:0]  # words of earlier calls
     for x in case.pieces():
         if case.later is not None and outs:
             w_q, w_k, w_v = (case.later[name] for name in _WEIGHTS)
@@ -100,7 +100,7 @@ RIGHT: Steps = MappingProxyType(
 
 
 def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
-    """Combine cached and new rows in this way, both for attention and for the new cache."""
+    """Return steps that use `way` to combine cached and new rows, for attention and the cache."""
     return {"reads": way, "keeps": way}
 
 
@@ -138,9 +138,9 @@ CACHING = _TEXTS.mistakes(
         ],
     }
 )
-# for a step that returns None as its cache, and thus works without a cache
+# for a step whose first call returns None as the cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# shows when projections change between calls: cached rows come from the earlier projections
+# found by changing the projections between calls: cached rows should stay unchanged
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
@@ -224,7 +224,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """Add a table of positions with three more rows than words; the last row is 0."""
+    """Add a table of position vectors: three more rows than words, and zeros in the last row."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0

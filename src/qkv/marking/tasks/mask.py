@@ -139,8 +139,8 @@ def _masked(query: Any, key: Any, mask: Any) -> Case:
 
 
 # First case: scores [[1000, 0], [-1000, 0]]; the larger score of each row is masked. Second case:
-# scores [[636, 0], [-636, -636], [25, 0]]; 636, one -636 and 25 are masked. The two cases
-# distinguish a finite number for masked scores from a maximum that includes masked scores.
+# scores [[636, 0], [-636, -636], [25, 0]]; 636, one -636 and 25 are masked. Together, the cases
+# tell two mistakes apart: a finite number instead of -inf, and a maximum over masked scores.
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(

@@ -148,7 +148,7 @@ MISTAKES = (
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
-    """Return mistakes with the base or the dim that explain a wrong table (3, 4)."""
+    """Return two mistakes for a wrong table (3, 4): the base or the dim that would give this table."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
     base = angle**-2.0  # with dim 4, pair 1 rotates by base ** (-2 / 4) per position
@@ -161,7 +161,7 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
 
 
 def _second_angle(table: Array) -> float:
-    """Return the angle of pair 1 between positions 1 and 2, or 0 if the angle is negative."""
+    """Return the angle by which pair 1 rotates from position 1 to 2; 0 if negative."""
     before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 

@@ -188,11 +188,11 @@ class StepMarking(Marking):
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
     def last_calls(self, others: Sequence[Run], recomputed: Sequence[Mistake]) -> None:
-        """Check that a step that is right so far uses its cache, and does not write to it.
+        """If no call was wrong so far, check that the step uses its cache and does not modify it.
 
         Args:
             others: texts whose projections change after the first call.
-            recomputed: mistakes that compute cached rows again, as `others` reveals.
+            recomputed: the mistake of computing cached rows again, in several variants.
         """
         if self.wrong:
             return

@@ -24,16 +24,16 @@ class Task:
 
     Attributes:
         name: the name for the option `--task`.
-        mark: the marker. It takes a function and one of `ways`, or a tuple of values, and raises a
-            TypeError if the function does not accept the arguments.
-        looks_for: names of the function or class. The first name found in a file is marked;
-            `--task` also accepts these names.
+        mark: a function that marks an answer: a learner's function with one of `ways`, or a tuple
+            of values. It raises a TypeError if the learner's function has the wrong parameters.
+        looks_for: possible names of the function or class, also accepted by `--task`. The first
+            name found in a file is marked.
         signature: the call, and the shape or form of its result.
         asks: a description of the right result.
         ways: the possible signatures of the function, the usual signature first.
         also: more names for the function, accepted if the task was chosen with `--task`.
-        everyday: names in `looks_for` that are also common names of helper functions; such a
-            helper does not count as an answer.
+        everyday: names in `looks_for` that are also common for helper functions; a helper does not
+            count as an answer.
         values: the names of the marked values, if the answer is not a function.
         may_use: whether an answer may call qkv.
         by_name: whether the task must be chosen by name, since another task looks for the same
@@ -65,7 +65,7 @@ def task(name: str, mark: Callable[[Any, str], CheckResult]) -> Task:
 
 
 class Texts:
-    """The texts of one module's mistakes.
+    """Descriptions of the mistakes of one module.
 
     Each table of the module's TOML file describes a mistake with fields of `Mistake`, for example
     `says`. The table's name is the mistake's key, unless the table has a field `key`. A table that

@@ -37,12 +37,12 @@ def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Ar
 
 
 def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return three variants: `other` connects both parts, only the first, or only the second."""
+    """Return three variants: use `other` for both parts, only the first, or only the second."""
     return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
 
 
 def _normed_by(first: int, second: int) -> Steps:
-    """Return steps in which the two parts use the norms with these numbers."""
+    """Return steps in which the parts use the norms with these two indices."""
     return wire(lambda x, parts, norms: pre_norm(x, parts, (norms[first], norms[second])))
 
 

@@ -146,7 +146,7 @@ SOURCE = _TEXTS.mistakes(
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
-# shows when projections change between calls: cached keys come from the earlier projections
+# found by changing the projections between calls: cached keys should stay unchanged
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [

@@ -1,4 +1,4 @@
-"""Descriptions of wrong attention functions that no known mistake explains."""
+"""Findings about wrong attention functions whose results match no known mistake."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ _TEXTS = Texts(__name__)
 
 
 def odd_shape(runs: list[Outcome]) -> Finding | None:
-    """Describe a function that is wrong only for unequal lengths, or for unequal sizes."""
+    """Describe a function that fails only if two lengths differ, or only if two sizes differ."""
     wrong = first_wrong(runs)
     lengths = _sides(runs, lambda case: (list(case.arrays.values())[1].shape[-2], _queries(case)))
     if "query" in wrong.case.arrays and _whole_sides(lengths):
@@ -41,7 +41,7 @@ def _queries(case: Case) -> int:
 def _sides(
     runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """Return two lists: runs whose first size is smaller, and runs whose first size is larger."""
+    """Return the runs with first size < second size, and the runs with first size > second size."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -52,7 +52,7 @@ def _sides(
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether one side has only wrong runs, and no side mixes right and wrong runs."""
+    """Tell whether some side has only wrong runs, and no side has both right and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -63,7 +63,7 @@ def _lengths(run: Outcome) -> str:
 
 
 def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
-    """Describe a function that is right for some lengths and wrong for all other lengths."""
+    """Describe a function whose result is right or wrong depending only on the lengths."""
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
@@ -71,26 +71,26 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
         return None  # the mask may be the cause
     if not right or wrong[0].error is not None:
         return None
-    others = [call(_negated(run.case)) for run in right]  # the results may be right by accident
+    others = [call(_negated(run.case)) for run in right]  # to exclude luck
     return some_lengths(wrong[0], right) if all(run.is_right for run in others) else None
 
 
 def _negated(case: Case) -> Case:
-    """Negate the query of a case, so that every score changes its sign."""
+    """Negate the query of a case, which changes the sign of every score."""
     return replace(case, arrays={**case.arrays, "query": -case.arrays["query"]})
 
 
 def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
-    """Describe a function that is right only for some lengths, probably because of its blocks."""
+    """Describe a function that is right only for some lengths, such as multiples of a block."""
     good = ", ".join(dict.fromkeys(map(_lengths, right)))
     failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
     return _TEXTS.finding("some-lengths", wrong, right=good, wrong=_lengths(wrong), failed=failed)
 
 
 def large_scores(wrong: Outcome) -> Finding:
-    """Describe a function that is right only for small numbers.
+    """Describe a function that is right for small scores and wrong for large scores.
 
-    With large numbers, functions of `math` raise an error, and functions of NumPy give nan.
+    For large scores, exp overflows: `math.exp` raises an error, and `np.exp` leads to nan.
     """
     no_max, global_max = LARGE
     if isinstance(wrong.error, OverflowError | ZeroDivisionError):
@@ -100,7 +100,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for the large scores of `steps.large_ones`."""
+    """Describe a wrong result for the case that `steps.large_ones` returns."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)
@@ -110,7 +110,7 @@ def large_ones(wrong: Outcome) -> Finding:
 
 
 def empty_row(wrong: Outcome) -> Finding | None:
-    """Describe a function that is wrong only in rows in which all keys are masked."""
+    """Describe a function that is wrong only in fully masked rows."""
     row_nan, row_uniform = EMPTY
     if wrong.error is not None:
         return _TEXTS.finding("masked-row-raises", wrong, error=in_words(wrong.error))
@@ -129,7 +129,7 @@ def wrong_batch(wrong: Outcome) -> Finding | None:
 
 
 def second_output(runs: list[Outcome]) -> Finding | None:
-    """Describe wrong weights that a function returns together with a right output."""
+    """Describe a function that returns a right output but wrong weights."""
     for run in runs:
         if run.second is None or not run.is_right or not _all_see(run.case):
             continue
@@ -149,12 +149,12 @@ def second_output(runs: list[Outcome]) -> Finding | None:
 
 
 def _all_see(case: Case) -> bool:
-    """Tell whether every query sees a key; without a visible key, any weights are accepted."""
+    """Tell whether every query sees a key: the weights of other queries are not checked."""
     return case.visible is None or bool(case.visible.any(axis=-1).all())
 
 
 def _same_numbers(a: Array, b: Array) -> bool:
-    """Tell whether two arrays are equal, apart from leading dimensions of size 1."""
+    """Tell whether two arrays hold the same numbers, ignoring leading dimensions of size 1."""
     return a.size == b.size and a.shape[-2:] == b.shape[-2:] and close(a.reshape(b.shape), b)
 
 
@@ -167,7 +167,7 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
-    """Derive hints about the weights and the order of the keys from a wrong output."""
+    """Return hints about a wrong output: its weights, and the effect of the key order."""
     hints = []
     weights = _weights_behind(wrong)
     if weights is not None:
@@ -190,7 +190,7 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
 
 
 def _weights_behind(run: Outcome) -> Array | None:
-    """Compute the weights from an output; return None if several weights give this output."""
+    """Compute the weights from an output; return None if the weights are not unique."""
     case = run.case
     if run.out is None or run.out.shape != run.right.shape:
         return None
@@ -204,7 +204,7 @@ def _weights_behind(run: Outcome) -> Array | None:
 
 
 def _wrong_scale(runs: list[Outcome]) -> Finding | None:
-    """Describe outputs whose scores have a wrong scale."""
+    """Describe a function that divides its scores by a wrong number."""
     factors: dict[int, float] = {}
     sign, off = 1.0, False
     for run in runs:

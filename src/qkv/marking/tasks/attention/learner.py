@@ -1,4 +1,4 @@
-"""A learner's attention function, and the options that it takes."""
+"""Call a learner's attention function with the options that it accepts."""
 
 import inspect
 from collections.abc import Callable
@@ -22,22 +22,36 @@ OPTIONS = {
 
 @dataclass(frozen=True)
 class Learner:
-    """A learner's function, its name, and the options that it takes."""
+    """A learner's function, and how to call it.
+
+    Attributes:
+        function: the function.
+        name: its name.
+        options: the parameter name of each option that the function takes, keyed by option.
+        needed: the options without a default.
+        positional: the positional-only parameters.
+        unmasked: the value that fills a required mask in tests without a mask.
+        per_key: whether a required mask has the shape (S,) instead of (L, S).
+        weights_first: whether the function returns the weights before the output.
+        rank: the number of dimensions of an array; 3 or 4 if the function takes only batches.
+        adds_mask: whether the function takes a mask of 0 and -inf.
+        number_as_mask: whether the default of the mask parameter is a number.
+    """
 
     function: Callable[..., Any]
     name: str
     options: dict[str, str] = field(default_factory=dict)
     needed: frozenset[str] = frozenset()
-    positional: tuple[inspect.Parameter, ...] = ()  # positional-only parameters
-    unmasked: bool | float = True  # fills a required mask in tests without a mask
-    per_key: bool = False  # whether a required mask has the shape (S,), not (L, S)
+    positional: tuple[inspect.Parameter, ...] = ()
+    unmasked: bool | float = True
+    per_key: bool = False
     weights_first: bool = False
-    rank: int = 2  # dimensions of an array; 3 or 4 if only batches work
+    rank: int = 2
     adds_mask: bool = False
-    number_as_mask: bool = False  # whether the default of the mask is a number
+    number_as_mask: bool = False
 
     def __call__(self, case: Case) -> Outcome:
-        """Run the function on a copy of the case, and return its result or its error."""
+        """Run the function on a copy of the case, and return the result or the error."""
         case = case.at_rank(self.rank)
         if self.adds_mask:
             case = case.with_added_mask()

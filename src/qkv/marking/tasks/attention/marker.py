@@ -28,7 +28,7 @@ from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Texts, pick, task
 
-MOST = 131  # number of keys or queries, which is more than one block
+MOST = 131  # number of keys or queries: more than one block
 _TEXTS = Texts(__name__)
 PER_KEY = _TEXTS.mistake("mask-per-key")
 
@@ -45,11 +45,11 @@ class AttentionMarking(Marking):
         self.of_weight_one = self.cases["one key"]
 
     def on(self, test: str, call: Learner | None = None) -> list[Outcome]:
-        """Run the inputs of a test through the function, or through `call` if given."""
+        """Call the function, or `call` if given, with the inputs of a test."""
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[Learner]) -> None:
-        """Switch to the first way to call the function that gives right results, if any does."""
+        """Use the first way that gives only right results; otherwise keep the current way."""
         right = (way for way in ways if all(run.is_right for run in self.on(CORE, way)))
         self.call = next(right, self.call)
 
@@ -65,11 +65,11 @@ class AttentionMarking(Marking):
         self.test(Group(test, self.cases[test], known, otherwise, may_refuse))
 
     def at_last(self) -> Finding | None:
-        """Report changed inputs, or wrong weights that were returned with a right output."""
+        """Report changed inputs, or wrong weights returned with a right output."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Describe a wrong result by the sizes for which it occurs, or by its properties."""
+        """Describe a wrong result: the sizes that cause it, or else its properties."""
         odd = findings.odd_shape(runs) if what == SIZES[self.signature] else None
         finding = odd or findings.unexplained(self.call, runs, what)
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
@@ -77,7 +77,7 @@ class AttentionMarking(Marking):
 
 
 def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any], str], CheckResult]:
-    """Return a marker, which takes an attention function and its signature."""
+    """Return a function that marks an attention function, given its signature."""
     return lambda function, signature: _mark(
         AttentionMarking(task, learner(function, signature), signature, batches=batches)
     )
@@ -131,14 +131,15 @@ def _mark(m: AttentionMarking) -> CheckResult:
 
 
 def first_calls(m: AttentionMarking) -> None:
-    """Find out how to call the function, and whether two calls return the same array."""
+    """Find out how to call the function, and whether two calls share a result array."""
     if any(run.error is not None for run in m.on(CORE)):
         m.choose(replace(m.call, rank=rank) for rank in (3, 4))
         if m.call.rank > 2:
             m.limits.append(
                 f"It takes only arrays of {m.call.rank} dimensions, not a single text (L, d)."
             )
-    if "mask" in m.call.needed:  # True and 0 mask no key, and neither does an inverted False
+    if "mask" in m.call.needed:
+        # values that mask no key: True, an added 0, or False if the function inverts its mask
         shapes = product((False, True), (True, 0.0, False))
         m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
     runs, known = m.on(CORE), core(m.signature)
@@ -150,7 +151,7 @@ def first_calls(m: AttentionMarking) -> None:
 
 
 def _try_long_ones(m: AttentionMarking) -> None:
-    """Try more keys and queries than fit in a block, and report the smallest length that fails."""
+    """Test texts longer than a block, and report the shortest length that fails."""
     m.tried.append(f"{MOST} keys and {MOST} queries")
     if all(run.is_right for run in m.run(long_ones(MOST))):
         _try_large_ones(m)
@@ -161,7 +162,7 @@ def _try_long_ones(m: AttentionMarking) -> None:
 
 
 def _try_large_ones(m: AttentionMarking) -> None:
-    """Try scores for which a function must keep the maximum over all earlier blocks."""
+    """Test large scores, for which a function needs the maximum over all earlier blocks."""
     if any(finding.kind == "fragile" for finding in m.found):
         return
     m.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
@@ -176,7 +177,7 @@ def try_masks(
     more: Sequence[Mistake] = (),
     per_key: Mistake = PER_KEY,
 ) -> bool:
-    """Try boolean masks, or masks of 0 and -inf if the function seems to expect numbers.
+    """Test boolean masks, or masks of 0 and -inf if the function seems to expect numbers.
 
     Return whether the function takes a mask (L, S).
     """
@@ -203,7 +204,7 @@ def try_masks(
 
 
 def try_causal(m: AttentionMarking, each_pair: bool, batches: bool = False) -> None:
-    """Try a causal mask, if the function takes it: alone, on a batch, and with another mask."""
+    """If the function takes a causal mask, test it alone, on a batch and with another mask."""
     if "causal" not in m.call.options:
         return
     m.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
@@ -220,17 +221,17 @@ def adds_its_mask(
     known: Sequence[Mistake],
     for_numbers: bool,
 ) -> bool:
-    """Tell whether the function expects a mask of 0 and -inf, and adds this mask to the scores.
+    """Tell whether the function expects a mask of 0 and -inf, which it adds to the scores.
 
-    The function expects such a mask if fewer mistakes explain its results for this mask than its
-    results for a boolean mask. A function that adds a boolean mask adds 1 for True and 0 for
-    False. This counts as a mistake, unless the function clearly expects a mask of numbers.
+    Compare its results for such a mask with its results for a boolean mask: the expected mask
+    needs fewer mistakes to explain the results. Adding a boolean mask, 1 for True and 0 for False,
+    counts as a mistake, unless the function clearly expects a mask of numbers.
     """
     # where(mask, -inf, scores) inverts a boolean mask, but is right for a mask of 0 and -inf
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) takes only boolean masks: it masks the zeros of any other mask
+    # where(mask, scores, -inf) needs a boolean mask: in a mask of 0 and -inf, it masks the zeros
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False
@@ -242,12 +243,12 @@ def adds_its_mask(
 
 
 def is_made_for_numbers(nothing: Outcome) -> bool:
-    """Tell whether a function handles a row of -inf, for which softmax alone gives nan."""
+    """Tell whether a function handles a fully masked row, for which plain softmax gives nan."""
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 
 def takes_batches(m: AttentionMarking) -> bool:
-    """Test a batch of two texts, which a function may refuse unless its task asks for batches."""
+    """Test a batch of two texts. Only tasks that ask for batches require a result."""
     refused = refused_batch(m)
     if refused is not None:
         if m.needs_batches:
@@ -262,7 +263,7 @@ def takes_batches(m: AttentionMarking) -> bool:
 
 
 def refused_batch(m: AttentionMarking) -> Outcome | None:
-    """Return a batched call that fails or has a wrong shape, unless a known mistake explains it."""
+    """Return a batch with an error or a wrong shape; return None if a known mistake explains it."""
     runs = m.on("batches")
     refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
     return refused[0] if refused and m.explain(runs, BATCHES) is None else None

@@ -20,12 +20,12 @@ from qkv.marking.mistake import Steps
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
-CORE = "scores, scaling, softmax, values"  # L == S and d == dv, which shows most mistakes
+CORE = "scores, scaling, softmax, values"  # L == S and d == dv
 
 
 @dataclass(frozen=True)
 class Case:
-    """One call of the function: its arrays by name, and its options."""
+    """The arguments of one call: arrays keyed by name, and options."""
 
     arrays: dict[str, Array]
     mask: Array | None = None
@@ -82,7 +82,7 @@ def _lift(a: Array, rank: int) -> Array:
 
 
 def cases(signature: str) -> dict[str, list[Case]]:
-    """Return the cases of each test, smallest first, keyed by the name of the test."""
+    """Return the cases of all tests, keyed by test name; smaller cases come first."""
     own_cases = _of_query_key_value() if signature == "qkv" else _of_word_vectors()
     two, _, three, *_ = own_cases[CORE]
     batch = own_cases["batches"][-1]
@@ -121,7 +121,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
         SIZES["qkv"]: drawn("qkv", 50, *sizes, apart=5),
         # scores [[1000, 0], [-1000, 0]]: exp(1000) overflows, and exp(-2000) is 0
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
-        # with all sizes 2, a transpose of too many axes changes no shape
+        # all sizes are 2, so that a wrong transpose gives wrong numbers, not an error
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
         # queries after cached keys; in the last case, one more key follows the query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
@@ -146,9 +146,9 @@ def _of_word_vectors() -> dict[str, list[Case]]:
 
 
 def long_ones(length: int) -> list[Case]:
-    """Return a case of two queries and many keys, and a case of many queries and two keys.
+    """Return two cases: two queries with many keys, and many queries with two keys.
 
-    With many keys, the scores of one query rise, and those of the other query fall.
+    In the first case, the scores rise from key to key for one query, and fall for the other.
     """
     both, long = np.array([[1.0], [-1.0]]), np.arange(length)[:, None] / 8
     value = np.random.default_rng(900).integers(-4, 5, (length, 1)) / 2
@@ -156,13 +156,13 @@ def long_ones(length: int) -> list[Case]:
 
 
 def large_ones(length: int) -> Case:
-    """Return a case in which one row of scores falls from 2000, and one row rises from -2000."""
+    """Return a case with two rows of scores: 2000, then 1000; and -2000, then -1000."""
     key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
     return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
 
 
 def _case(signature: str, *rows: Any) -> Case:
-    """Return a case with these arrays."""
+    """Convert rows of numbers to the arrays of a case."""
     arrays = [np.array(row, dtype=np.float64) for row in rows]
     return Case(dict(zip(NAMES[signature], arrays, strict=True)))
 
@@ -245,7 +245,7 @@ def compute(case: Case, steps: Steps) -> Array:
 
 
 def _visible(case: Case, steps: Steps, queries: int, keys: int) -> Array:
-    """Return a mask (L, S) that is True where the masks of a case let a query see a key."""
+    """Combine the masks of a case into one mask (L, S), which is True for visible keys."""
     i, j = np.arange(queries)[:, None], np.arange(keys)
     allowed = steps["sees"](i, j, case.q_offset or 0) if case.causal else steps["not_causal"](i, j)
     if case.visible is None:

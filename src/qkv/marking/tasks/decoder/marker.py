@@ -41,7 +41,7 @@ from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
 from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
-# except mistakes that need other steps if query heads share key heads
+# without two mistakes, which need different steps in grouped-query attention
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -59,7 +59,7 @@ KNOWN = (
 )
 # one word attends only to itself; two words also show relative positions
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
-ANOTHER_WORD = Text(np.array([8]))  # gives as many logits as the first text
+ANOTHER_WORD = Text(np.array([8]))  # one word, as in the first text
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes with lm_head.weight",
@@ -85,8 +85,10 @@ class _Decoding:
 
     def __init__(self, decoder: Callable[..., Any]) -> None:
         self.decoder = decoder
-        self.batched = False  # whether the decoder takes only ids (1, T)
-        self.changed: dict[str, Any] = {}  # weights that the decoder changed or removed
+        # whether the decoder takes only ids (1, T)
+        self.batched = False
+        # weights that the decoder changed or removed
+        self.changed: dict[str, Any] = {}
 
     def __call__(self, case: Text) -> Any:
         """Return the logits for the ids of a case, or the ids that the decoder generates."""

@@ -309,7 +309,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # the same mistakes together with a wrong join, which only texts of one word can reach
+    # two mistakes combined with a wrong join, which works only in texts of one word
     *(
         replace(one, variants=tuple({**steps, "join": _in_one_row} for steps in one.variants))
         for one in SPLITTING

@@ -58,7 +58,7 @@ def small_model(tied: bool = True) -> _Model:
     """Return `(weights, config)` of a small Llama: weights (out, in), named as in a file.
 
     Args:
-        tied: whether the logits use the embeddings instead of `lm_head.weight`.
+        tied: whether the embeddings also serve as the LM head, instead of `lm_head.weight`.
 
     >>> weights, config = small_model()
     >>> weights["model.layers.0.self_attn.k_proj.weight"].shape
@@ -71,7 +71,7 @@ def small_model(tied: bool = True) -> _Model:
 
 @per_seed
 def _small_models() -> tuple[_Model, _Model]:
-    """Return both small models; the second model ties logits to embeddings."""
+    """Return two small models: with a separate LM head, and with tied embeddings."""
     return _drawn(False), _drawn(True)
 
 

@@ -80,17 +80,17 @@ SHAPES = (_TEXTS.mistake("scale-value-size", {"scale": lambda s, n: s / np.sqrt(
 
 
 def _max(**over: Any) -> dict[str, Any]:
-    """Return the step of a softmax that subtracts another maximum than that of each row."""
+    """Return softmax steps that subtract `s.max(**over)`."""
     return {"shift": lambda s: s - s.max(**over)}
 
 
 def _sum(**over: Any) -> dict[str, Any]:
-    """Return the step of a softmax that divides by another sum than that of each row."""
+    """Return softmax steps that divide by `e.sum(**over)`."""
     return {"normalise": lambda e: e / e.sum(**over)}
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Return two variants of softmax over these axes: with a wrong or a right maximum."""
+    """Return two wrong softmaxes: maximum and sum over these axes, or only the sum."""
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 
@@ -98,7 +98,7 @@ def over(*axes: int) -> tuple[Steps, Steps]:
 _ROW_MAX, _ROW_SUM = _max(axis=-1), _sum(axis=-1)
 _LATE_SUM: Steps = {"normalise": same, "weigh": lambda e, v, n: e @ v / e.sum(axis=-1)}
 
-# mistakes in softmax itself, which the task softmax shares
+# mistakes in softmax itself, shared with the task softmax
 SOFTMAX_ROWS = _TEXTS.mistakes(
     {
         "no-exp": [{"shift": same, "exp": same}],

@@ -39,7 +39,7 @@ def _rejoin_by_row(a: Array) -> Array:
 
 
 def _swapped_back(*roles: int) -> Steps:
-    """Forget the transpose after the split for some of queries, keys and values."""
+    """Undo the transpose after the split for these roles: 0 query, 1 key, 2 value."""
     return {
         "arranged": lambda *qkv: [
             np.swapaxes(a, -3, -2) if n in roles else a for n, a in enumerate(qkv)

@@ -24,7 +24,7 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes in causal masks, with each `key` renamed for a task."""
+    """Return mistakes in causal masks, with the key that `keys` gives to each mistake."""
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")
     return mended(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))
 
@@ -79,7 +79,7 @@ OFFSET = _TEXTS.mistakes(
 
 
 def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[Steps]:
-    """Yield steps that set masked scores to a number, or add the number to masked scores."""
+    """For each number, yield steps that write it into masked scores, or add it to them."""
     for number in numbers:
         yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": blank}
         yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}

@@ -36,7 +36,7 @@ def _root(s: Array, d: int) -> Array:
 
 _WHOLE_SCORES: Steps = {"scale": lambda s, n: np.trunc(_root(s, n.d))}
 
-# slips in softmax itself, which the task softmax shares
+# slips in softmax itself, shared with the task softmax
 HARD = _TEXTS.mistake(
     "softmax-hard",
     {
@@ -182,7 +182,7 @@ SLIPS = mended("", *_CUT_OFF, *_LOOPS, *_FORGOTTEN, alone=True)
 
 
 def _seen_without(w: Array, at: int) -> Array:
-    """Set one weight per row to 0: of the first key (at = 0) or the last visible key (at = -1)."""
+    """In each row, set the weight of the first (at = 0) or last visible (at = -1) key to 0."""
     positions = np.arange(w.shape[-1])
     last = np.where(w > 0, positions, -1).max(axis=-1, keepdims=True)
     return np.where(positions == (last if at else 0), 0.0, w)

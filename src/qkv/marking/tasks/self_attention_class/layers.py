@@ -167,7 +167,7 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
 def arrays_of(
     thing: Any, path: str = "", been: set[int] | None = None
 ) -> Iterator[tuple[str, Array]]:
-    """Yield the path and the numbers of each array of one to three dimensions in an object."""
+    """Yield path and values of each array inside an object that has one to three dimensions."""
     been = set() if been is None else been
     try:
         a, inside = _opened(thing)
@@ -254,7 +254,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 def _joined(
     arrays: list[Array], role: str, dim: int, heads: int, flipped: bool
 ) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also return "shared", "slices", both or an empty note."""
+    """Join the matrices of all heads; also return "", "shared", "slices" or "slices, shared"."""
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
     arrays = [a.T if flipped else a for a in arrays]
@@ -345,7 +345,7 @@ class Layers:
         return lambda flipped: projections(self.of(case), *case.built_with, flipped)
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:
-        """Add its layer's weights to a case; return None if the weights cannot be read.
+        """Add the layer's weights to a case; return None if the weights cannot be read.
 
         A missing W_O becomes the identity matrix.
         """

@@ -29,10 +29,12 @@ from qkv.marking.tasks.self_attention_class.layers import (
 from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
-_SMALL, _LARGE = 0.5, 2.0  # limits of size(queries) / size(words); torch has 0.6
-_SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))  # tokens, embed_dim, num_heads
+# limits for size(queries) / size(words); the ratio of torch's layer is 0.6
+_SMALL, _LARGE = 0.5, 2.0
+# tokens, embed_dim, num_heads
+_SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))
 
-# every word sees a word, even if a layer inverts the mask
+# every word sees at least one word, even if a layer inverts the mask
 _SOME = (
     np.array([[True, False], [False, True]]),
     np.array([[True, False, True], [True, True, False], [True, False, False]]),
@@ -90,7 +92,7 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Add weights to all cases, for each value of `flipped` with which all layers can be read."""
+    """Add weights to all cases, keyed by `flipped`; omit a value that does not fit all layers."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -236,10 +238,10 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
 
 
 def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> None:
-    """Test a mask and a causal mask, and record which mask the layer does not take.
+    """Test a mask and a causal mask, and record the masks that the layer does not take.
 
     Args:
-        m: the marking, whose steps explain the outputs without masks.
+        m: the marking; its steps already explain the outputs without masks.
         layers: the layers.
         cases: two cases with several heads and known weights.
         flipped: whether the weights are (out, in).

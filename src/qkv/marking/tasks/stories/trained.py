@@ -49,14 +49,14 @@ def _shifted(by: int) -> Callable[..., Any]:
 
 
 def _of_one(number: int) -> Callable[..., Any]:
-    """Score only the first or only the last earlier occurrence of each name."""
+    """Use only the first, or only the last, of the earlier occurrences of each name."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
 def _later(*, itself: bool) -> Callable[..., Any]:
-    """Score later occurrences of a name too; with `itself`, also score the current one."""
+    """Include later occurrences of a name; with `itself`, also include the current occurrence."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         found = []
@@ -137,11 +137,16 @@ INDUCTION_SCORE = exercise(
 
 
 _STORIES = 16
-_COUNTED = 500  # number of stories in which the marker counts words
-_SURE = 0.6  # minimum probability of repeated last names; a single layer reaches 0.3
-_BELOW = 0.05  # minimum difference between two losses
-_NEARLY = 0.8  # minimum score of a right head, relative to the best head
-_CLEAR = 0.4  # minimum score of a head that copies names
+# number of stories in which the marker counts words
+_COUNTED = 500
+# minimum probability of repeated last names; a model with one layer reaches 0.3
+_SURE = 0.6
+# minimum difference between two losses
+_BELOW = 0.05
+# minimum score of a right head, relative to the best head
+_NEARLY = 0.8
+# minimum score of a head that copies names
+_CLEAR = 0.4
 EMPTY, _NO_MODEL, _NO_WORDS = map(
     _TEXTS.mistake, ("not-filled-in", "story-model-other", "story-model-vocabulary")
 )

@@ -18,8 +18,10 @@ from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
 _STORIES = 60
-_LAST_NAMES = 3  # minimum number of last names per first name in sixty stories; ten is usual
-_RETURNS = 4  # minimum number of sentences, out of ten, about people named before
+# minimum number of last names per first name in sixty stories; ten is usual
+_LAST_NAMES = 3
+# minimum number of sentences, out of ten, about people named before
+_RETURNS = 4
 _JOIN = 'return " ".join(sentences)  # each sentence is f"{first[one]} {last[one]} {deed} ."'
 
 Sentences = Sequence[tuple[str, str, str]]
@@ -27,7 +29,13 @@ Sentences = Sequence[tuple[str, str, str]]
 
 @dataclass(frozen=True)
 class _Written:
-    """Stories of one function: texts, sentences, and a second text from the first seed."""
+    """Stories that one function wrote.
+
+    Attributes:
+        texts: the stories as texts, one per seed.
+        stories: the parsed sentences of each story.
+        again: a second story from the first seed.
+    """
 
     texts: Sequence[str]
     stories: Sequence[Sentences]
