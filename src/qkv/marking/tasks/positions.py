@@ -148,7 +148,7 @@ MISTAKES = (
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
-    """Return two mistakes for a wrong table (3, 4): the base or the dim that would give this table."""
+    """Return mistakes that explain a wrong table (3, 4) by a wrong base or a wrong dim."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
     base = angle**-2.0  # with dim 4, pair 1 rotates by base ** (-2 / 4) per position
