@@ -121,7 +121,7 @@ def attention(
         softcap: replaces the scores with `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
         sinks: `(Hq,)` or `(Hq, n)` logits that take part in the softmax but have no value (GPT-OSS,
             2025).
-        scale: the factor of the scores; the default is `1 / sqrt(d)`.
+        scale: the factor by which scores are multiplied; the default is `1 / sqrt(d)`.
         query_lengths: the number of real queries in each row; padding is never read.
         key_lengths: the number of real keys and values in each row.
         return_weights: also return the weights `(..., Hq, L, S)`.

@@ -9,7 +9,7 @@ Array = NDArray[Any]
 
 
 class Steps(NamedTuple):
-    """The steps of the formula, in their order."""
+    """The results of the formula's steps, in order of computation."""
 
     scores_raw: Array
     scores_scaled: Array
@@ -40,7 +40,7 @@ def formula(
         query: `(..., L, d)`; the leading axes of all arrays broadcast.
         key: `(..., S, d)`.
         value: `(..., S, dv)`.
-        scale: the factor of the scores, usually `1 / sqrt(d)`.
+        scale: the factor by which scores are multiplied, usually `1 / sqrt(d)`.
         softcap: replaces the scores with `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
         bias: added to the scores. For ALiBi, the caller includes `-slope * abs(i + q_offset - j)`,
             because the caller knows the queries' positions.

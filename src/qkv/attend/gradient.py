@@ -31,8 +31,8 @@ from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
 _NOT_PACKED = {*OPTIONS} - {*PACKED} | {"return_lse"}
-EXACT = 64.0  # Up to this log-sum-exp, weights are as exact as the formula's.
-EXACT_WIDE = 1e3  # The same limit if the log-sum-exp is float64.
+EXACT = 64.0  # The maximum log-sum-exp for which weights are as exact as the formula's.
+EXACT_WIDE = 1e3  # The same limit for a float64 log-sum-exp.
 
 
 class AttentionGradient(NamedTuple):
@@ -410,7 +410,7 @@ def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
 
 
 def _grouped_shape(shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """Return the shape `(..., Hq, L, S)` of a bias with its heads grouped by key head."""
+    """Group the heads of a bias shape `(..., Hq, L, S)` by key head, and return the shape."""
     axes = len(plan.groups) + 1
     *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]
     return (*lead, *(plan.groups[-2:] if heads > 1 else (1, 1)), length, keys)

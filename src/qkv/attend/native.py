@@ -15,7 +15,7 @@ from qkv.ops.kernel import bits, get_num_threads, is_bfloat16, kernel
 class Gradients(NamedTuple):
     """The arrays that gradients are written to, in the type of the computation.
 
-    Arrays that hold sums over blocks or heads begin with zeros.
+    Arrays that hold sums over blocks or heads are initialized with zeros.
     """
 
     query: Array  # (*lead, Hq, L, d); for packed rows (total, Hq, d).
@@ -32,7 +32,7 @@ class Outputs(NamedTuple):
     grad_out: Array  # (*lead, Hq, L, dv); for packed rows (total, Hq, dv).
     out: Array  # The shape of `grad_out`.
     lse: Array  # (*lead, Hq, L, 1); for packed rows (total, Hq, 1).
-    exact: float  # Up to this log-sum-exp, weights are as exact as the formula's.
+    exact: float  # The maximum log-sum-exp for which weights are as exact as the formula's.
 
     def each(self, change: Callable[[Array], Array]) -> Outputs:
         """Return the outputs with `change` applied to each array."""

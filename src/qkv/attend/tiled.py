@@ -285,7 +285,7 @@ def _base(scores: Array) -> Array | None:
 
 
 def _sums(exps: Array) -> Array:
-    """Sum each row by a product with ones, which is as exact as NumPy's sum and much faster."""
+    """Sum each row as a product with ones, which is as exact as NumPy's sum and much faster."""
     return np.asarray(exps @ np.ones(exps.shape[-1], exps.dtype))[..., None]
 
 
@@ -300,5 +300,5 @@ def _all_finite(array: Array) -> bool:
 
 
 def _finite_from_below(top: Array) -> Array:
-    """Replace -inf in an array of maxima by 0, so that exp(-inf - 0) is 0 and not NaN."""
+    """Replace -inf in an array of maxima with 0, so that exp(-inf - 0) is 0 and not NaN."""
     return np.where(top == -np.inf, np.zeros((), top.dtype), top)

@@ -121,7 +121,7 @@ def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
 
 
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
-    """Return the output `(total, Hq, dv)`, in the call's dtype or a wider dtype, and `lse`.
+    """Return `(out, lse)`; the output `(total, Hq, dv)` has the call's dtype or a wider one.
 
     The log-sum-exp `lse (total, Hq, 1)` is float64.
     """

@@ -80,7 +80,7 @@ class Visibility(NamedTuple):
 
 
 def _front(per_row: Array) -> Array:
-    """Return a per-row value that broadcasts to (..., Hkv, G, queries, keys)."""
+    """Reshape a per-row value so that it broadcasts to (..., Hkv, G, queries, keys)."""
     return per_row[..., None, None, None, None]
 
 

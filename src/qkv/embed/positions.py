@@ -101,7 +101,7 @@ class LearnedPositions:
         return self.weight[self.offset : self.offset + length]
 
     def rows(self, positions: ArrayLike) -> Array:
-        """Return a copy of the rows (..., dim) of positions (...).
+        """Return a copy of the rows (..., dim) for positions (...).
 
         Raises:
             TypeError: `positions` are not integers.

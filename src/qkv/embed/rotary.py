@@ -76,8 +76,8 @@ def rotation_at(
 ) -> tuple[Array, Array]:
     """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
-    `speeds` is (dims / 2,), or (..., dims / 2) with a row for each position. It is not checked; all
-    other arguments are checked.
+    `speeds` is (dims / 2,), or (..., dims / 2) with a row for each position. `speeds` is not
+    checked; all other arguments are checked.
 
     Returns:
         `(cosines, sines)` times `scale`.

@@ -136,7 +136,7 @@ class TokenEmbedding:
         return self.rows(self.tokenizer(text).ids)[None]  # (1, T, dim)
 
     def rows(self, ids: ArrayLike) -> Array:
-        """Return a copy of the rows (..., dim) of token ids (...).
+        """Return a copy of the rows (..., dim) for token ids (...).
 
         Raises:
             TypeError: `ids` are not integers.

@@ -55,7 +55,7 @@ class Block:
     Post-norm, as in BERT: `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`.
     Pre-norm, as in GPT-2 and Llama: `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`.
     With an additional norm of each part's output, as in Gemma 2: `h = x +
-    out_norm1(attn(norm1(x)))`. With norms of outputs only, as in OLMo 2: `h = x +
+    out_norm1(attn(norm1(x)))`. With norms of the parts' outputs only, as in OLMo 2: `h = x +
     out_norm1(attn(x)); y = h + out_norm2(mlp(h))`. Parallel parts, as in GPT-NeoX: `y = x +
     attn(norm1(x)) + mlp(norm2(x))`. Parallel parts with the same norm, as in GPT-J: `y = x +
     attn(norm1(x)) + mlp(norm1(x))`.

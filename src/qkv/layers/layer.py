@@ -14,7 +14,7 @@ from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder, padded, unpadded
 
-# No NumPy warnings, because padding may hold any numbers, and infinities follow IEEE 754.
+# No NumPy warnings: padding may hold any numbers, and infinities follow IEEE 754.
 quiet = np.errstate(all="ignore")
 ByName = dict[str, Array]  # parameters, or their gradients
 
@@ -117,7 +117,7 @@ def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: s
 
 
 def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, call: str) -> Any:
-    """Return the type of a layer's result, to which floating inputs and parameters promote."""
+    """Return the type of a layer's result, to which float inputs and parameters promote."""
     arrays = (*inputs, *parameters.values())
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 
@@ -269,7 +269,7 @@ class Layer:
     dim: int
     hooks: Sequence[str] = ()
     run: Callable[..., tuple[Array, Any]]
-    _reads_texts: ClassVar[bool] = True  # takes (..., T, D), not every (..., D)
+    _reads_texts: ClassVar[bool] = True  # its input must be (..., T, D)
 
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:

@@ -194,7 +194,7 @@ class _Step:
 
 
 def _joined(attn: MultiHeadAttention, kernel: Prepared) -> Callable[[Array], tuple[Array, Array]]:
-    """Return a function that computes all queries, keys and values of vectors (B, D).
+    """Return a function that computes all queries, keys and values from vectors (B, D).
 
     Queries and keys are one array (B, Hq + Hkv, d), and values are (B, Hkv, dv).
     """

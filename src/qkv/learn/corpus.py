@@ -21,7 +21,7 @@ BLOCK = 1 << 22  # The number of bytes in a block, which is read, cut and shuffl
 _LONGEST_LINE = 1 << 18  # The maximum number of bytes of a line that are read or cut as a unit.
 _STRETCH = 1 << 20  # The number of bytes in each part of a sample.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # in letters; longer words belong to a script without spaces
+_LONGEST_WORD = 100  # Longer words (in letters) belong to a script without spaces.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -71,7 +71,7 @@ class Sequences:
             self._epoch, self._next = self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """Return the number of the current order, and the position in this order."""
+        """Return the number of the current random order, and the position in it."""
         return {"sequences": len(self._sequences), "epoch": self._epoch, "next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ class Files:
 
     Raises:
         ValueError: no file is given, or all files are empty.
-        OSError: a file is a folder, does not exist or cannot be read.
+        OSError: a path is a folder, does not exist or cannot be read.
     """
 
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:

@@ -36,7 +36,7 @@ from qkv.progress import training_progress
 from qkv.signals import Interrupted, answering, leave
 
 MOST_SKIPPED = 10  # After this many skipped steps in a row, the run ends.
-_MEMORY = 0.95  # The weight of a loss's previous running mean at each step.
+_MEMORY = 0.95  # The weight of the previous value in the running mean of a loss.
 _SOME = 20  # The number of steps after which a running mean is reliable.
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}

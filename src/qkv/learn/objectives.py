@@ -93,9 +93,9 @@ def words_loss(
         network: the network to train.
         batch: the texts and targets.
         prior: `(indices, tokens, number)`: indices of targets in ascending order (m,), tokens (m,),
-            and a number that is added to the logit of each token at its target. All pairs must be
-            different. If the trained model is used without the prior, it gives lower logits to
-            these tokens.
+            and a number that is added to the logit of each token at its target. All (index, token)
+            pairs must be different. If the trained model is used without the prior, it gives lower
+            logits to these tokens.
         soft: (n, V), probabilities that replace the targets in the gradient.
 
     Returns:

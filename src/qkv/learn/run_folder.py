@@ -75,7 +75,7 @@ def tokenizer_path(folder: Path) -> Path:
 class Metrics:
     """A writer that adds lines of JSON to the metrics of a run.
 
-    Lines of steps after `step`, which come from a killed run, are removed.
+    Lines for steps after `step`, which come from a killed run, are removed.
 
     Attributes:
         file: the open file, without a buffer.

@@ -25,10 +25,10 @@ def train_tokenizer(
 ) -> SubwordTokenizer:
     """Train a tokenizer with up to `vocabulary` tokens; more if the text has more distinct letters.
 
-    Training runs in a separate process, which Ctrl-C ends at once. A word of more than 100 letters
-    (300 bytes) is first cut into parts of 100 letters, because the time grows with the square of
-    the length. A "wordpiece" tokenizer also cuts long words of texts in this way; otherwise they
-    would be unknown. The tokens of shorter words do not change.
+    Training runs in a separate process, which Ctrl-C ends immediately. A word of more than 100
+    letters (300 bytes) is first cut into parts of 100 letters, because the time grows with the
+    square of the length. A "wordpiece" tokenizer also cuts long words of texts in this way;
+    otherwise they would be unknown. The tokens of shorter words do not change.
 
     Args:
         lines: lines of text.

@@ -28,7 +28,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def main() -> None:
-    """Read lists of lines as JSON, each on its own line, until `null`; write the tokenizer."""
+    """Read JSON lists of text lines, one list per input line, until `null`; write the tokenizer."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lines: list[str] = []
     for row in sys.stdin.buffer:
@@ -65,8 +65,8 @@ def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
-    # By default the library numbers letters inside words in a random order, which decides between
-    # equally frequent pairs. As special tokens, the letters keep the order of this list.
+    # By default the library gives letters inside words random ids, which decide between equally
+    # frequent pairs. As special tokens, the letters keep the order of this list.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],

@@ -106,7 +106,7 @@ def _times_sigmoid_grad(x: Array, grad: Array, rate: float = 1.0) -> Array:
 
 
 class Activation(NamedTuple):
-    """An activation, the function that computes its gradient, and its code in native/problem.h."""
+    """An activation, its gradient function, and its number in native/problem.h."""
 
     function: Callable[[Array], Array]
     gradient: Callable[[Array, Array], Array]

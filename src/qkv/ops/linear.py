@@ -65,7 +65,7 @@ def linear(
         weight: `(in, out)`, with any strides.
         bias: `(out,)`.
         activation: a name that `activate` knows.
-        gate: `(..., out)`, the factor of the activation's result.
+        gate: `(..., out)`, by which the activation's result is multiplied.
         residual: `(..., out)`, added last.
         wide: whether the result is float32 instead of half precision.
 

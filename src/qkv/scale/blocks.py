@@ -131,7 +131,7 @@ class Blocks:
     call: Call  # A call whose arrays have shapes and types, but no data.
     operands: dict[str, Operand]  # Operands, keyed by argument name.
     pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
-    key_heads: tuple[int, ...]  # For each piece of heads, the piece of key heads.
+    key_heads: tuple[int, ...]  # For each piece of heads, its piece of key heads.
     is_flat: bool  # Whether a head axis was added to 2-D arrays.
     token: str  # A name that is equal for equal calls.
 

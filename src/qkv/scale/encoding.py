@@ -114,9 +114,9 @@ def encode(
     `Model.encode`. A compressed file is read from its beginning for each part, so many small files
     are faster than one large file.
 
-    If a run is stopped, its parts remain and the next run continues. The next run checks the
-    checksums of the model's files, of all sources and of the existing parts, and rewrites damaged
-    parts.
+    If a run is stopped, its parts remain, and the next run continues from them. The next run checks
+    the checksums of the model's files, of all sources and of the existing parts, and rewrites
+    damaged parts.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.

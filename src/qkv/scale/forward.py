@@ -46,9 +46,9 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
     Returns:
         The results of `qkv.attention` as dask arrays with the chunks of query.
-        Leading dimensions and heads are cut at all chunk boundaries of query, key and value. Along
-        keys, weights have the chunks of key and value. Rounding errors are at most twice those of
-        `qkv.attention`.
+        Leading dimensions and heads are cut at all chunk boundaries of query, key and value.
+        The last axis of weights has the chunks of key and value.
+        Rounding errors are at most twice those of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or numbers of heads are incompatible, or a size is unknown.
@@ -149,7 +149,7 @@ def _attend_nothing(
 
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """Compute a part, and with `weights` also the weights over its own keys."""
+    """Compute a `Part` and, with `weights`, the weights over its own keys."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None

@@ -53,7 +53,7 @@ class Part:
         source: the file.
         number: the number of the source, in the order of all sources.
         first: the id of the first row; ids count the rows of all sources.
-        row: the number of the first row in the source, from 0.
+        row: the number of the first row in the source, counted from 0.
         rows: the number of rows.
         begin: the first byte, or the first row in the row group.
         end: the byte after the last row, or the row after the last row in the row group.
@@ -133,7 +133,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Check the text column of a source; return the source, for a CSV with the column's number.
+    """Check a source's text column; return the source, for a CSV with the number of the column.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.

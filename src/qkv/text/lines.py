@@ -72,7 +72,7 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
 
 
 class BadLine(ValueError):
-    """Raised for a line that is not UTF-8 text.
+    """The error about a line that is not UTF-8 text.
 
     Attributes:
         reason: the reason why the line is not text.

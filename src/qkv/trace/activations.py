@@ -254,7 +254,7 @@ def counted(numbers: list[int]) -> str:
 
 
 def numbers_of(names: Any) -> list[int]:
-    """Return the layers of full names, sorted."""
+    """Return the sorted layer numbers of full names."""
     return sorted({at.layer for at in map(parse, names) if at.layer is not None})
 
 

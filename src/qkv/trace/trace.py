@@ -46,7 +46,7 @@ class Trace:
         changed: the edits of the run: "edit" (names of activations), "ablate" (pairs of layer and
             head) and "hide" (masked words, positions and edges).
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
-            as in `transformers`. For models of images, `transformers` leaves that norm out.
+            as in `transformers`. For models of images, `transformers` leaves the final norm out.
         others: descriptions of the layers whose queries or keys are not the trace's tokens.
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
@@ -178,8 +178,7 @@ class Trace:
 
         Returns:
             A table with the columns `text`, `layer`, `value` and more columns for the axes.
-            These columns are the axes (`head`, `query`, `key`, ...) and their tokens (`query_text`,
-            ...).
+            These columns are the axes (`head`, `query`, `key`, ...) and tokens (`query_text`, ...).
 
         Raises:
             ImportError: pandas is not installed.
@@ -198,7 +197,7 @@ class Trace:
 
     @property
     def tokens(self) -> list[Any]:
-        """The tokens: a list of strings for one text, or a list of these lists for a list of texts.
+        """The tokens: a list of strings for one text, or a list of such lists for a list of texts.
 
         An input of one string, or ids (T,), gives one list. A list with one string, or ids (1, T),
         gives a list that contains one list. `trace[i].tokens` is always one list. `text`, `ids`,
@@ -363,7 +362,7 @@ class Trace:
         write_trace(path, _KIND, *self.packed())
 
     def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return `(arrays, about)` for `unpacked`: arrays by name, and JSON values."""
+        """Return `(arrays, about)` for `unpacked`: arrays, keyed by name, and JSON values."""
         arrays = dict(self._arrays)
         options: dict[str, dict[str, Any]] = {}
         for layer, settings in self._settings.items():

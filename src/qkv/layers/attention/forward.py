@@ -74,7 +74,7 @@ class Inputs:
 
     @property
     def others(self) -> Array:
-        """The vectors for keys and values, (..., S, D)."""
+        """The vectors from which keys and values are computed, (..., S, D)."""
         return self.words if self.context is None else self.context
 
     @property

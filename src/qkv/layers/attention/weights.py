@@ -29,8 +29,8 @@ class Sizes:
 class Weights:
     """The parameters of a layer, with the names and the layout that the user passed, for errors.
 
-    The weights in `parameters` are (in, out). `layout` is the layout that the user passed, and
-    `short` is True if the user passed w_q, w_k, w_v and w_o.
+    The weights in `parameters` have the layout (in, out). `layout` is the layout that the user
+    passed, and `short` is True if the user passed w_q, w_k, w_v and w_o.
     """
 
     parameters: Mapping[str, Array]
