@@ -57,8 +57,8 @@ def edges(
         estimated and exact scores on a sample of 200 edges.
 
     Raises:
-        TypeError: an argument has a wrong type; the metric does not return a number; or "eap" or
-            "eap-ig" is used with a function as metric or a model in half precision.
+        TypeError: an argument has a wrong type; the metric does not return a number; or the method
+            is "eap" or "eap-ig", and the metric is a function or the model is in half precision.
         ValueError: the texts have different numbers of tokens, or an argument has several texts;
             the method, position or token does not exist; the model gives no logits over words, has
             norms only after its parts (BERT), or one norm for the queries of all heads (OLMo 2); or

@@ -34,7 +34,7 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Read the logit or the difference from logits (..., V) of the position, in float64."""
+        """Compute the logit or the difference, in float64, from logits (..., V) at the position."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
@@ -245,8 +245,8 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length.
 
     A batch has at most `MOST_POSITIONS` positions and `most` weights per head; a longer text runs
-    alone. If the next text is shorter, a batch can end at half of `MOST_POSITIONS`, because texts
-    of equal length need no padding.
+    alone. A batch that fills half of `MOST_POSITIONS` ends before a shorter text, which would need
+    padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]

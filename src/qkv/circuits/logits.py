@@ -95,11 +95,11 @@ def attribute_logits(
     """Direct logit attribution: split a logit into shares of the model's parts.
 
     If norms come before the parts of a block, every head and every MLP adds its vector to one sum,
-    and a norm and a matrix turn that sum into logits. The norm divides by a number that depends on
-    all parts together. With that number fixed at its value in this run, the computation is linear,
-    and the shares sum to the logit (before a soft cap, if the head has one). A share is the direct
-    effect of a part's output. Later parts read that output too; `patch` and `ablate=` measure the
-    whole effect.
+    and a norm and a matrix turn that sum into logits. The scale of the norm depends on all parts
+    together. With the scale fixed at its value in this run, the computation is linear, and the
+    shares sum to the logit (before a soft cap, if the head has one). A share is the direct effect
+    of a part's output. Later parts read that output too; `patch` and `ablate=` measure the whole
+    effect.
 
     Args:
         model: a decoder with norms before its parts (GPT-2, Llama), and with a head that consists

@@ -128,7 +128,7 @@ class Pair:
         return float(self.values(self.handed(trace, self.model.num_layers)[None])[0])
 
     def handed(self, trace: Trace, layer: int) -> Array:
-        """Return the input of a layer in a run, (T, D); after the last layer, the final output."""
+        """Return the input (T, D) of a layer in a run; after the last layer, return its output."""
         count = self.model.num_layers
         name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
         return np.asarray(trace[name][0])

@@ -130,7 +130,7 @@ class _Drawing:
     of: str
     title: str
     ground: float = 0.0
-    tokens: Array | None = None  # of the shape of `values`, if each number has a token
+    tokens: Array | None = None  # in the shape of `values`; None without tokens
     note: str = ""
 
     @property
@@ -217,7 +217,7 @@ def _read(result: Any) -> _Drawing:
     if part.values.size == 0:
         raise ValueError(f"plot: result is empty, {part.values.shape}: give a result with numbers")
     last = part.axes[-1].name if part.axes else ""
-    # a DataArray may lack some words of the table, so it gives no probabilities
+    # a DataArray may be a slice of the vocabulary, which does not determine probabilities
     if last == "V" and part.of == "logit" and isinstance(result, Result):
         return _likeliest(part)
     values = part.values.astype(np.float64)
@@ -247,7 +247,7 @@ def _likeliest(part: _Drawing) -> _Drawing:
     best = part.values.argmax(-1)
     probabilities = np.empty(best.shape)
     for index in np.ndindex(best.shape[:-1]):
-        logits = part.values[index].astype(np.float64)  # (T, V), of one layer at a time
+        logits = part.values[index].astype(np.float64)  # (T, V), for one layer
         with np.errstate(invalid="ignore"):
             exponentials = np.exp(logits - logits.max(-1, keepdims=True))
             probabilities[index] = 1 / exponentials.sum(-1)

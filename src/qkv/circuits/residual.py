@@ -314,7 +314,7 @@ class Stream:
             yield numbers[first : first + step]
 
     def _run(self, first: int, x: Array) -> Array:
-        """Run the layers from `first` on its input `x`; return the last output, (n, ...)."""
+        """Run layer `first` on `x`, then all later layers; return the last output, (n, ...)."""
         for layer in range(first, len(self.layers)):
             cut, block = self.cut(layer), self.layers[layer]
             parts = self._project(layer, x, self.span)

@@ -317,8 +317,8 @@ class HeadExample(_InText):
         text: the given text, as a string or token ids (T,).
         tokens: the token strings.
         query: the position of the query.
-        key: the position of the key that the measure counts: of several keys, the strongest. None
-            for the entropy.
+        key: the position of the key that determines the value; of several keys, the key with the
+            largest weight. None for the entropy.
         weights: (T,), the weights of the query.
     """
 

@@ -40,7 +40,7 @@ def by_seed() -> bool:
 
 
 def generator(number: int) -> np.random.Generator:
-    """Return the random generator for an input, given by its number.
+    """Return the random generator for the input with this number.
 
     >>> bool(generator(3).integers(9) == np.random.default_rng(3).integers(9))
     True

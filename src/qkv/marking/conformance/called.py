@@ -41,8 +41,8 @@ class Callee:
         names: the function's argument names, keyed by the name in qkv.
         absent: features that the function does not support, although it has arguments for them.
         arrays: the library of the function's arrays.
-        aligned: the position of the queries if there is no `q_offset`: the "start" or the "end" of
-            the keys.
+        aligned: whether queries align with the "start" or the "end" of the keys if there is no
+            `q_offset`.
         says: its library and version.
     """
 

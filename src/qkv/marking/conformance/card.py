@@ -62,7 +62,7 @@ def conform(
             Its first three results are the gradients of query, key and value, as in
             `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
         features: the features to judge; None for all.
-        aligned: the position of the queries if L and S differ and the function takes no `q_offset`.
+        aligned: how queries align with keys if L and S differ and the function takes no `q_offset`.
             `"end"` aligns the last query with the last key, `"start"` the first query with the
             first key.
         device: the device of torch or JAX arrays, such as `"cuda"`.

@@ -133,8 +133,8 @@ class Case:
 
         Args:
             offered: the arguments of the function.
-            aligned: the position of the queries if L and S differ and the function has no
-                `q_offset`: the "start" or the "end" of the keys.
+            aligned: whether queries align with the "start" or the "end" of the keys if L and S
+                differ and the function has no `q_offset`.
             absent: features and layouts that the function lacks, such as "causal, L != S".
         """
         kind = str(self.options.get("attn_mask", "")).partition(" ")[0]

@@ -224,7 +224,7 @@ def _verdict(result: CheckResult) -> Packed:
 
 
 def _module(file: str, loader: SourceFileLoader) -> ModuleType:
-    """Create a module for the file, without running it; it can import from the file's folder."""
+    """Create a module for the file without running it; allow imports from the file's folder."""
     sys.path.insert(0, str(Path(file).parent))
     module = importlib.util.module_from_spec(ModuleSpec(NAME, loader, origin=file))
     module.__file__ = file

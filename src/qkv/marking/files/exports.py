@@ -76,7 +76,7 @@ def write_features(
 def write_gradescope(
     path: str | os.PathLike[str], marked: Sequence[tuple[str, Sequence[CheckResult]]]
 ) -> None:
-    """Write the verdicts on one submission, with a test of 10 points for each task.
+    """Write the verdicts on one submission, as one 10-point test per task.
 
     Args:
         path: the file to write.
