@@ -21,9 +21,9 @@ class Pool:
     """Processes for `model.encode(texts, pool=...)`; end them with `close` or a `with` block.
 
     A single process already uses all threads. Several processes help on machines with many cores,
-    or if texts are so short that Python code takes much of the time. The threads of this process
-    are divided among the pool's processes. As with every pool in Python, a script must create the
-    pool under `if __name__ == "__main__":`.
+    or with texts so short that Python code takes most of the time. The threads of this process are
+    divided among the pool's processes. As with every pool in Python, a script must create the pool
+    under `if __name__ == "__main__":`.
 
     Args:
         model: each process gets a copy of the model in its current state.

@@ -19,19 +19,20 @@ def read_families(
     designs: Mapping[str, Callable[[Config], AnyDesign]],
     renames: Mapping[str, Callable[[PartNames, Config], PartNames]] | None = None,
 ) -> tuple[Family, ...]:
-    """Read the families in a TOML file: a table for each `model_type`, with these keys.
+    """Read the families in a TOML file: a table for each `model_type`.
 
-    - `like`: the table that this table extends. Lists are joined; other values are replaced.
-    - `defaults`: the values for keys missing in a config, as in transformers.
-    - `spellings`: a key's names in this family, the usual name first; [] if the key is unused.
-    - `names`: maps qkv's name of each part to the name in the model's files.
-    - `block`: maps qkv's name of each part of a block to the end of the name in the files.
-    - `layer`: the beginning of a block's names in the files; * is the block's number.
-    - `fused`: tensors in the files that each hold several parts of a block.
-    - `heads`: the names of a head's parts, for each kind of head that does not predict words.
+    All keys that are not listed here are attributes of `Family`. A table whose name begins with _
+    is not a family, only a base for other tables.
 
-    All other keys are attributes of `Family`. A table whose name begins with _ is not a family,
-    only a base for other tables.
+    Keys:
+        like: the table that this table extends. Lists are joined; other values are replaced.
+        defaults: the values for keys missing in a config, as in transformers.
+        spellings: a key's names in this family, the usual name first; [] if the key is unused.
+        names: qkv's name of each part -> the name in the model's files.
+        block: qkv's name of each part of a block -> the end of the name in the files.
+        layer: the beginning of a block's names in the files; * is the block's number.
+        fused: tensors in the files that each hold several parts of a block.
+        heads: the names of a head's parts, for each kind of head that does not predict words.
 
     Args:
         file: the name of a TOML file in this folder.

@@ -195,8 +195,8 @@ class Embedding:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
         In most families, the position is the token's column. In other families, it is the number of
-        earlier tokens except padding, or of earlier tokens that `shown` (B, T) selects, by default
-        `mask`.
+        earlier tokens, without padding tokens or without tokens outside `shown` (B, T; by default
+        `mask`).
         """
         if self.counted:
             real = mask if shown is None else shown

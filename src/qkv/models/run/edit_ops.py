@@ -300,7 +300,7 @@ def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
 
 
 def is_plain(body: Transformer, layer: int) -> bool:
-    """Return whether a layer's scores are only scaled products of its queries and keys."""
+    """Return whether a layer's scores are scaled query-key products without further terms."""
     attn, options = body.layers[layer].attn, body.options[layer]
     others = attn.rotary or attn.q_norm or attn.k_norm or body.bias
     return others is None and not {"softcap", "alibi_slopes", "sinks"} & options.keys()
