@@ -11,7 +11,7 @@ import { maskOf } from "./places.js";
 /** @typedef {import("../engine/door.js").Run} Run */
 
 const STANDS_OUT = 0.1; // a smaller difference of a weight or a probability is no finding
-const OF_PLACES = 0.4; // from this average weight on a distance or a word, a head attends to a position
+const OF_POSITIONS = 0.4; // from this average weight on a distance or a word, a head attends to a position
 const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // at most this many heads are tried, in the last layers; for texts of at most this many tokens
 
 /**
@@ -89,7 +89,7 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
   let key = 0;
   for (let k = 0; k < spans.length; k++) if (at(query, k) > at(query, key)) key = k;
   const beside = { "-1": ", the word before it", 0: ", itself", 1: ", the word after it" }[key - query] ?? "";
-  const place = usualOf(at, spans, query, key)[0] >= OF_PLACES ? beside : "";
+  const place = usualOf(at, spans, query, key)[0] >= OF_POSITIONS ? beside : "";
   return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${spans[query].name} looks most at ${spans[key].name}${place}: ${percent(at(query, key))}.`;
 }
 
@@ -115,9 +115,9 @@ function linkByRule(run, spans, none, { untrained, little }) {
           if (flags[q] && flags[k] && numbers[q] !== numbers[k] && at(q, k) > link.weight) link = { query: q, key: k, weight: at(q, k) };
       if (!link.weight) return;
       const [atDistance, onKey] = usualOf(at, spans, link.query, link.key);
-      const ofPlaces = Math.max(atDistance, onKey) >= OF_PLACES;
-      const above = ofPlaces ? 0 : Math.max(0, link.weight - Math.max(2 * atDistance, onKey));
-      const rank = [ofPlaces ? 0 : 1, above, link.weight];
+      const ofPositions = Math.max(atDistance, onKey) >= OF_POSITIONS;
+      const above = ofPositions ? 0 : Math.max(0, link.weight - Math.max(2 * atDistance, onKey));
+      const rank = [ofPositions ? 0 : 1, above, link.weight];
       const first = best === null ? 0 : rank.findIndex((x, i) => x !== best.rank[i]);
       if (first >= 0 && (best === null || rank[first] > best.rank[first])) best = { layer, head, ...link, above, rank };
     }),
