@@ -53,8 +53,7 @@ def edges(
             gradients, at steps from the corrupted embeddings to the clean embeddings.
 
     Returns:
-        A `Graph` of all edges. With "eap" and "eap-ig", `.correlation` is the correlation of
-        estimated and exact scores on a sample of 200 edges.
+        A `Graph` of all edges. For estimates, `.correlation` compares 200 edges with exact scores.
 
     Raises:
         TypeError: an argument has a wrong type; the metric does not return a number; or the method

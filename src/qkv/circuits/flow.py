@@ -24,9 +24,9 @@ def rollout(trace: Trace) -> Result:
         trace: a trace of one text or image, with the "pattern" of all layers.
 
     Returns:
-        An array (layers, T, T) of float64; each row sums to 1. `[l, i, j]` is the share of position
-        `j` in the vector of position `i` after layer `l`. The matrix of the last layer is the
-        rollout of the model.
+        An array (layers, T, T) of float64, in which each row sums to 1.
+        `[l, i, j]` is the share of token `j` in the vector of position `i` after layer `l`.
+        The last layer's matrix is the rollout of the whole model.
 
     Raises:
         TypeError: `trace` is not a trace.
@@ -70,8 +70,7 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
             projection, as in the paper; without `model`, before this projection.
 
     Returns:
-        (Hq, T, T), float64: `[h, i, j]` is the norm of `weight * value` for query `i` and key
-        `j`; with `model`, the norm of `weight * value @ W_O`.
+        (Hq, T, T), float64: `[h, i, j]` is the norm of `weight * value` for query `i`, key `j`.
 
     Raises:
         TypeError: `trace` is not a trace, `model` is not a model, or `layer` is not an integer.
@@ -132,15 +131,15 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     norms follow the parts of a block (BERT), these norms rescale an output before a later head
     reads it, but the score ignores them.
 
+    The result has the axes "layer" and "head" for the writing head, and "reader_layer" and
+    "reader_head" for the reading head. Query heads that share a key head have separate scores.
+
     Args:
         model: a text encoder or decoder from `qkv.load`.
         kind: the input of the later head.
 
     Returns:
-        (layers, Hq, layers, Hq), float64, between 0 and 1, with the axes "layer", "head",
-        "reader_layer" and "reader_head". `[l, h, m, n]` scores head `h` of layer `l` as the writer
-        and head `n` of layer `m` as the reader. The score is 0 if `m <= l`. Query heads that share
-        a key head have separate scores.
+        (layers, Hq, layers, Hq), float64, between 0 and 1; 0 unless the reader's layer is later.
 
     Raises:
         TypeError: `model` is not a model.

@@ -28,10 +28,9 @@ def logit_lens(model: Model, trace: Trace) -> Result:
             the last layer ("resid_post", or "normalized_resid_post" for BERT).
 
     Returns:
-        For a trace of one text, an array (layers + 1, T, V) in float32 (float64 for a float64
-        model). Entry 0 holds the logits of the embeddings; entry `l`, the logits of layer `l - 1`'s
-        output; and the last entry, the model's logits. For several texts, an array (B, layers + 1,
-        T, V) with 0 in the padding.
+        An array (layers + 1, T, V) of float32, or of float64 for a float64 model.
+        Entry 0 is computed from the embeddings, entry `l` from the output of layer `l - 1`.
+        Several texts add a first axis, (B, layers + 1, T, V), with 0 in the padding.
 
     Raises:
         TypeError: `model` is not a model, or `trace` is not a trace.
@@ -101,6 +100,12 @@ def attribute_logits(
     of a part's output. Later parts read that output too; `patch` and `ablate=` measure the whole
     effect.
 
+    The share "embed" belongs to the token and position embeddings. The shares "mlp" include the
+    biases of the MLPs; the share of a block without an MLP is 0. The share "bias" sums the biases
+    of the output projections, the final norm and the head. With `by="neuron"`, the result also has
+    "neurons", a split of "mlp": `shares["mlp"] - shares["neurons"].sum(-1)` is the share of the
+    MLPs' output biases.
+
     Args:
         model: a decoder with norms before its parts (GPT-2, Llama), and with a head that consists
             of a norm and a matrix. Additional norms after the parts (Gemma) and parallel parts
@@ -114,12 +119,8 @@ def attribute_logits(
         by: "neuron" splits the shares of MLPs into shares of their neurons.
 
     Returns:
-        "embed", the share of the token and position embeddings; "heads" (layers, Hq); "mlp"
-        (layers,), the shares of MLPs with their biases (0 for a block without an MLP); and "bias",
-        the share of the biases of the output projections, the final norm and the head. With
-        `by="neuron"` also "neurons" (layers, F), which are parts of "mlp": `shares["mlp"] -
-        shares["neurons"].sum(-1)` is the share of the MLPs' output biases. Several texts add a
-        first axis, (B, ...). Numbers and arrays are float64.
+        "embed" and "bias", numbers; "heads" (layers, Hq); "mlp" (layers,); "neurons" (layers, F).
+        Several texts add a first axis, (B, ...). All results are float64.
 
     Raises:
         TypeError: an argument has a wrong type.

@@ -303,6 +303,15 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
 
     Each text is read once. Memory does not grow with the number of texts.
 
+    Four measures are cosines between corresponding vectors of the two models: "resid" compares the
+    outputs of layers, "attn" the outputs of attention, "mlp" the outputs of MLPs (if the models
+    have MLPs), and "heads" the activation `z` of each head. Two zero vectors have the cosine 1; a
+    zero vector and a nonzero vector have the cosine 0.
+
+    Three more measures compare the logits if both models have LM heads. "logits" is the mean
+    absolute difference. "kl" is the KL divergence of model_b's probabilities from model_a's, in
+    nats. "same" is the share of tokens for which both models predict the same word.
+
     Args:
         model_a: a text encoder or decoder from `qkv.load`.
         model_b: another model with the same tokenizer, the same numbers of layers and heads, and
@@ -310,14 +319,8 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
 
     Returns:
-        Means over all tokens of all texts, float64. Four entries compare vectors of both models by
-        their cosine: "resid" (layers,), the outputs of layers; "attn" (layers,), the outputs of
-        attention; "mlp" (layers,), the outputs of MLPs (missing if the models have no MLPs); and
-        "heads" (layers, Hq), the activation `z` of each head. Two zero vectors have the cosine 1; a
-        zero vector and a nonzero vector have the cosine 0. If both models have LM heads, three
-        numbers compare their logits: "logits", the mean absolute difference; "kl", the KL
-        divergence of model_b's probabilities from model_a's, in nats; and "same", the share of
-        tokens at which both models predict the same word.
+        The mean of each measure over all tokens, float64, keyed by measure:
+        "heads" (layers, Hq), the other cosines (layers,), and the three numbers.
 
     Raises:
         TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.

@@ -206,7 +206,8 @@ def patch(
     If an activation restores the clean metric, it carries the difference between the two texts. All
     patches of a layer, including those of several pairs, run in one batch, and earlier layers are
     not recomputed. In a parallel block (GPT-NeoX) the MLP does not read the attention of its own
-    layer, so patching "attn_out" or a head affects only later layers.
+    layer, so patching "attn_out" or a head affects only later layers. Activations that are equal in
+    both runs are not patched; their result is the metric of `corrupted`.
 
     Args:
         model: a model with an LM head.
@@ -234,8 +235,7 @@ def patch(
         float64: (layers, T) for sites of positions, (layers, Hq) for heads ((layers, Hkv) for "k"
             and "v"), (layers, F) for neurons; with `by="position"`, (layers, Hq, T) and (layers, F,
             T). Several pairs add a first axis, (pairs, layers, ...), and shorter texts are filled
-            with NaN. A list of sites adds the axis "site" before all other axes. Activations that
-            are equal in both runs are not patched; their result is the metric of `corrupted`.
+            with NaN. A list of sites adds the axis "site" before all other axes.
 
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number.

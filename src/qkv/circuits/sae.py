@@ -210,15 +210,17 @@ class SAE:
     def load(cls, folder: str | os.PathLike[str]) -> Self:
         """Read an autoencoder from a folder in the format of SAELens.
 
+        If `.metadata["prepend_bos"]` is true, the autoencoder was trained on texts that start with
+        an extra token, which TransformerLens adds.
+
         Args:
             folder: a folder with "cfg.json" and "sae_weights.safetensors". The architectures
                 "standard", "topk", "jumprelu" and "gated" are supported, including files from
                 versions before SAELens 6.
 
         Returns:
-            The autoencoder, in float64 if the file has float64, otherwise in float32. Its `.at` is
-            the file's `hook_name`. If `.metadata["prepend_bos"]` is true, the autoencoder was
-            trained on texts that start with an extra token, which TransformerLens adds.
+            The autoencoder, in float64 if the file has float64, otherwise in float32.
+            Its `.at` is the file's `hook_name`.
 
         Raises:
             FileNotFoundError: the folder or a file in it does not exist.
@@ -357,18 +359,19 @@ class SAE:
     def evaluate(self, model: Model, texts: Iterable[Any] | Array) -> dict[str, float]:
         """Evaluate the autoencoder on texts, which should not be its training texts.
 
+        "explained_variance" and "l0" are measured over all tokens. "dead" is the share of features
+        that are never active. For a decoder, there are also mean losses per token, in nats: "loss"
+        of the unchanged model, "loss_spliced" with the activation replaced by its reconstruction,
+        and "loss_mean" with the activation replaced by its mean. "loss_recovered" is `(loss_mean -
+        loss_spliced) / (loss_mean - loss)`.
+
         Args:
             model: the model whose activations the autoencoder encodes.
             texts: an iterable of texts, read once. A text is a string or an array (T,) of token
                 ids.
 
         Returns:
-            "explained_variance" and "l0" over all tokens, and "dead", the share of features that
-            are never active. For a decoder, the result also has mean losses per token, in nats:
-            "loss" of the unchanged model, "loss_spliced" with the activation replaced by its
-            reconstruction, and "loss_mean" with the activation replaced by its mean.
-            "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`. Values that
-            cannot be measured are NaN.
+            The measured numbers, keyed by name. A value that cannot be measured is NaN.
 
         Raises:
             TypeError: an argument has a wrong type.

@@ -42,10 +42,12 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read an autoencoder from a folder.
 
+    `about` holds three arguments of `SAE`: "at" (the full name of an activation, or None),
+    "subtracts_bias" and "metadata". `arrays` holds "k", and the arrays keyed by their names in the
+    file.
+
     Returns:
-        `(about, arrays)`. `about` holds three arguments of `SAE`: "at" (the full name of an
-        activation, or None), "subtracts_bias" and "metadata". `arrays` holds "k", and the arrays
-        keyed by their names in the file.
+        `(about, arrays)`, two dicts.
 
     Raises:
         FileNotFoundError: a file is missing.

@@ -241,6 +241,8 @@ def scan(
     number of texts. Texts are truncated as in `trace`, and a warning gives the number of truncated
     texts.
 
+    If the activation has heads, the neurons of head 0 come first, then those of head 1, and so on.
+
     Args:
         model: a text encoder or decoder from `qkv.load`.
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
@@ -249,9 +251,8 @@ def scan(
         top: the number of texts to keep per neuron or feature, at least 1.
 
     Returns:
-        A `Scan`: `.density`, `.mean` and `.largest` (n,) hold one number per neuron or feature, and
-        `.examples(number)` returns the `top` texts with its largest activations. If the activation
-        has heads, the neurons of head 0 come first, then those of head 1, and so on.
+        A `Scan`: `.density`, `.mean` and `.largest` (n,) hold one number per unit (neuron or feature).
+        `.examples(number)` returns the `top` texts with the largest activations of the unit.
 
     Raises:
         TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not an
@@ -431,8 +432,8 @@ def scan_heads(
         top_k: the number of examples to keep per head and measure, at least 1.
 
     Returns:
-        A `HeadScan`: `.scores` holds the mean of each measure over all queries, (layers, heads) of
-        float64; `.examples(name, layer, head)` returns the `top_k` texts with the largest values.
+        A `HeadScan`: `.scores` holds the mean (layers, heads) of each measure over all queries.
+        `.examples(name, layer, head)` returns the `top_k` texts with the largest values.
 
     Raises:
         TypeError: a text is neither a string nor ids, `model` is not a model, or `top_k` is not an

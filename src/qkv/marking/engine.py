@@ -106,8 +106,8 @@ def explain(
     """Find the fewest mistakes (at most two) that reproduce every run.
 
     Returns:
-        `(steps, mistakes)`: the steps including the mistakes, and the mistakes. None if even two
-        mistakes do not reproduce the runs.
+        `(steps, mistakes)`: the steps with the mistakes, and the mistakes.
+        None if even two mistakes do not reproduce the runs.
     """
     if not all(map(_can_be_reproduced, runs)):
         return None

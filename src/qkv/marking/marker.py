@@ -36,6 +36,9 @@ def check(
     - `is_causal` or `causal`: a causal mask.
     - `q_offset` and `num_heads`.
 
+    Findings are mistakes, fragile code (fails for large numbers or fully masked rows) or
+    conventions (correct code that follows another convention).
+
     Args:
         function: the function or class for the task; for a task that marks values, a tuple of these
             values. An attention function takes arrays and returns an array or `(out, weights)`. The
@@ -51,8 +54,6 @@ def check(
 
     Returns:
         A `CheckResult`, which is true if nothing is wrong. Print the result to read the verdict.
-        Findings are mistakes, fragile code (fails for large numbers or fully masked rows) or
-        conventions (correct code that follows another convention).
 
     Raises:
         TypeError: `function` cannot be called, or does not take these arrays.

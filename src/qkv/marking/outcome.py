@@ -104,8 +104,7 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         function: a function of arrays, torch tensors, or mappings with such values.
 
     Returns:
-        A function of arrays. If `function` fails on arrays and on tensors, this function raises the
-        error for arrays.
+        A function of arrays. If both attempts fail, the function raises the error for arrays.
     """
     if "torch" not in sys.modules or inspect.isclass(function):
         return function

@@ -63,8 +63,7 @@ def check_file(
         waiting: a function that is called several times per second.
 
     Returns:
-        One verdict per task. If the file cannot be read, there is only one verdict, for the
-        argument `task`.
+        One verdict per task, or a single verdict if the file cannot be read.
 
     Raises:
         ValueError: the task is unknown, a limit is not positive, or the seed is negative.
