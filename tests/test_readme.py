@@ -84,7 +84,7 @@ def test_the_model_that_comes_with_it_is_what_is_said() -> None:
     )
     page = " ".join((ROOT / "docs" / "models.md").read_text(encoding="utf-8").split())
     assert f"a BERT of {model.num_layers} layers with {model.num_heads} heads" in page
-    assert f"vectors of {model.dim} numbers, {len(model.tokenizer):,} lower-case WordPieces" in page
+    assert f"hidden size {model.dim}, a vocabulary of {len(model.tokenizer):,} lower-case" in page
     assert f"{model.max_seq_length} positions, and {millions:.1f} million parameters" in page
     writer = qkv.load("books-decoder")
     groups = writer.config["num_key_value_heads"]
