@@ -329,7 +329,7 @@ def test_what_has_no_backward_pass_is_refused() -> None:
     block = Block(layer, LayerNorm(4), None, None, post_norm=False)
     with pytest.raises(TypeError, match="no option cache"):
         block.training_forward(x, cache=KVCache())
-    with pytest.raises(TypeError, match="there is no return_weights here"):
+    with pytest.raises(TypeError, match="return_weights is not an option here"):
         layer.training_forward(x, return_weights=True)
     with pytest.raises(ValueError, match="the context is x itself"):
         SelfAttention(4, seed=0).training_forward(x, x)

@@ -246,9 +246,9 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
 def test_what_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="give steps, or minutes"):
         train(network(), Pull(), folder=tmp_path)
-    with pytest.raises(ValueError, match="of different names"):
+    with pytest.raises(ValueError, match="with different names"):
         train(network(), [Pull(), Pull()], folder=tmp_path, steps=1)
-    with pytest.raises(ValueError, match="of different names"):
+    with pytest.raises(ValueError, match="with different names"):
         train(network(), [], folder=tmp_path, steps=1)
     for name, value in (
         *(("steps", 0), ("steps", -1), ("minutes", 0), ("minutes", float("nan"))),

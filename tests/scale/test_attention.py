@@ -222,7 +222,7 @@ def test_scores_beside_which_all_digits_are_lost(scores: str, dtype: Any) -> Non
         ({"key_lengths": da.ones(1, dtype=int)}, TypeError, "key_lengths is a dask array.*compute"),
         ({"window": 3}, ValueError, "window is 3"),
         ({"softcap": -1.0}, ValueError, "softcap is -1.0"),
-        ({"out": np.zeros(3)}, TypeError, "there is no out here: Dask decides"),
+        ({"out": np.zeros(3)}, TypeError, "out is not an option here: Dask decides"),
         ({"causal": True}, TypeError, "did you mean is_causal"),
         ({"return_lse": 1}, TypeError, "return_lse is 1: write True or False"),
         (

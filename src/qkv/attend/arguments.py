@@ -181,7 +181,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells:
             "write bool (True = may attend), or float (added to the scores, -inf masks); "
             "for 0 and 1 write attn_mask.astype(bool)"
             if name == "attn_mask"
-            else "it is added to the scores: write float"
+            else "it is added to the scores: give floats"
         )
         raise TypeError(f"{call}: {name} is {dtype}: {way}")
     try:
@@ -198,7 +198,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells:
 def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], heads: int) -> None:
     """Raise an error unless there is one number per head; sinks may have several per head."""
     if not is_float(dtype):
-        raise TypeError(f"{call}: {name} is {dtype}: write float")
+        raise TypeError(f"{call}: {name} is {dtype}: give floats")
     most = 2 if name == "sinks" else 1
     if not 1 <= len(shape) <= most or shape[0] != heads:
         expected = f"({heads},) or ({heads}, n)" if name == "sinks" else f"({heads},)"
@@ -313,7 +313,7 @@ def check_options(
     """Raise an error if an option is unknown or in `without`; `why` explains the latter case."""
     for name in options:
         if name in without:
-            raise TypeError(f"{call}: there is no {name} here{why}")
+            raise TypeError(f"{call}: {name} is not an option here{why}")
         if name not in OPTIONS:
             near = difflib.get_close_matches(name, OPTIONS, n=1, cutoff=0.61)
             meant = f"did you mean {near[0]}?" if near else f"choose from {', '.join(OPTIONS)}"

@@ -140,7 +140,9 @@ def train(
     parts = [part if isinstance(part, Part) else Part(part) for part in objectives]
     names = [part.objective.name for part in parts]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"train: the objectives are {names}: give one or more, of different names")
+        raise ValueError(
+            f"train: the objectives are {names}: give one or more, with different names"
+        )
     home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
     optimizer = optimizer or AdamW(network)
     run = Run(home, network, parts, schedule, optimizer, seed, steps, minutes, frozenset(wanted))

@@ -346,7 +346,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
         if theirs.get(name) != ours.get(name):
             raise ValueError(
                 f"train: {path} belongs to a run with {name} {_shown(theirs, name)}, and here it "
-                f"is {_shown(ours, name)}: give the same, or another folder"
+                f"is {_shown(ours, name)}: give the same value, or another folder"
             )
 
 

@@ -68,14 +68,14 @@ def _check_targets(logits: Array, targets: Array, weights: Array | None) -> None
     if weights is not None and weights.shape != targets.shape:
         raise ValueError(
             f"cross_entropy: weights have shape {weights.shape} and targets {targets.shape}: "
-            "give one for each"
+            "give one weight per target"
         )
     if targets.dtype.kind not in "iu":
         raise TypeError(f"cross_entropy: targets are {targets.dtype}: give whole numbers")
     if targets.size and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
         raise ValueError(
             f"cross_entropy: targets run from {targets.min()} to {targets.max()} "
-            f"and there are {logits.shape[1]} columns: each must be one of them"
+            f"and there are {logits.shape[1]} columns: each target must be the number of a column"
         )
 
 

@@ -340,7 +340,7 @@ class Trace:
         if odd is not None:
             raise ValueError(
                 f"stack: {name} is {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: take "
-                f"trace[{name!r}, layer] of each"
+                f"trace[{name!r}, layer] for each layer"
             )
         return np.stack(layers)
 

@@ -430,7 +430,7 @@ class SelfAttention(MultiHeadAttention):
         if context is not None:
             raise ValueError(
                 f"{self._weights.call}: the context is x itself: use MultiHeadAttention for "
-                "another, and write attn_mask=... for a mask"
+                "another context, and write attn_mask=... for a mask"
             )
         return super().check(x, context, **options)
 
