@@ -84,7 +84,8 @@ def test_the_model_that_comes_with_it_is_what_is_said() -> None:
     )
     page = " ".join((ROOT / "docs" / "models.md").read_text(encoding="utf-8").split())
     assert f"a BERT of {model.num_layers} layers with {model.num_heads} heads" in page
-    assert f"hidden size {model.dim}, a vocabulary of {len(model.tokenizer):,} lower-case" in page
+    words = f"a vocabulary of {len(model.tokenizer):,} lower-case WordPieces"
+    assert f"hidden size {model.dim}, {words}" in page
     assert f"{model.max_seq_length} positions, and {millions:.1f} million parameters" in page
     writer = qkv.load("books-decoder")
     groups = writer.config["num_key_value_heads"]
@@ -92,7 +93,7 @@ def test_the_model_that_comes_with_it_is_what_is_said() -> None:
     millions = sum(array.size for array in writer.parameters.values()) / 1e6
     assert f"a Llama of {writer.num_layers} layers with {heads}" in page
     vocabulary = f"a byte-level vocabulary of {len(writer.tokenizer):,} tokens"
-    assert f"vectors of {writer.dim} numbers, {vocabulary}" in page
+    assert f"hidden size {writer.dim}, {vocabulary}" in page
     assert (
         f"{writer.max_seq_length} positions, and {millions:.1f} million parameters in total" in page
     )
