@@ -41,8 +41,8 @@ def in_turn(
         rounds: the minimum number of rounds.
         seconds: the time after which no more rounds begin; at most 51 rounds are made.
         pause: seconds to wait before each call, so that threads of other calls stop spinning.
-        advance: a function that is called with 1 after each round. This includes the first round,
-            which warms up and is not counted.
+        advance: a function that is called with 1 after each round. The first round, which only
+            warms up, is included.
 
     Returns:
         The seconds of the calls, keyed by name: one time per round. If a round repeats a short

@@ -218,7 +218,7 @@ def _options(
 def _collects_weights() -> bool:
     """Return whether `transformers` collects attention weights.
 
-    The library can collect them without passing `output_attentions` to every layer.
+    The library can collect attention weights without passing `output_attentions` to every layer.
     """
     capturing = sys.modules.get("transformers.utils.output_capturing")
     active = getattr(capturing, "_active_collector", None)

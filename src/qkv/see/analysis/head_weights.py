@@ -182,7 +182,7 @@ class Heads:
     def best_links(
         self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
     ) -> tuple[Array, Array, Array]:
-        """Return each head's largest link: `(weights, queries, keys)`, each `(H,)`."""
+        """Return each head's largest link as `(weights, queries, keys)`, each `(H,)`."""
         weights, at = self.links(layer, queries, keys)
         heads = np.arange(self.count)
         best = weights.reshape(self.count, -1).argmax(axis=1)

@@ -64,7 +64,7 @@ def entropy(weights: Array) -> Array:
 
 
 def on_offset(weights: Array, offset: int) -> Array:
-    """Compute the mean weight on the token `offset` positions after the query; -1 is the previous.
+    """Compute the mean weight on the token at distance `offset`; -1 is the previous token.
 
     The result is `(H,)`. Queries without such a token, and queries that attend to nothing, are left
     out.

@@ -406,7 +406,7 @@ def heads_among(
 def checked_head(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> tuple[int | None, int | None]:
-    """Check a layer and a head; return both counted from 0. Index -1 means the last one.
+    """Check a layer and a head; return both counted from 0. For both, -1 is the last.
 
     Raises:
         IndexError: the layer or the head is out of range.

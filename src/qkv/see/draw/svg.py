@@ -27,7 +27,7 @@ from qkv.see.draw.labels import on_arrows, placed
 
 _GAP = 24
 _CARD = 330.0  # The width of a passage in pixels, as wide as a phone.
-_IMAGE, _SMALL = 300.0, 150.0  # In pixels, the width of a single image and of a small one.
+_IMAGE, _SMALL = 300.0, 150.0  # The widths in pixels of a single image and a small image.
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> str:

@@ -23,7 +23,7 @@ from qkv.see.page.payload import pack_halves, pack_rows
 from qkv.text.tokenizer import Tokenizer
 
 # The data for assets/engine/parameters.js, as JSON in a script element that never runs. The file
-# assets/engine/door.js lists the requests of a page to `globalThis.qkv`.
+# assets/engine/door.js lists the requests that a page sends to `globalThis.qkv`.
 #
 #   `name` is the name of the model.
 #   `exact` is true if the packed parameters are equal to the model's parameters.

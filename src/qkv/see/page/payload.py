@@ -62,11 +62,11 @@ from qkv.see.steps.walk import Walk
 #   `layers` has the indices of the layers.
 #   `heads` is H, `length` is L, and `key_length` is S.
 #   `weights` is a packed array (layers, H, L, S), or null.
-#   `scores` is a packed array (k, H, L, S) of scaled and masked scores, with their `layers`, or
-#   null.
-#   `scale` has for each layer the factor of the raw scores, or null.
-#   `hidden` has bits, 1 where masked, or is null. The shape of bits is (1 or layers, 1 or H, L, S);
-#   an axis of length 1 stands for all layers or heads.
+#   `scores` is a packed array (k, H, L, S) of the scaled, masked scores of k layers, with the layer
+#   indices in `layers`; or null.
+#   `scale` is a list with the factor of each layer's raw scores; an unknown factor is null.
+#   `hidden` is an array of bits, 1 where masked, or null. The shape of bits is (1 or layers, 1 or
+#   H, L, S); an axis of length 1 stands for all layers or heads.
 #   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
 #   `measures` maps each name to a list of layers x H numbers, or to null.
 #   `summary` is a SUMMARY in place of the weights, or null.
@@ -227,7 +227,7 @@ def check_theme(theme: str, call: str) -> str:
 #   `steps` has the steps of all snapshots.
 #   `shown` has the indices in `steps` of the snapshots with weights.
 #   `weights` has shares (shown, layers, H, L, L).
-#   `hidden` has bits, or is null.
+#   `hidden` is an array of bits, or null.
 #   `scores` is a list of measures. Each measure has a `name`, a phrase for the averaged weight
 #   (`of`), a name for heads with a high score (`head`), and a list of layers x H numbers for each
 #   step (`values`).
