@@ -265,8 +265,8 @@ class Heads:
     ) -> Array:
         """Mark each pair of query and key in `at` that joins two different content words.
 
-        `at` has the keys, `(S,)` or `(..., L, k)`. The positions in `queries` and `keys` count as
-        content words.
+        `at` holds the positions of keys, `(S,)` or `(..., L, k)`. The positions in `queries` and
+        `keys` count as content words.
         """
         (flags, numbers), (key_flags, key_numbers) = self.queries.content, self.keys.content
         if queries is not None:

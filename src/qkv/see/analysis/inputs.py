@@ -102,8 +102,8 @@ def positions_of(
 ) -> tuple[str, str, list[list[list[int]]]]:
     """Choose the word to compare: return `(word, reason, positions in each text)`.
 
-    Without a word, choose the content word that both texts share. If they share several, choose the
-    word whose vectors after the last layer are least similar.
+    If `word` is None, choose the content word that both texts share. If they share several, choose
+    the word whose vectors after the last layer are least similar.
 
     Raises:
         ValueError: the word is not in both texts, or they share no word; the message lists their

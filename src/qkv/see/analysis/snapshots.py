@@ -49,10 +49,10 @@ def read_run(run: Any) -> Run:
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: the run has no snapshots, or its log is broken.
+        ValueError: the run has no snapshots, or its log cannot be read.
         TypeError: `run` is neither a folder nor a mapping from step to model or trace.
     """
-    # imported here, since this module also loads the training loop
+    # a late import, because this import also loads the training loop
     from qkv.learn.run_folder import SNAPSHOTS, read_losses, snapshots_in
 
     if isinstance(run, Mapping):
@@ -254,7 +254,7 @@ class Replay:
 
     @property
     def rises(self) -> Array:
-        """The increase of each score from first to last step; for a single step, the scores."""
+        """The increase of each score from first to last step; for a run of one step, its scores."""
         rises = self.values[-1] - self.values[0]
         return np.asarray(self.values[0] if len(self.steps) == 1 else rises)
 

@@ -11,7 +11,7 @@ from qkv.arrays import Array
 
 
 class Theme(NamedTuple):
-    """The colours that stand for numbers on one background.
+    """The colours for numbers, chosen for one background.
 
     Attributes:
         more: the colours of numbers from 0 to 1 at equal steps; the colour of 0 is the background.

@@ -238,7 +238,7 @@ class Lines(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Arrows(Panel):
-    """Arrows in a plane: each leads from a word's vector before attention to its vector after.
+    """Arrows in a plane, each from a word's vector before attention to its vector after attention.
 
     Attributes:
         before: `(n, 2)`, the points before attention.

@@ -300,7 +300,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `arrays` maps names to ARRAY. The array "own" has the model's own numbers.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the first sum.
-#   `own` is the name of the array "own" in the trace.
+#   `own` is the trace's name for the array "own".
 #   `own_step` is the index of the step that is compared with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
@@ -496,7 +496,7 @@ def pack_bits(flags: Array) -> dict[str, Any]:
 
 
 def pack_flags(flags: Array) -> dict[str, Any] | None:
-    """Pack flags `(layers, heads, L, S)`; the axis of layers or heads has length 1 if all agree."""
+    """Pack flags `(layers, heads, L, S)`; if all layers or heads are equal, keep only one."""
     if not flags.any():
         return None
     for axis in (1, 0):
