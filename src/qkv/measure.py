@@ -276,10 +276,10 @@ def survey(
 ) -> list[dict[str, Any]]:
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
-    `advance` gets 1 after each round; a task has at least `rounds + 1` rounds. The result for each
-    task is a dict with the fields of the `Task`. Its entries `qkv` and `numpy` have the median
-    `seconds` and the largest `error`, and `times_faster` compares the two. `limit` is the machine's
-    peak rate for this work, and `share` is the fraction of the limit that qkv reaches.
+    `advance` is called with 1 after each round; a task has at least `rounds + 1` rounds. The result
+    for each task is a dict with the fields of the `Task`. Its entries `qkv` and `numpy` have the
+    median `seconds` and the largest `error`, and `times_faster` compares the two. `limit` is the
+    machine's peak rate for this work, and `share` is the fraction of the limit that qkv reaches.
 
     Raises:
         ArithmeticError: an error of qkv is larger than allowed.

@@ -12,7 +12,7 @@ from qkv.see.analysis.head_weights import Heads, Summary
 # The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
 # same thresholds, and docs/views.md explains them.
 STANDS_OUT = 0.1  # The smallest difference, of a weight or a probability, that counts as a finding.
-OF_POSITIONS = 0.4  # A head attends to a position if its average weight there is at least this.
+OF_POSITIONS = 0.4  # A head with at least this average weight on a position attends to it.
 
 Measure = Callable[[Array], Array]  # computes one number per head from weights (H, L, S)
 

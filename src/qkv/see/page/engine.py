@@ -29,8 +29,8 @@ from qkv.text.tokenizer import Tokenizer
 #   `exact` is true if the packed parameters are equal to the model's parameters.
 #   `sizes` is an object, which is described below.
 #   `design` has the differences between model families (see `_design`).
-#   `parameters` maps qkv's names to packed arrays. Linear layers are (out, in). A row is int8 with
-#   one float16 scale if that loses no precision, otherwise float16.
+#   `parameters` maps qkv's names to packed arrays. The weights of linear layers are (out, in). A
+#   row is int8 with one float16 scale if that loses no precision, otherwise float16.
 #   `tokenizer` has the contents of tokenizer.json.
 #
 # The object `sizes` has these entries.

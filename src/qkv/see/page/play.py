@@ -134,8 +134,8 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
     Args:
         model: the model that the server runs.
-        scales: for each layer, the name of an activation that scales the scores, and the model's
-            factor.
+        scales: for each layer, a pair: the name of an activation that scales the scores, and the
+            factor of the model.
         plain: whether the scores of every layer are products of queries and keys, without other
             terms.
     """
