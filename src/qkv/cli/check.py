@@ -88,8 +88,8 @@ def check(
 
     A lesson's notebook is marked only for that lesson's tasks. For a folder, the command marks
     every file in the folder, prints a table of the class, and lists the most common mistakes. If
-    each student has a folder, the table has a row for each student. If a file cannot be marked, its
-    verdict gives the reason, and the other files are still marked.
+    each student has a subfolder, the table has a row for each student. If a file cannot be marked,
+    its verdict gives the reason, and the other files are still marked.
 
     With a roster, the command assigns a file to the student whose id is in the name of the file or
     its folder. If no id matches, the command looks for the student's name. Students without files

@@ -117,7 +117,7 @@ def run(model: Model, limits: Limits, ready: Callable[[str], None]) -> None:
     Args:
         model: the model to serve.
         limits: the address and the limits.
-        ready: receives the address when the server accepts requests.
+        ready: a function that is called with the address as soon as the server accepts requests.
 
     Raises:
         OSError: the server cannot listen at the address.
@@ -179,7 +179,7 @@ class _Server(uvicorn.Server):
 
         Closing the listener first would reset these connections.
         """
-        copies = [listener.dup() for listener in sockets or []]  # the copies keep the socket open
+        copies = [listener.dup() for listener in sockets or []]  # a copy keeps its socket open
         for server in self.servers:
             server.close()
         for listener in sockets or []:

@@ -79,7 +79,7 @@ class Texts(Single):
         texts: pairs for the texts that are not in a batch yet: the text's number, and its text or
             ids (T,).
         encoder: the encoder that computes the vectors.
-        dimensions: the number of dimensions to return of each vector; None for all.
+        dimensions: the number of dimensions to keep of each vector; None for all.
         whole: whether to refuse a text that would be truncated.
         tokens: the number of tokens per text; 0 until the text is tokenized.
         total: the sum of `tokens`.

@@ -178,7 +178,7 @@ class Worker:
     async def stream(
         self, begin: Callable[[], Iterator[Any]], *, connection: Hashable, size: int = 0
     ) -> AsyncIterator[Any]:
-        """Yield the items of an iterator, one per turn; close the iterator if the client leaves.
+        """Yield an iterator's items, one per turn; close the iterator if the client disconnects.
 
         The iterator may be closed to make room for other streams. Then `begin` makes another
         iterator, which continues at the same item.
@@ -212,7 +212,7 @@ class Worker:
                 await asyncio.sleep(POLL)
 
     async def _answer_of(self, request: Single) -> Any:
-        """Return the answer to a request; drop the request if the client leaves."""
+        """Return the answer to a request; drop the request if the client disconnects."""
         self._submit(request)
         try:
             return await request.answer
