@@ -32,8 +32,8 @@ class Task:
         asks: a description of the right result.
         ways: the possible signatures of the function, the usual signature first.
         also: more names for the function, accepted if the task was chosen with `--task`.
-        everyday: names in `looks_for` that are also common for helper functions; a helper does not
-            count as an answer.
+        everyday: names in `looks_for` that are also common names of helper functions; a helper
+            function does not count as an answer.
         values: the names of the marked values, if the answer is not a function.
         may_use: whether an answer may call qkv.
         by_name: whether the task must be chosen by name, since another task looks for the same

@@ -26,7 +26,7 @@ def wire(rule: Rule) -> Steps:
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Return steps that connect these parts with `other`, and all other parts in the right way."""
+    """Return steps that use `other` for these parts, and connect the rest in the right way."""
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):

@@ -41,7 +41,7 @@ def _queries(case: Case) -> int:
 def _sides(
     runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """Return the runs with first size < second size, and the runs with first size > second size."""
+    """Split runs with two different sizes into two lists: smaller first size, larger first size."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -63,7 +63,7 @@ def _lengths(run: Outcome) -> str:
 
 
 def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
-    """Describe a function whose result is right or wrong depending only on the lengths."""
+    """Describe a function that is right for some lengths and always wrong for other lengths."""
     right, wrong = ([run for run in runs if run.is_right is good] for good in (True, False))
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
@@ -71,7 +71,7 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
         return None  # the mask may be the cause
     if not right or wrong[0].error is not None:
         return None
-    others = [call(_negated(run.case)) for run in right]  # to exclude luck
+    others = [call(_negated(run.case)) for run in right]  # repeat with other queries
     return some_lengths(wrong[0], right) if all(run.is_right for run in others) else None
 
 
@@ -232,7 +232,7 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
     if sign < 0:
         shows = "the order of the weights is reversed: the lowest score gets the largest weight"
     if sign == 0:
-        shows = "all keys get the same weight, whatever their scores are"
+        shows = "all keys get the same weight, regardless of their scores"
     numbers = (f"{by:.4g} instead of {d**-0.5:.4g} (d = {d})" for d, by in factors.items())
     says = f"the scores are multiplied by a number other than 1/sqrt(d): {', '.join(numbers)}"
     least, most = min(factors.values()), max(factors.values())

@@ -121,7 +121,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
         SIZES["qkv"]: drawn("qkv", 50, *sizes, apart=5),
         # scores [[1000, 0], [-1000, 0]]: exp(1000) overflows, and exp(-2000) is 0
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
-        # all sizes are 2, so that a wrong transpose gives wrong numbers, not an error
+        # in the first case, all sizes are 2: a wrong transpose raises no error
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
         # queries after cached keys; in the last case, one more key follows the query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],

@@ -58,7 +58,7 @@ def _rejoin_in_turn(a: Array) -> Array:
 
 
 def _sized(size: Callable[[int, int, int], int]) -> Steps:
-    """Split into heads of another size, and raise a ValueError if the size does not fit."""
+    """Split into heads of a different size; raise a ValueError if the size does not fit."""
 
     def sized(a: Array, heads: int, width: int) -> Array:
         return a.reshape(*a.shape[:-1], heads, size(a.shape[-1], heads, width)).reshape(a.shape)

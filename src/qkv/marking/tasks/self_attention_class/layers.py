@@ -167,7 +167,7 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
 def arrays_of(
     thing: Any, path: str = "", been: set[int] | None = None
 ) -> Iterator[tuple[str, Array]]:
-    """Yield path and values of each array inside an object that has one to three dimensions."""
+    """Find all arrays with 1 to 3 dimensions inside an object; yield their paths and values."""
     been = set() if been is None else been
     try:
         a, inside = _opened(thing)
