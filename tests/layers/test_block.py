@@ -414,7 +414,11 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
             r"x has shape \(3, 4\) .* \(\.\.\., 8",
         ),
         (lambda: block_of(True)(np.ones(8)), ValueError, r"x has shape \(8,\)"),
-        (lambda: block_of(True)(np.ones((3, 8)), return_lse=True), TypeError, "return_lse is not an option here"),
+        (
+            lambda: block_of(True)(np.ones((3, 8)), return_lse=True),
+            TypeError,
+            "return_lse is not an option here",
+        ),
         (lambda: block_of(True)(np.ones((3, 8)), casual=True), TypeError, "did you mean is_causal"),
         (
             lambda: block_of(True)(np.ones((3, 8)), cu_lengths=[0, 4]),

@@ -74,10 +74,10 @@ def attention_grad(
         options: the options of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Returns:
-        `.query`, `.key` and `.value` in the shapes and the type of the inputs.
-        `.bias`, `.sinks` and `.alibi_slopes` in the shapes of the inputs and the type of weights.
-        Masked keys have gradient 0, and masked values never affect the gradients.
-        The result has the same bits with any number of threads.
+        `.query`, `.key` and `.value` in the shapes and the type of the inputs. `.bias`, `.sinks`
+        and `.alibi_slopes` with the shapes of the inputs and the type of the weights. Masked keys
+        have gradient 0, and masked values never affect the gradients. The result has the same bits
+        with any number of threads.
 
     Raises:
         ValueError: the shapes are incompatible.

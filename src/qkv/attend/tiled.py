@@ -239,7 +239,7 @@ def _pass_over_keys(
         elif not (base is block is None):
             before = 0 if base is None else base
             base = np.maximum(before, 0 if block is None else block)
-            faded = np.exp(before - _finite_from_below(base))  # the factor of earlier sums
+            faded = np.exp(before - _finite_from_below(base))  # multiplies the earlier sums
         if base is not None:
             scores -= _finite_from_below(base)
         exps = np.exp(scores, out=scores)

@@ -97,7 +97,7 @@ class Edits:
     """The edits of a call, not yet checked against the model and the texts.
 
     Attributes:
-        call: the name of the call in errors.
+        call: the function name in errors.
         records: the edits that JSON can express, in the given order.
         changes: the edits that only Python can express: functions and arrays, keyed by activation.
     """
@@ -119,7 +119,7 @@ def edits_of(
         edit: a mapping from activations to functions and arrays, or a list of records.
         ablate: the heads to ablate, as (layer, head); head None means all heads of the layer.
         hide: the words, positions and edges to mask.
-        call: the name of the call in errors.
+        call: the function name in errors.
         given: the name of the list of records in errors.
 
     Raises:

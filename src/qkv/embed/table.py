@@ -66,7 +66,7 @@ class TokenEmbedding:
     Args:
         tokenizer: converts texts to ids. The table needs `len(tokenizer)` rows.
         dim: the size of a row; may be omitted with `weight`.
-        seed: the seed of the table's random numbers, which are standard normal.
+        seed: the seed of the table's random numbers, which have a standard normal distribution.
         weight: a table of floats or integers instead of random numbers. It must have a row for each
             id of the tokenizer, and may have more rows. It is copied unless it is read-only.
         dtype: a float type; by default float32 for random numbers, or the type of `weight`.

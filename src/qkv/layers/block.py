@@ -207,7 +207,7 @@ class Block:
             options: the options of `qkv.attention`.
 
         Returns:
-            An array of the shape of `x`, and of the type that `x` and the parameters promote to.
+            An array shaped like `x`, of the type to which NumPy promotes `x` and the parameters.
         """
         array, cu, options["plan"] = self._checked(x, cu_lengths, cache, lengths, options)
         return self.run(
@@ -324,7 +324,7 @@ class Block:
 
         Args:
             grad: (..., T, D), the gradient of the block's result.
-            saved: the second value of `block.training_forward(x, ...)`.
+            saved: the second value that `block.training_forward(x, ...)` returned.
             record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 

@@ -110,7 +110,7 @@ class Routed(Feed, ABC):
         Args:
             grad: (..., T, D), the gradient of the layer's result. It is also the gradient of the
                 residual.
-            saved: the second value of `layer.training_forward(x)`.
+            saved: the second value that `layer.training_forward(x)` returned.
             record: unused, because the layer records no activations.
 
         Returns:
@@ -150,7 +150,7 @@ class Routed(Feed, ABC):
 
         The softmax is None if the weights are `normalized`.
         """
-        # Scores may be close to each other, so half precision would be too coarse.
+        # Scores may be close to each other, so half precision would be too imprecise.
         wide = rows.astype(compute_type(rows.dtype), copy=False)
         scores = project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
@@ -177,8 +177,8 @@ class Experts(Routed):
         alpha: the factor in the sigmoid.
         limit: the limit at which the results of gate and up are clipped.
 
-    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
-    the type of the parameters. Half precision is computed in float32.
+    The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
+    converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Raises:
         ValueError: parameters are missing or do not fit, or `top_k` is more than E.
@@ -308,8 +308,8 @@ class GatedExperts(Routed):
         activation: as for `MLP`.
         normalized: whether the weights of a token's experts sum to 1.
 
-    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
-    the type of the parameters. Half precision is computed in float32.
+    The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
+    converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Raises:
         ValueError: parameters are missing or do not fit, or `top_k` is more than E.

@@ -117,7 +117,7 @@ def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: s
 
 
 def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, call: str) -> Any:
-    """Return the type of a layer's result, to which float inputs and parameters promote."""
+    """Return the type of a layer's result, to which NumPy promotes float inputs and parameters."""
     arrays = (*inputs, *parameters.values())
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 

@@ -53,8 +53,8 @@ class MLP(Feed):
             rows).
         dtype: the type of the parameters.
 
-    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
-    the type of the parameters. Half precision is computed in float32.
+    The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
+    converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.3, and for the gated MLP Shazeer 2020, "GLU Variants Improve
@@ -152,7 +152,7 @@ class MLP(Feed):
         Args:
             grad: (..., T, D), the gradient of the layer's result. It is also the gradient of the
                 residual.
-            saved: the second value of `mlp.training_forward(x)`.
+            saved: the second value that `mlp.training_forward(x)` returned.
             record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 

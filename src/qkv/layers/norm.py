@@ -82,7 +82,7 @@ class _Norm(Layer):
 
         Args:
             grad: (..., D), the gradient of the layer's result.
-            saved: the second value of `norm.training_forward(x)`.
+            saved: the second value that `norm.training_forward(x)` returned.
             record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 
@@ -162,8 +162,8 @@ class LayerNorm(_Norm):
         bias: whether a bias is added.
         dtype: the type of the parameters.
 
-    The result has the type that `x` and the parameters promote to. Integer inputs are converted to
-    the type of the parameters. Half precision is computed in float32.
+    The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
+    converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Source:
         Ba, Kiros and Hinton 2016, "Layer Normalization", equation 4.
@@ -200,8 +200,8 @@ class RMSNorm(_Norm):
         eps: added to the mean square.
         dtype: the type of the weight.
 
-    The result has the type that `x` and the weight promote to. Integer inputs are converted to the
-    type of the weight. Half precision is computed in float32.
+    The result has the type to which NumPy promotes `x` and the weight. Integer inputs are converted
+    to the type of the weight. Half-precision inputs are computed in float32.
 
     Source:
         Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4.
@@ -261,8 +261,8 @@ class LayerScale(Layer):
         first: the initial value of all entries of the weight.
         dtype: the type of the weight.
 
-    The result has the type that `x` and the weight promote to. Integer inputs are converted to the
-    type of the weight.
+    The result has the type to which NumPy promotes `x` and the weight. Integer inputs are converted
+    to the type of the weight.
 
     Source:
         Touvron et al. 2021, "Going deeper with Image Transformers", equation 4.
@@ -307,7 +307,7 @@ class LayerScale(Layer):
 
         Args:
             grad: (..., D), the gradient of the layer's result.
-            saved: the second value of `scale.training_forward(x)`.
+            saved: the second value that `scale.training_forward(x)` returned.
             record: unused, because a scale has no activations of its own.
 
         Returns:

@@ -335,7 +335,7 @@ class Run:
             raise Diverged("the running means of AdamW are not finite")
 
     def advance(self) -> dict[str, Any]:
-        """Run one step, and return its line of the metrics."""
+        """Run one step, and return its line for the metrics."""
         began, tokens = time.perf_counter(), 0
         middle = self.share + (0.5 / self.steps if self.steps else 0.0)
         rate = float(self.schedule(middle))

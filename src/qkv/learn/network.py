@@ -15,7 +15,7 @@ _TRIED = 256  # the number of tokens with which `is_finite` runs the model
 
 
 class Network:
-    """A writable copy of a model's parameters, with the layers that compute with them.
+    """A writable copy of a model's parameters, and the layers that compute with them.
 
     Attributes:
         flat: (n,), all parameters, with the matrices first.

@@ -28,7 +28,7 @@ class Objective(Protocol):
         """The name of the objective's loss in the metrics."""
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
-        """Return the batch of a step, which depends only on the generator and the state."""
+        """Return the batch of a step; the batch depends only on the generator and the state."""
 
     def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
         """Add to the network's gradient; return the mean loss and the number of tokens."""
@@ -232,7 +232,7 @@ class Masked(_Filled):
         tokenizer: the tokenizer, which knows the special tokens and the mask token.
         share: the share of tokens to choose.
         tokens_per_step: the minimum number of tokens in a step.
-        alike: a function from words to keys. Words with the same key count as equal. With
+        alike: a function that maps words to keys. Words with the same key count as equal. With
             `str.casefold`, upper and lower case are equal.
 
     Raises:

@@ -455,5 +455,5 @@ def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
-    """Return the text that shows a setting in an error."""
+    """Return a setting as text for an error."""
     return f"{values[name]!r:.60}" if name in values else "left out"

@@ -70,7 +70,7 @@ def linear(
         wide: whether the result is float32 instead of half precision.
 
     Returns:
-        `(..., out)` of the type that `x` and `weight` promote to.
+        `(..., out)`, of the type to which NumPy promotes `x` and `weight`.
         Half precision is summed in float32, and rounded once unless `wide`.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")

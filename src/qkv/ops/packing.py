@@ -168,7 +168,7 @@ class Prepared:
         self.bits = bits_type(kind)
 
     def handed(self, x: Array) -> Array:
-        """Convert numbers to the type of the factors of products."""
+        """Convert numbers to the type of a product's factors."""
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
     def joins(self, weights: Sequence[Array]) -> bool:

@@ -271,7 +271,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """Cut a dask array along `axes` to fit the blocks; other axes and broadcast axes stay whole."""
+    """Cut a dask array along `axes` to fit the blocks; do not cut other axes or broadcast axes."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)
@@ -327,7 +327,7 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Return the pieces between the boundaries of all `pieces`."""
+    """Return the pieces that result from cutting at the boundaries of all `pieces`."""
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 

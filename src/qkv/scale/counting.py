@@ -233,7 +233,7 @@ def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] |
 
 
 def _is_open(data: bytes) -> bool:
-    """Read each line of a CSV as a record, and return whether a line ends inside quotes."""
+    """Read each line of a CSV as a record, and return whether any line ends inside quotes."""
     if b'"' not in data:
         return False
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")

@@ -88,7 +88,7 @@ class _Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A short checksum of the plan's entries, which is used in file names."""
+        """A short checksum of the plan's entries, used in file names."""
         return hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
 
     def name(self, number: int) -> str:

@@ -188,8 +188,8 @@ def _lse(part: Part, kind: np.dtype[Any]) -> Array:
 def _weigh(rules: Rules, *, part: Part, values: tuple[int, ...], **inputs: Array) -> Array:
     """Return the weights of a block of keys, normalized over all keys.
 
-    Within the block, the weights of a row sum to 1. They are multiplied by the block's share of the
-    sum over all keys: `exp(lse of the block - lse of all keys)`.
+    First, the weights of each row sum to 1 within the block. They are then multiplied by the
+    block's share of the sum over all keys: `exp(lse of the block - lse of all keys)`.
 
     Args:
         rules: the rules of the block.

@@ -54,8 +54,8 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     Args:
         stream: the source of the bytes, read as they arrive.
         name: the name of the source in errors.
-        most: the maximum length of a line without surrounding spaces. A longer line is cut to
-            `most` + 1 characters, which shows that it was too long.
+        most: the maximum length of a line, without counting the spaces around it. A longer line is
+            cut to `most` + 1 characters, which shows that it was too long.
 
     Raises:
         ValueError: the bytes are not text; the message has the line and the byte.

@@ -35,7 +35,8 @@ class Tokenized:
         """Return the positions of a token, in order.
 
         Args:
-            token: the token as the vocabulary or `plain_tokens` spells it, or its id.
+            token: the id of the token, or the token as spelled by the vocabulary or by
+                `plain_tokens`.
 
         >>> text = Tokenized(np.array([5, 7, 5]), ["the", "cat", "the"], [], [False] * 3)
         >>> text.positions("the"), text.positions(7), text.positions("dog")

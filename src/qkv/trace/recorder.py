@@ -197,7 +197,7 @@ def texts_and_positions(cu: Array) -> tuple[Array, Array]:
 
 
 def padded(rows: Array, cu: Array) -> Array:
-    """Return packed rows `(total, ...)` as `(B, T, ...)`: T is the longest length, padding is 0."""
+    """Return packed rows `(total, ...)` as `(B, T, ...)`: T is the longest length; padding is 0."""
     lengths = np.diff(cu)
     shape = len(lengths), lengths.max(initial=0), *rows.shape[1:]
     if _alike(cu):

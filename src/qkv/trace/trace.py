@@ -463,7 +463,7 @@ def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
 def inputs_of(
     query: Array, key: Array, value: Array, query_lengths: Array, key_lengths: Array
 ) -> dict[str, Any]:
-    """Return arguments of `qkv.attention`, given arrays `(B, T, H, d)` and lengths of texts."""
+    """Return arguments of `qkv.attention`, given arrays `(B, T, H, d)` and the texts' lengths."""
     arrays = {"query": query, "key": key, "value": value}
     inputs = {name: np.swapaxes(array, -3, -2) for name, array in arrays.items()}  # (B, H, T, d)
     for name, lengths in (("query", query_lengths), ("key", key_lengths)):

@@ -58,8 +58,8 @@ class MultiHeadAttention(Parts):
             rows). With normal word vectors, scaled scores then have a variance near 1.
         dtype: the type of the parameters.
 
-    The result has the type that the inputs and the parameters promote to. Integer inputs are
-    converted to the type of the parameters. Inputs in half precision are computed in float32.
+    The result has the type to which NumPy promotes the inputs and the parameters. Integer inputs
+    are converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Source:
         Vaswani et al. 2017, section 3.2.2, and for fewer key heads Ainslie et al. 2023.
@@ -360,7 +360,7 @@ class MultiHeadAttention(Parts):
         Args:
             grad: the gradient of the layer's result, of the same shape. It is also the gradient of
                 the residual.
-            saved: the second value of `layer.training_forward(x, ...)`.
+            saved: the second value that `layer.training_forward(x, ...)` returned.
             record: collects the gradients of activations, named as in a trace. With a
                 `GradientRecorder` no gradients of parameters are computed.
 

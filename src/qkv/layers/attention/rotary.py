@@ -60,7 +60,7 @@ class Rotary:
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
             speeds = speeds[
                 each.reshape(about[1].shape)
-            ]  # (dims / 2,), or with a row for each position.
+            ]  # (dims / 2,), or (..., dims / 2) with a row per position.
             scale = made[0][1] if made else scale  # The scale is the same for all lengths.
         result = rotation_at(
             x,
