@@ -47,10 +47,10 @@ def edges(
             difference of two logits. Negative positions count from the end. A token is an id, or a
             string that is one token. With "exact", a function that turns logits (1, T, V) into a
             number also works.
-        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the difference of
-            the sender's output between the runs, times the gradient of the metric at the receiver's
-            input in the clean run. One backward pass covers all edges. "eap-ig" averages 5
-            gradients, at steps from the corrupted embeddings to the clean embeddings.
+        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the sender's
+            corrupted output minus its clean output, times the gradient of the metric at the
+            receiver's input in the clean run. One backward pass covers all edges. "eap-ig" averages
+            5 gradients, at evenly spaced points between the corrupted and the clean embeddings.
 
     Returns:
         A `Graph` of all edges. For estimates, `.correlation` compares 200 edges with exact scores.
@@ -65,7 +65,7 @@ def edges(
 
     Source:
         Exact: Wang et al. 2022, "Interpretability in the Wild", and Conmy et al. 2023, "Towards
-        Automated Circuit Discovery for Mechanistic Interpretability"; estimates: Syed, Rager and
+        Automated Circuit Discovery for Mechanistic Interpretability". Estimates: Syed, Rager and
         Conmy 2023, "Attribution Patching Outperforms Automated Circuit Discovery", and Hanna,
         Pezzelle and Belinkov 2024, "Have Faith in Faithfulness", equation 6.
 
@@ -187,7 +187,7 @@ def discover(
 
     Source:
         Conmy et al. 2023, "Towards Automated Circuit Discovery for Mechanistic Interpretability";
-        Syed, Rager and Conmy 2023; faithfulness: Hanna, Pezzelle and Belinkov 2024, "Have Faith in
+        Syed, Rager and Conmy 2023. Faithfulness: Hanna, Pezzelle and Belinkov 2024, "Have Faith in
         Faithfulness", section 3.
 
     >>> import qkv
@@ -300,14 +300,14 @@ def _known(name: Any, names: Sequence[str], given: str) -> str:
 def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     """Estimate the effect of every edge; return float64 arrays (senders,), keyed by receiver.
 
-    An estimate is the difference of the sender's output between the runs, times the gradient of the
+    An estimate is the sender's corrupted output minus its clean output, times the gradient of the
     metric at the receiver's input.
 
     Args:
         stream: both runs.
         of: the logit, or the difference of two logits.
-        steps: the number of gradients to average, at steps from the corrupted embeddings to the
-            clean embeddings; None for one gradient in the clean run.
+        steps: the number of gradients to average, at evenly spaced points between the corrupted and
+            the clean embeddings; None for one gradient in the clean run.
     """
     model, layers, last = stream.model, stream.layers, len(stream.layers) - 1
     clean, corrupted = (run["resid_pre", 0] for run in (stream.pair.clean, stream.pair.corrupted))

@@ -99,8 +99,8 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     layer = check_index(layer, trace.num_layers, call, "layer", ValueError)
     weights, values = (
         kept(trace, call, (name, layer))[0].astype(np.float64) for name in ("pattern", "v")
-    )  # (Hq, Q, K), (K, Hkv, dv)
-    values = np.swapaxes(values, 0, 1).repeat(len(weights) // values.shape[1], 0)  # (Hq, K, dv)
+    )  # (Hq, Q, K), (K, Hkv, dv).
+    values = np.swapaxes(values, 0, 1).repeat(len(weights) // values.shape[1], 0)
     if model is not None:
         out = model.layers[layer].attn.parameters["out_proj.weight"].astype(np.float64)
         values = values @ out.reshape(len(weights), -1, out.shape[-1])  # (Hq, K, D)
@@ -118,18 +118,14 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """Measure how strongly each head reads the output of each earlier head.
 
     `OV`, `QK` and `OV'` are matrices of `model.head_weights(layer)`. The output of the writing head
-    is `x @ OV`; `QK` and `OV'` belong to the reading head. The score of each input is
-
-    - "q", its queries: `|OV @ QK| / (|OV| |QK|)`,
-    - "k", its keys: `|OV @ QK.T| / (|OV| |QK|)`,
-    - "v", its values: `|OV @ OV'| / (|OV| |OV'|)`,
-
-    where `|M|` is the root of the sum of squares. Even random matrices have scores above 0,
-    especially if D is small, so compare a score with the scores of other heads. The weights are
-    raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so its scores
-    differ by the norm's weight.) Rotary positions and norms of queries and keys are left out. If
-    norms follow the parts of a block (BERT), these norms rescale an output before a later head
-    reads it, but the score ignores them.
+    is `x @ OV`; `QK` and `OV'` belong to the reading head. The score is `|OV @ QK| / (|OV| |QK|)`
+    for "q" (queries), `|OV @ QK.T| / (|OV| |QK|)` for "k" (keys) and `|OV @ OV'| / (|OV| |OV'|)`
+    for "v" (values), where `|M|` is the root of the sum of squares. Even random matrices have
+    scores above 0, especially if D is small, so compare a score with the scores of other heads. The
+    weights are raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so
+    its scores differ by the norm's weight.) Rotary positions and norms of queries and keys are left
+    out. If norms follow the parts of a block (BERT), these norms rescale an output before a later
+    head reads it, but the score ignores them.
 
     The result has the axes "layer" and "head" for the writing head, and "reader_layer" and
     "reader_head" for the reading head. Query heads that share a key head have separate scores.
@@ -188,7 +184,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 def _triangle(tall: Array) -> Array:
     """Return the factors R (H, d, d) of QR decompositions of thin matrices (H, D, d).
 
-    Replacing a matrix by its R in a product does not change the norm of the product.
+    If R replaces a matrix in a product, the norm of the product does not change.
     """
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
@@ -212,7 +208,7 @@ def copying_scores(model: Model) -> Result:
         model: a model whose LM head consists of a norm and a matrix.
 
     Returns:
-        (layers, Hq), float64, between -1 and 1. A head that adds nothing to the logits has NaN.
+        (layers, Hq), float64, between -1 and 1; NaN if a head adds nothing to the logits.
 
     Raises:
         TypeError: `model` is not a model.

@@ -68,7 +68,7 @@ def check_words(model: Any, call: str) -> Model:
 def check_trace(
     trace: Any, call: str, model: Model | None = None, *, several: bool = False
 ) -> Trace:
-    """Return the trace, which must hold one text (or `several` texts) of this model."""
+    """Return the trace; check that it fits the model and holds one text (or more if `several`)."""
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")

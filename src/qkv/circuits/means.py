@@ -69,7 +69,7 @@ class Measured:
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
         """Return the key that determines a measure's value for each query.
 
-        If several keys contribute, the key has the largest weight among them.
+        If several keys contribute, the method returns the key with the largest weight.
 
         Args:
             name: the name of the measure.
@@ -114,7 +114,7 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """For each query, sum the weights on the keys of its pairs, moved by `shift`; (B, H, Q)."""
+        """Sum each query's weights on the keys `shift` positions after the keys of its pairs."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -305,8 +305,8 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
 
     Four measures are cosines between corresponding vectors of the two models: "resid" compares the
     outputs of layers, "attn" the outputs of attention, "mlp" the outputs of MLPs (if the models
-    have MLPs), and "heads" the activation `z` of each head. Two zero vectors have the cosine 1; a
-    zero vector and a nonzero vector have the cosine 0.
+    have MLPs), and "heads" (layers, Hq) the activation `z` of each head. Two zero vectors have the
+    cosine 1; a zero vector and a nonzero vector have the cosine 0.
 
     Three more measures compare the logits if both models have LM heads. "logits" is the mean
     absolute difference. "kl" is the KL divergence of model_b's probabilities from model_a's, in
@@ -319,8 +319,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
 
     Returns:
-        The mean of each measure over all tokens, float64, keyed by measure:
-        "heads" (layers, Hq), the other cosines (layers,), and the three numbers.
+        Means over all tokens, keyed by measure: float64 arrays (layers,) or numbers.
 
     Raises:
         TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.
@@ -340,7 +339,8 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
     count = 0
     for batch in _pairs(one, other, texts):
         kept = [name for group in names.values() for name in group]
-        runs = [  # mypy does not accept arrays as sequences of int
+        # mypy does not accept arrays as sequences of int
+        runs = [
             model.trace([text.ids for text in batch], names=kept, logits=words)  # type: ignore[arg-type]
             for model in (one, other)
         ]
@@ -431,7 +431,7 @@ def _cosines(one: Array, other: Array) -> Array:
 
 
 def _changes(one: Array, other: Array) -> dict[str, Array]:
-    """Return three measures of the change of logits (tokens, V): one number per token."""
+    """Compare the logits (tokens, V) of two models; return three measures (tokens,)."""
     logs = []
     for logits in (one, other):
         wide = logits - logits.max(-1, keepdims=True)

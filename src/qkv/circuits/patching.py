@@ -36,10 +36,10 @@ def attribution_patch(
 ) -> Result:
     """Attribution patching: estimate the changes of `patch` with one backward pass.
 
-    An estimate is the difference of an activation between the runs, times the gradient of the
-    metric at this activation in the run of `corrupted`. Estimates are good for small differences
-    and worst for "resid_pre" of early layers. To check the estimates, correlate them with the
-    result of `patch` for one pair of texts (`np.corrcoef`).
+    An estimate is the clean activation minus the corrupted activation, times the gradient of the
+    metric at this activation in the corrupted run. Estimates are accurate for small differences,
+    and least accurate for "resid_pre" of early layers. To check the estimates, correlate them with
+    the result of `patch` for one pair of texts (`np.corrcoef`).
 
     Args:
         model: as for `patch`, in float32 or float64.
@@ -98,7 +98,7 @@ class Pair:
         return self._of(self.corrupted)
 
     def normalized(self, values: Array) -> Array:
-        """Scale values so that 0 is the metric of `corrupted` and 1 is the metric of `clean`."""
+        """Scale metrics so that `corrupted` scores 0 and `clean` scores 1."""
         low, high = self.low, self._of(self.clean)
         if low == high or not np.isfinite(high - low):
             raise ValueError(
@@ -228,8 +228,7 @@ def patch(
         by: "position" patches each head or neuron at each position separately (for "pattern", the
             weights of one query). "head" is the default for sites with heads, and "neuron" for
             sites with neurons.
-        normalize: scale the metric so that 0 is the metric of `corrupted` and 1 is the metric of
-            `clean`.
+        normalize: scale the metric so that `corrupted` scores 0 and `clean` scores 1.
 
     Returns:
         float64: (layers, T) for sites of positions, (layers, Hq) for heads ((layers, Hkv) for "k"

@@ -61,8 +61,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
         stretch: whether weight scales end at the largest weight instead of at 1.
 
     Returns:
-        A view, displayed in notebooks and terminals; `to_html`, `to_png`, `to_svg` and `to_dict`
-        export it.
+        A view for notebooks and terminals, with export methods such as `to_html` and `to_png`.
 
     Raises:
         TypeError: `result` has another type, or is an array without named axes.
@@ -130,7 +129,7 @@ class _Drawing:
     of: str
     title: str
     ground: float = 0.0
-    tokens: Array | None = None  # in the shape of `values`; None without tokens
+    tokens: Array | None = None  # a token for each number, or None
     note: str = ""
 
     @property
@@ -217,7 +216,7 @@ def _read(result: Any) -> _Drawing:
     if part.values.size == 0:
         raise ValueError(f"plot: result is empty, {part.values.shape}: give a result with numbers")
     last = part.axes[-1].name if part.axes else ""
-    # a DataArray may be a slice of the vocabulary, which does not determine probabilities
+    # a DataArray may lack a part of the vocabulary, so its softmax would be wrong
     if last == "V" and part.of == "logit" and isinstance(result, Result):
         return _likeliest(part)
     values = part.values.astype(np.float64)
@@ -364,7 +363,7 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]
 
 
 def _bars(parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool) -> list[Panel]:
-    """Return a bar chart of all numbers of parts with at most one axis."""
+    """Return a bar chart of drawings with at most one axis."""
     values = np.concatenate([part.values.ravel() for part in parts])
     names = [
         name if alone else f"{part.title} {name}".strip()

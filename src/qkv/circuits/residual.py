@@ -176,7 +176,7 @@ class Stream:
     @quiet
     @one_blas_thread()
     def effects(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the change of the metric if one edge at a time carries the corrupted output.
+        """Let one edge at a time carry the corrupted output; return the changes of the metric.
 
         Args:
             wanted: sender indices (n,), keyed by receiver.

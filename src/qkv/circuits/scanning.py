@@ -47,8 +47,7 @@ class Best:
         """Find the entries of `values` (B, n) that belong to the largest values so far.
 
         Returns:
-            The rows (texts) and columns (units, counted from the start of `units`) of these
-            entries.
+            The row index (text) and the column index (unit, relative to `units`) of each entry.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
         fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
@@ -188,8 +187,7 @@ class Scan:
             theme: "light", "dark", or "auto" for the theme of the site or system.
 
         Returns:
-            A view, displayed in notebooks and terminals; `to_html`, `to_png`, `to_svg` and
-            `to_dict` export it.
+            A view for notebooks and terminals, with export methods such as `to_html` and `to_png`.
 
         Raises:
             TypeError: an entry of `numbers` is not an integer.
@@ -251,8 +249,8 @@ def scan(
         top: the number of texts to keep per neuron or feature, at least 1.
 
     Returns:
-        A `Scan`: `.density`, `.mean` and `.largest` (n,) hold one number per unit (neuron or feature).
-        `.examples(number)` returns the `top` texts with the largest activations of the unit.
+        A `Scan`: `.density`, `.mean` and `.largest` (n,) hold one number per neuron or feature.
+        `.examples(number)` returns the `top` texts in which that neuron or feature is most active.
 
     Raises:
         TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not an
@@ -292,8 +290,8 @@ def scan(
         above = above + (values > 0).sum(0)
         total = total + values.sum(0, dtype=np.float64)
         ends = np.cumsum([len(text.ids) for text in batch])
-        each = np.split(values, ends[:-1])  # (T, n) of each text
-        positions = np.array([text.argmax(0) for text in each])  # (B, n)
+        each = np.split(values, ends[:-1])  # (T, n) of each text.
+        positions = np.array([text.argmax(0) for text in each])
         largest = np.array([text.max(0) for text in each])
         numbers = np.array([text.number for text in batch])
         which, units = best.among(largest, numbers, slice(None))

@@ -106,7 +106,7 @@ def explain(
     """Find the fewest mistakes (at most two) that reproduce every run.
 
     Returns:
-        `(steps, mistakes)`: the steps with the mistakes, and the mistakes.
+        `(steps, mistakes)`: the steps after applying the mistakes, and the mistakes.
         None if even two mistakes do not reproduce the runs.
     """
     if not all(map(_can_be_reproduced, runs)):
@@ -264,7 +264,7 @@ class Marking:
                 self.steps = None
 
     def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
-        """Are all outputs zero because of a known mistake, in a finished function?"""
+        """Does a known mistake explain why all outputs are zero?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
@@ -371,7 +371,7 @@ def mark_in_steps(
     *,
     returns: str = "return the result",
 ) -> CheckResult:
-    """Compare a function with a computation in steps, some of which a known mistake replaces.
+    """Compare a function with a stepwise computation; known mistakes replace some of the steps.
 
     Args:
         task: the name of the task.

@@ -95,7 +95,7 @@ class Isolated:
         self.begin()
 
     def begin(self, seconds: float | None = None) -> None:
-        """Restart the time limit, with `seconds` or the value from the constructor."""
+        """Restart the time limit; the default for `seconds` is the value from the constructor."""
         self._seconds = self.seconds if seconds is None else seconds
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
@@ -334,7 +334,7 @@ def _go_on_in_a_child() -> None:
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # readers see the end of the child only if all copies are closed
+    for number in (0, 1, 2):  # so that no pipe stays open when the child ends
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:

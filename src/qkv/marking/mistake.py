@@ -57,8 +57,8 @@ class Mistake:
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
     """Read the mistakes in the TOML file that has the name and the folder of a module.
 
-    A table is a mistake. A table that contains tables is a group, whose fields are defaults for its
-    mistakes.
+    Each table describes a mistake. A table that contains tables is a group, whose fields are
+    defaults for its mistakes.
     """
     package, _, name = module.rpartition(".")
     tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))

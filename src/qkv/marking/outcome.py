@@ -26,7 +26,7 @@ def options_of(
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Return `(taken, required)`: the options that a function accepts and requires.
 
-    `taken` maps an option's name in qkv to the function's name; `required` holds names in qkv.
+    `taken` maps qkv's option names to the function's names; `required` holds qkv's names.
 
     Args:
         function: a student's function.

@@ -111,7 +111,7 @@ def _labelled(label: str, text: str) -> list[str]:
 
 
 def _named(name: str, value: Any) -> list[str]:
-    """Format an input or an output after its name."""
+    """Format an input or an output, preceded by its name."""
     side, _, part = name.partition(" ")
     label = " ".join(filter(None, [_LABELS.get(side, side), part]))
     if type(value) is not np.ndarray:

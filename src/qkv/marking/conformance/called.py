@@ -54,7 +54,7 @@ class Callee:
     says: str = ""
 
     def __call__(self, query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Call the function; `options` has the argument names of qkv."""
+        """Call the function; `options` uses qkv's argument names."""
         return self.function(query, key, value, **{self.names[k]: v for k, v in options.items()})
 
 

@@ -141,7 +141,7 @@ def _checked(
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
-    """Return a function that starts the child process: a fork if a function object was given."""
+    """Return a function that starts the child process (a fork, if a function object was given)."""
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]
     for function in (target, target if gradient is None else gradient):

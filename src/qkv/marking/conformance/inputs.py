@@ -158,7 +158,7 @@ class Laid(NamedTuple):
 
 
 def laid(case: Case, name: str, a: Array) -> Laid:
-    """Store an array with the memory layout of a case; `view` also works on tensors."""
+    """Store an array with the memory layout of a case; the result's `view` also takes tensors."""
     layout = case.layout
     if layout == "transposed":  # the layout (B, T, H, d) of a projection
         return Laid(np.ascontiguousarray(a.swapaxes(1, 2)), lambda x: x.swapaxes(1, 2))

@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.formula import weigh
 
-# Scores have the shape (B, H, L, S). i and j: positions of queries and keys; G = Hq // Hkv.
+# Scores have the shape (B, H, L, S). Query positions are i, key positions are j, G is Hq // Hkv.
 LINES = MappingProxyType(
     {
         "heads": "k, v = key.repeat(G, axis=1), value.repeat(G, axis=1)",

@@ -97,8 +97,8 @@ def by_roster(
 
     A file belongs to a student if the student's id is a word in the name of the file or of a folder
     above it, up to the given folder. For example, the id `s12` is a word in `s12_lesson3.ipynb`,
-    but not in `s123.ipynb`. If no id is found, names are searched for the student's name. If
-    several ids are found, the longest id wins.
+    but not in `s123.ipynb`. If no id is found, the student's name is used instead. If several ids
+    are found, the longest id is used.
     """
     keys = [_finder(identity) for identity, _ in roster], [_finder(name) for _, name in roster]
     owners = [_belongs(_names_above(file, folders), roster, keys) or ("", file) for file in files]
@@ -150,7 +150,7 @@ def _belongs(
 
 
 def _finder(name: str) -> Callable[[str], bool]:
-    """Return a function that tests if a text contains a name, with any separators."""
+    """Return a function that finds a name in a text, whatever separates its words."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
     joined = r"[\W_]+".join(words)
     pattern = re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)

@@ -225,7 +225,7 @@ def _helper(task: Task, function_name: str, parameters: str, result: CheckResult
 
 
 def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:
-    """Return the verdict, without points if a library function computed the answer."""
+    """Return the verdict; if a library function computed the answer, remove all points."""
     if not helped_by:
         return result
     shows = f"it calls {', '.join(helped_by)}"

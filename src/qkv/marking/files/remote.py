@@ -38,8 +38,7 @@ class Remotes:
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call a student's function; return its result or raise its error.
 
-        If the function changes its arrays, lists or mappings, the copies in this process also
-        change.
+        If the function changes its arguments, their copies in this process also change.
         """
         packer = Packer(self._known)
         sent = {

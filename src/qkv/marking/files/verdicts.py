@@ -66,7 +66,7 @@ def of_error(error: BaseException, file: str) -> CheckResult:
 
 
 def _line(error: BaseException, file: str) -> str:
-    """Return the prefix "line N: " for the file's last line in a traceback, or ""."""
+    """Return the number of the file's last line in a traceback, as a prefix, or ""."""
     if isinstance(error, SyntaxError):
         return ""  # a syntax error's message names the line
     lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]

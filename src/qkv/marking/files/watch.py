@@ -29,7 +29,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in this context; also record whether the student's code stops this."""
+        """Record the calls in this context, including any attempt to stop the recording."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
