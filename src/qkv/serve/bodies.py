@@ -14,7 +14,7 @@ from qkv.serve.errors import Refused
 
 _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
 IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # keys that never change the answer
-# the ids of a text's tokens; a long list ends at its first bad item
+# the ids of a text's tokens; validation stops at the first bad item
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 

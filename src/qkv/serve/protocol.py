@@ -12,7 +12,8 @@ from qkv.serve.limits import Limits
 
 LINGER = 0.2  # seconds that an idle connection stays open after the server begins to shut down
 # The server checks repeatedly whether a client that has finished sending is still connected. The
-# wait between two checks doubles from the first number of seconds up to the second.
+# wait between two checks begins at the first number of seconds, and doubles up to the second
+# number.
 PROBES = 0.05, 1.0
 _INTERIM = STATUS_LINE[100] + b"\r\n"
 
@@ -42,7 +43,7 @@ class _Requests(HttpToolsProtocol):
     the client closed the whole connection instead, the server sends an interim `100 Continue`
     while the answer is computed; clients ignore this response.
 
-    A client may send several requests at once: the server answers them in order. The server reports
+    A client may send several requests at once; the server answers them in order. The server reports
     an invalid or incomplete request only after all earlier requests are answered. It ignores offers
     to switch to another protocol.
     """

@@ -299,8 +299,8 @@ class TextTurns(Turns[Texts]):
     def _tokens(self, text: str | Array) -> int:
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
-        If tokenizing a long text would take longer than computing its tokens up to the limit, the
-        estimate is the number of tokens that could be computed in the tokenizing time.
+        Tokenizing a very long text may take longer than computing its first `limit` tokens. In this
+        case, the estimate is the number of tokens that could be computed in the same time.
         """
         if not isinstance(text, str):
             return len(text)

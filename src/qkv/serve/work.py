@@ -22,7 +22,7 @@ from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
-POLL = 0.01  # seconds between two checks whether the thread has ended
+POLL = 0.01  # seconds between two checks of whether the thread has ended
 SWITCH = 0.0005  # the maximum seconds that another Python thread delays this thread
 
 
@@ -130,8 +130,8 @@ class Worker:
 
         Raises:
             Refused: too many requests wait (429); the server is shutting down (503); a text is
-                empty or cannot be tokenized, the model lacks an id, the request has too many texts
-                or tokens, or `dimensions` is larger than the vectors (400).
+                empty or cannot be tokenized, an id is not in the vocabulary, the request has too
+                many texts or tokens, or `dimensions` is larger than the vectors (400).
         """
         if self._encoder is None:
             raise Refused(400, f"{self.model.name} has no tokenizer, so it cannot read text")

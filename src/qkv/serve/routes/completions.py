@@ -124,5 +124,5 @@ def _json(value: Any) -> bytes:
 
 
 def _plain(value: BaseModel) -> dict[str, Any]:
-    """Convert a model to a dict for orjson, which calls this function again for nested models."""
+    """Convert a part of an answer to a dict; orjson calls this function for each nested part."""
     return dict(value)

@@ -77,8 +77,8 @@ class EmbeddingsBody(Body):
     def prompt_of(self, model: Model) -> tuple[str | None, str | None]:
         """Return the arguments `prompt_name` and `task` of `encode` for this request.
 
-        An `input_type` selects the model's prompt of that name, or a prompt with another name for
-        the same purpose. If the model has no such prompt, `input_type` is ignored.
+        `input_type` selects the model's prompt with this name, or else a prompt for the same
+        purpose. If the model has no such prompt, `input_type` is ignored.
 
         Raises:
             Refused: 400, with the names of the model's prompts.

@@ -321,7 +321,7 @@ def _too_large(
 
 
 def arrays_of(model: Model, changes: Changes, wanted: Wanted) -> dict[str, Array]:
-    """Compute the arrays of an answer: weights (layers, heads, T, T or top_k), and all others."""
+    """Compute the arrays of an answer: weights (layers, heads, T, T or top_k) and other arrays."""
     layers, heads = wanted.layers, wanted.heads
     if wanted.top_k is None:
         names = [f"blocks.{layer}.attn.hook_pattern" for layer in layers]
@@ -420,12 +420,12 @@ def _nested(array: Array) -> Any:
     return orjson.Fragment(orjson.dumps(np.ascontiguousarray(array), option=numpy))
 
 
-COPIES = 6  # copies of a layer's weights in memory while an edit changes them
+COPIES = 6  # the number of copies of a layer's weights in memory while an edit changes them
 
 
 @dataclass(frozen=True)
 class Changes:
-    """A text, and the edits of the forward pass over it.
+    """A text, and the edits of its forward pass.
 
     Attributes:
         text: the tokens, after swaps.
