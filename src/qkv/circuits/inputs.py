@@ -405,7 +405,7 @@ def rows_of(
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
-    """Run texts in a batch; return rows of activations. Layers after the last name do not run."""
+    """Run texts in a batch, up to the last requested activation; return rows of activations."""
     keep = set(names).__contains__
     record = Recorder(keep)
     stop = layers_to_run(model.network.hook_names, keep)

@@ -131,7 +131,7 @@ def _of_attribute(error: AttributeError) -> Mistake | None:
 
 
 def _of_key(error: KeyError) -> Mistake | None:
-    """Explain a KeyError of a mapping with a similar key."""
+    """Explain a KeyError by a similar key in the mapping."""
     key = error.args[0] if error.args else None
     mappings = (
         value

@@ -16,7 +16,7 @@ _LONGEST = 1000  # the maximum length of a list of names
 
 
 def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckResult:
-    """Return a verdict without points, with the reason.
+    """Return a verdict with 0 points that states the reason.
 
     Args:
         key: a table of mistakes.toml.
