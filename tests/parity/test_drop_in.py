@@ -263,7 +263,7 @@ def test_other_devices(
     both: tuple[qkv.Model, SentenceTransformer], tmp_path: Path, device: Any
 ) -> None:
     several = isinstance(device, list)
-    words = "a list of 2: make .*Pool" if several else f"{device}: qkv computes on the CPU"
+    words = "a list of 2: use .*Pool" if several else f"{device}: qkv computes on the CPU"
     ranks = qkv.load(cross.written(tmp_path))
     for name, call in {
         "encode": lambda: both[0].encode(TEXTS, device=device),
