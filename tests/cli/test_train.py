@@ -276,7 +276,7 @@ def test_going_on_with_what_is_damaged(corpus: str, tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-4] + b"\0\0\0\0")
     result = run("train", "--resume", "-o", str(folder))
     assert result.exit_code == 0
-    told = f"qkv train: warning: train: {last} is damaged: its checksum is not that of its content"
+    told = f"qkv train: warning: train: {last} is damaged: its checksum does not match its content"
     assert result.stderr.count(f"{told}; going on from step 0\n") == 1
     found = numbers(folder)
     assert all(np.array_equal(found[name], expected[name]) for name in expected)

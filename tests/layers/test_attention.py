@@ -806,7 +806,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention.from_parameters({"q_proj.weight": ones(4, 4)}),
             ValueError,
-            "k_proj.weight is missing: there is q_proj.weight",
+            "k_proj.weight is missing: the parameters are q_proj.weight",
         ),
         (
             lambda: SelfAttention.from_parameters(

@@ -151,7 +151,7 @@ def test_infinite_rows_draw_no_warning() -> None:
         (
             lambda: MLP.from_parameters({}),
             ValueError,
-            "up_proj.weight is missing: there is nothing",
+            "up_proj.weight is missing: the parameters are none",
         ),
         (
             lambda: MLP.from_parameters(

@@ -65,7 +65,7 @@ def test_in_a_block_it_is_as_good_as_a_scaled_last_projection() -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="LayerScale: dim is 0"):
         LayerScale(0)
-    with pytest.raises(ValueError, match="LayerScale: weight is missing: there is bias"):
+    with pytest.raises(ValueError, match="LayerScale: weight is missing: the parameters are bias"):
         LayerScale.from_parameters({"bias": np.ones(3)})
     with pytest.raises(ValueError, match="LayerScale: there is no parameter bias"):
         LayerScale.from_parameters({"weight": np.ones(3), "bias": np.ones(3)})

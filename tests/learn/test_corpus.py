@@ -256,7 +256,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_or_not_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="no file is given"):
         Files([])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Files([tmp_path / "nowhere"])

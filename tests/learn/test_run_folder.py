@@ -170,7 +170,7 @@ def test_the_run_goes_on_from_the_one_before(
     whole, path = last_checkpoint(run).arrays, run / LAST
     if how == "cut":
         path.write_bytes(path.read_bytes()[:-1])
-        words = "is damaged: its checksum is not that of its content; going on from step 2"
+        words = "is damaged: its checksum does not match its content; going on from step 2"
     elif how == "missing":
         path.unlink()
         words = ""

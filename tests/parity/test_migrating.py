@@ -236,7 +236,7 @@ def test_mha_with_a_context_of_another_size(bias: bool) -> None:
     theirs = torch_layer(kdim=10, vdim=10, bias=bias)
     context = numbers(B, S, 10)
     close(from_torch(theirs)(X, context), call(theirs, X, context, context)[0])
-    with pytest.raises(ValueError, match="both must take the same"):
+    with pytest.raises(ValueError, match="both must take the same size"):
         from_torch(torch_layer(kdim=10, vdim=12))
 
 

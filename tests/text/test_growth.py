@@ -89,12 +89,15 @@ FIRST = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (sequence(*[replace("a", "a" * 100)] * 3), "normalizer may make 1e+06 characters from one"),
-        (sequence(*[replace("a", "a" * 100)] * 999), "normalizer may make inf characters"),
+        (sequence(*[replace("a", "a" * 100)] * 3), "normalizer may turn one character into 1e+06"),
+        (sequence(*[replace("a", "a" * 100)] * 999), "normalizer may turn one character into inf"),
         (sequence({"type": "Prepend", "prepend": "a" * 10**7}), "has 10,000,000 characters"),
-        (sequence(table("a" * 20_000)), r"normalizer may make 2e\+04 characters"),
+        (sequence(table("a" * 20_000)), r"normalizer may turn one character into 2e\+04"),
         ({"pre_tokenizer": {"pretokenizers": [{"type": "ByteLevel"}] * 30}}, "pre_tokenizer may"),
-        ({"decoder": {"decoders": [replace("a", "a" * 10)] * 3}}, "decoder may make 1e"),
+        (
+            {"decoder": {"decoders": [replace("a", "a" * 10)] * 3}},
+            "decoder may turn one character into 1e",
+        ),
         ({"model": {"unk_token": "a" * 5000}}, "'aaaaaaaaaaaaaaaaaaaa'... has 5,000 characters"),
         ({"model": {"vocab": {"a" * 5000: 1}}}, "has 5,000 characters"),
         ({"added_tokens": [{"content": "a" * 5000}]}, "has 5,000 characters"),

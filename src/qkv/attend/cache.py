@@ -131,7 +131,7 @@ class KVCache:
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:
             raise ValueError(
                 f"KVCache.append: key is {key.shape} and value {value.shape}: "
-                "both are (..., Hkv, n, size), and only their sizes may differ"
+                "both must be (..., Hkv, n, size), and may differ only in size"
             )
         for name, old, new in zip(("key", "value"), self._arrays, (key, value), strict=False):
             same = old.shape[:-2] == new.shape[:-2] and old.shape[-1] == new.shape[-1]

@@ -90,7 +90,7 @@ def split_heads(x: Array, num_heads: int) -> Array:
     if x.shape[-1] % num_heads:
         raise ValueError(
             f"split_heads: the last axis has {x.shape[-1]} columns for {num_heads} heads: "
-            "write a number of heads that divides the columns"
+            "write a number of heads that divides the number of columns"
         )
     size = x.shape[-1] // num_heads
     return np.swapaxes(x.reshape(*x.shape[:-1], num_heads, size), -3, -2)

@@ -173,7 +173,7 @@ def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
     except ValueError:
         raise ValueError(
             f"{call}: positions have shape {checked.shape} and x has {shape} before its last "
-            "dimension: give positions that broadcast to that"
+            "dimension: give positions that broadcast to this shape"
         ) from None
     checked = checked.astype(np.float64)
     if not np.isfinite(checked).all():

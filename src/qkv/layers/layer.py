@@ -108,8 +108,8 @@ def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool
 def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: str) -> Array:
     """Return a parameter; check that it exists and has the axes in `shape`, such as "(D, F)"."""
     if name not in parameters:
-        has = ", ".join(parameters) or "nothing"
-        raise ValueError(f"{call}: {name} is missing: there is {has}")
+        has = ", ".join(parameters) or "none"
+        raise ValueError(f"{call}: {name} is missing: the parameters are {has}")
     array = parameters[name]
     if array.ndim != len(shape.split(",")):
         raise ValueError(f"{call}: {name} has shape {array.shape}: it must be {shape}")

@@ -122,7 +122,7 @@ class Files:
     def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
         self.paths = [Path(path).absolute() for path in paths]
         if not self.paths:
-            raise ValueError("corpus: there is no file: name at least one")
+            raise ValueError("corpus: no file is given: name at least one")
         several = f"what the {len(self.paths)} files hold"
         self.named = str(self.paths[0]) if len(self.paths) == 1 else several
         self.sizes = [_size(path) for path in self.paths]

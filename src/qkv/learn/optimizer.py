@@ -42,12 +42,12 @@ class AdamW:
         clip: float = 1.0,
     ) -> None:
         if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"AdamW: betas are {betas}: give two, from 0 to below 1")
+            raise ValueError(f"AdamW: betas are {betas}: give two numbers, from 0 to below 1")
         for name, value in (("eps", eps), ("decay", decay)):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"AdamW: {name} is {value}: it must be finite and not negative")
         if not clip > 0:
-            raise ValueError(f"AdamW: clip is {clip}: it must be above 0, math.inf for no limit")
+            raise ValueError(f"AdamW: clip is {clip}: it must be above 0; math.inf means no limit")
         self.network, self.betas, self.eps = network, betas, eps
         self.decay, self.clip = decay, clip
         self.mean, self.square = np.zeros_like(network.flat), np.zeros_like(network.flat)

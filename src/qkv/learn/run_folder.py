@@ -392,12 +392,12 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     checksum.update(_UNSEALED)
     checksum.update(memoryview(content)[seal.end(1) :])
     if checksum.hexdigest().encode() != seal[1]:
-        raise ValueError("its checksum is not that of its content")
+        raise ValueError("its checksum does not match its content")
     try:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         arrays, about = load(content), json.loads(header["__metadata__"]["qkv"])
     except (SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"it is not a checkpoint of qkv ({error})") from None
+        raise ValueError(f"it is not a qkv checkpoint ({error})") from None
     _check_state(about, int(path.stem.removeprefix("step-")))
     _check_arrays(arrays)
     return arrays, about

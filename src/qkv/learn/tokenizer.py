@@ -99,5 +99,5 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
         last = (
             reason.splitlines()[-1] if reason else "the system ended it, perhaps for lack of memory"
         )
-        raise RuntimeError(f"train_tokenizer: the process that trains has failed ({code}): {last}")
+        raise RuntimeError(f"train_tokenizer: the training process has failed ({code}): {last}")
     return text

@@ -52,7 +52,7 @@ def growth(values: Any) -> float:
         factor = _factor(values.get(name))
         if factor > most:
             raise ValueError(
-                f"its {name} may make {factor:.3g} characters from one: the limit is {most:,}"
+                f"its {name} may turn one character into {factor:.3g}: the limit is {most:,}"
             )
     added = sum(map(_added, _flat(values.get("post_processor"))))
     if added > _ADDED:

@@ -646,16 +646,16 @@ def test_rules_that_would_fill_the_memory_are_not_run(tmp_path):
     bytes_ = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
     folders = []
     for changes, part in (
-        ({"normalizer": chain}, "normalizer may make 1e+12"),
+        ({"normalizer": chain}, "normalizer may turn one character into 1e+12"),
         # which the library runs over what is added while it reads the file
         (
             {"normalizer": chain, "added_tokens": [{**added, "content": "a", "normalized": True}]},
-            "normalizer may make 1e+12",
+            "normalizer may turn one character into 1e+12",
         ),
         ({"normalizer": {"type": "Prepend", "prepend": "x" * 10**7}}, "has 10,000,000 characters"),
         (
             {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [bytes_] * 40}},
-            "pre_tokenizer may make",
+            "pre_tokenizer may turn one character into",
         ),
         (
             {

@@ -440,7 +440,7 @@ class SelfAttention(MultiHeadAttention):
             raise ValueError(
                 f"{weights.call}: {weights.shown('q_proj.weight')} takes vectors of "
                 f"{self.embed_dim} and {weights.shown('k_proj.weight')} takes vectors of "
-                f"{self.context_dim}: both must take the same"
+                f"{self.context_dim}: both must take the same size"
             )
 
 

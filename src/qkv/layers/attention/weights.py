@@ -98,7 +98,7 @@ class Weights:
         if key[0] != value[0]:
             raise ValueError(
                 f"{call}: {shown_k} takes vectors of {key[0]} and {shown_v} takes vectors of "
-                f"{value[0]}: both must take the same" + self.hint(key[1] == value[1])
+                f"{value[0]}: both must take the same size" + self.hint(key[1] == value[1])
             )
         if value[1] % kv_heads:
             raise ValueError(
@@ -131,8 +131,8 @@ class Weights:
             if name not in self.parameters:
                 if name == "out_proj.weight" and bias not in self.parameters:
                     continue
-                has = ", ".join(self.parameters) or "nothing"
-                raise ValueError(f"{call}: {name} is missing: there is {has}")
+                has = ", ".join(self.parameters) or "none"
+                raise ValueError(f"{call}: {name} is missing: the parameters are {has}")
             shape = self.parameters[name].shape
             if len(shape) != 2 or 0 in shape:
                 raise ValueError(
