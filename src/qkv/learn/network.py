@@ -79,7 +79,7 @@ class Network:
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
-        """Multiply all gradients that are added inside the `with` block by a weight."""
+        """Inside the `with` block, multiply all added gradients by a weight."""
         before, self.weight = self.weight, self.weight * weight
         try:
             yield

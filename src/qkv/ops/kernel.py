@@ -109,8 +109,8 @@ CHUNK = 1 << 14  # the size of a chunk, small enough to keep intermediate result
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Return whether half-precision results stay in `dtype` between operations.
 
-    The kernel multiplies bfloat16 directly, with sums in float32. NumPy code converts all half
-    precision to float32.
+    The kernel multiplies bfloat16 directly, with sums in float32. NumPy code converts all
+    half-precision arrays to float32.
     """
     return is_bfloat16(dtype) and dtype.isnative and body() is not None
 

@@ -71,7 +71,7 @@ def linear(
 
     Returns:
         `(..., out)`, of the type to which NumPy promotes `x` and `weight`.
-        Half precision is summed in float32, and rounded once unless `wide`.
+        Half-precision products are summed in float32, and rounded once unless `wide`.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])

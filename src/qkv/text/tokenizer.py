@@ -169,9 +169,9 @@ class Tokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids `(T,)`.
 
-        The tokenizer's rules place spaces, so the spacing may differ from the original text.
-        Unknown words become `unknown`; if the tokenizer adds this token around texts, it is special
-        and is omitted.
+        The tokenizer's rules determine the spaces, which may differ from those in the original
+        text. Unknown words become `unknown`; if the tokenizer adds this token around texts, it is
+        special and is omitted.
 
         Raises:
             TypeError: `ids` are not integers.

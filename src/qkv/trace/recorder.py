@@ -130,7 +130,7 @@ class Recorder:
 class GradientRecorder(Recorder):
     """Collects gradients of activations during a backward pass.
 
-    A layer that gets such a recorder computes no gradients of its parameters.
+    With this recorder, a layer computes no gradients of its parameters.
 
     Args:
         wanted: as for `Recorder`.
