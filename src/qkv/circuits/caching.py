@@ -126,9 +126,9 @@ def cache(
 
     The folder holds "cache.json" and safetensors files of about 256 MB each, which store the rows
     of consecutive texts without padding. Memory holds one file at a time. If a call is interrupted,
-    repeat it: texts in complete files do not run again, but their tokens are compared with the
-    given texts. To add texts later, repeat the call with the earlier texts followed by the new
-    texts. Cached activations are read through memory maps.
+    repeat it: texts whose files are complete are not run again; their stored tokens are only
+    compared with the tokens of the given texts. To add texts later, repeat the call with the
+    earlier texts followed by the new texts. Cached activations are read through memory maps.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.

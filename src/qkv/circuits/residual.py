@@ -182,7 +182,7 @@ class Stream:
             wanted: sender indices (n,), keyed by receiver.
 
         Returns:
-            Changes (n,) of float64, keyed by receiver.
+            A dict from each receiver to the changes (n,), float64.
         """
         about = [self.wiring.receivers[name] for name in wanted]
         sizes = [len(senders) for senders in wanted.values()]

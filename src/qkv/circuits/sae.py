@@ -333,7 +333,7 @@ class SAE:
     def keeping_error(self) -> Self:
         """Return a copy that adds its reconstruction error in edits.
 
-        An edited run then differs from the original run only if features are edited.
+        A run through the SAE then differs from the original run only if features are edited.
 
         Source:
             Marks et al. 2024, "Sparse Feature Circuits", section 2 (the error term).

@@ -16,7 +16,7 @@ from qkv.models.files.tensors import FLOATS, header
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 # The version of the format. SAELens uses the version to recognise folders of version 6 or later.
 _VERSION = "6.0.0"
-# The parameters (n,) of each architecture, besides W_enc (D, n), W_dec (n, D) and b_dec (D,).
+# Each architecture has W_enc (D, n), W_dec (n, D) and b_dec (D,), and these parameters (n,).
 ARCHITECTURES = {
     "standard": ("b_enc",),
     "topk": ("b_enc",),

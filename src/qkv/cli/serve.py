@@ -52,11 +52,12 @@ def serve(
     if not is_loopback(host):
         if key_file is None and not no_key:
             raise click.UsageError(
-                f"--host {host} can be reached by others: give --api-key-file, or --no-key"
+                f"other machines can reach --host {host}: give --api-key-file, or --no-key"
             )
         if not hosts:
             raise click.UsageError(
-                f"--host {host} can be reached by others: give --allow-host with the name they use"
+                f"other machines can reach --host {host}: give --allow-host with the host name "
+                "of their URLs"
             )
     for name in hosts:
         try:

@@ -156,8 +156,8 @@ def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
     checked = as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
     if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
         raise ValueError(
-            f"apply_rotary: speeds have shape {checked.shape} and {dims} numbers are rotated: "
-            f"give ({dims // 2},) finite numbers"
+            f"apply_rotary: speeds has shape {checked.shape}, but {dims} rotated dimensions need "
+            f"({dims // 2},): give finite numbers in this shape"
         )
     return checked
 

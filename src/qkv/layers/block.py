@@ -66,8 +66,8 @@ class Block:
     Args:
         attn: the attention layer.
         norm1: the norm of the attention; optional if `post_norm` is False.
-        mlp: the MLP, or a mixture of experts; None, together with `norm2`, for a block with only
-            attention.
+        mlp: the MLP or the mixture of experts. For a block with only attention, `mlp` and `norm2`
+            are None.
         norm2: the norm of the MLP; None if `out_norm2` is given, or if the parts of a parallel
             block share `norm1`.
         post_norm: whether the norms follow the parts.

@@ -17,7 +17,7 @@ from qkv.arrays import Array
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-BLOCK = 1 << 22  # The number of bytes in a block, which is read, cut and shuffled as a unit.
+BLOCK = 1 << 22  # Bytes of a block. A block is read at once; its lines are cut and shuffled.
 _LONGEST_LINE = 1 << 18  # The maximum number of bytes of a line that are read or cut as a unit.
 _STRETCH = 1 << 20  # The number of bytes in each part of a sample.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.

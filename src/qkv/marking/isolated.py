@@ -282,7 +282,7 @@ def _started(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> subpro
 
 
 def processor(pid: int) -> tuple[bool, float]:
-    """Return `(active, seconds)` of a process.
+    """Return `(active, seconds)` for a process.
 
     `active` is true if the process runs or waits for a processor; `seconds` is its CPU time. Only
     Linux provides both values; the result on other systems is `(False, 0.0)`.

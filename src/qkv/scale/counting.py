@@ -303,7 +303,7 @@ def cut(
 
 
 def _pieces(counts: list[Count], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the beginning, the end and the number of rows of each part."""
+    """Yield the start, the stop and the number of rows of each part."""
     marks, row, end = [], 0, 0
     for count in counts:
         marks += [(row + int(mark), int(at)) for mark, at in count.marks]

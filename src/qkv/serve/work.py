@@ -53,7 +53,7 @@ class Worker:
 
     Attributes:
         ready: whether the thread has finished its first computation and accepts requests.
-        batches: the number of computed batches.
+        batches: the number of batches computed so far.
     """
 
     def __init__(self, model: Model, limits: Limits) -> None:

@@ -81,7 +81,7 @@ def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
 
 
 def is_piece(token: str) -> bool:
-    """Return whether a token continues the word before it, as WordPiece marks it ("##ing").
+    """Return whether a token continues the previous word, as marked by WordPiece's "##".
 
     >>> [is_piece(token) for token in ("##ing", "ing", "##")]
     [True, False, False]

@@ -130,7 +130,7 @@ class Recorder:
 class GradientRecorder(Recorder):
     """Collects gradients of activations during a backward pass.
 
-    With this recorder, a layer computes no gradients of its parameters.
+    With this recorder, a layer computes no gradients for its parameters.
 
     Args:
         wanted: as for `Recorder`.

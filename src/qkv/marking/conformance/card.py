@@ -177,7 +177,7 @@ def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Ite
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
-    """Run each case; if several cases of a feature end the process, skip its remaining cases."""
+    """Run the cases; if several cases of a feature crash the process, skip the feature's others."""
     results: list[CaseResult] = []
     ended: dict[str, int] = {}
     for case in cases:

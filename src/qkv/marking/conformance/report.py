@@ -37,7 +37,7 @@ class Report:
     """The report card of a function, which is true if nothing is wrong.
 
     Attributes:
-        name: the name of the judged function.
+        name: the name of the function that was judged.
         features: the status of each feature: "right", "wrong", "refused" (the function raises an
             error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.

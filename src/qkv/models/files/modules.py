@@ -99,7 +99,7 @@ def _module(path: Path, kind: Any, subfolder: Any) -> Module:
 
 
 def _inside(path: Path, inner: Any) -> str:
-    """Return a path inside the folder of a file, or raise if the path leads out of the folder."""
+    """Return a path relative to a file's folder; raise if the path leads out of the folder."""
     parts = PurePosixPath(inner).parts if isinstance(inner, str) else ("..",)
     if ".." in parts or str(inner).startswith("/") or "\\" in str(inner) or ":" in str(inner):
         raise ModelError(f"{path}: the path {inner!r:.80} leads out of the model's folder")

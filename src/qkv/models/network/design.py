@@ -154,7 +154,7 @@ class Design:
         parallel: whether a block's MLP reads the same input as the attention, instead of the
             attention's output; only with norms "before".
         mlp_norm: whether the MLP has its own norm; parallel parts may share one norm.
-        first_norm: whether the first layer's attention has a norm, only with norms "before".
+        first_norm: whether the first layer's attention has a norm, if `norms` is "before".
         layer_scale: whether the output of each part is multiplied by a learned vector.
         final_norm: whether a norm follows the last block.
         last_is_normed: whether the last entry of `hidden_states` in transformers is the output of

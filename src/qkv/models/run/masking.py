@@ -84,8 +84,8 @@ def _of_positions(
 ) -> list[Masked]:
     """Return the masked key of a position or edge in each text that is long enough.
 
-    Position -1 is the last position. `lengths` are the lengths of the texts, `limits` the lengths
-    with all new tokens; `absent` is as in `_of_words`.
+    Position -1 is the last position. `lengths` holds the lengths of the texts, and `limits` holds
+    their lengths after all new tokens were added; `absent` is as in `_of_words`.
     """
     fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
     query, key, layer, head = [*fields, None, None][:4]

@@ -69,7 +69,7 @@ def names_to_keep(
 
 
 def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
-    """Return the number of layers that must run for the kept names; None for the whole network.
+    """Return how many layers must run to compute the kept activations; None if all must run.
 
     Args:
         known: every name that a trace of the model may hold.

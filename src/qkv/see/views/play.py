@@ -158,7 +158,7 @@ class PlayView(WithModels, OneText):
         return [self.model] if self.other is None else [self.model, self.other.model]
 
     def _repr_html_(self) -> str:
-        """Return a frame with the page: embedded, or as a file beside the notebook."""
+        """Return an iframe with the page, embedded or saved as a file beside the notebook."""
         page = self._document()
         if self.embed:
             source = f'srcdoc="{escape(page, quote=True)}"'

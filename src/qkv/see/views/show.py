@@ -250,7 +250,7 @@ def head_view(
     """Show attention from any model, with the arguments of bertviz's `head_view`.
 
     To switch from bertviz, change `from bertviz import head_view` to `from qkv import head_view`.
-    Arrays and tensors may be on any device. Nothing is loaded from a network, and a saved notebook
+    Arrays and tensors may be on any device. Nothing is loaded over a network, and a saved notebook
     keeps its pictures.
 
     Args:

@@ -77,7 +77,7 @@ async def completions(request: Request) -> Response:
     }
     pieces = state.worker.stream(completion.pieces, connection=request.client, size=completion.size)
     if body.stream:
-        # if the first piece fails, the answer still gets the status of the error
+        # if the first piece fails, the answer can still have the error's status code
         first = await anext(pieces)
         events = _events(head, first, pieces, completion, body.include_usage)
         return Events(events, media_type=_STREAM, headers={"Cache-Control": "no-store"})

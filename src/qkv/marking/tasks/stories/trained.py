@@ -297,7 +297,7 @@ def _among(right: Array, layer: int, head: int) -> bool:
 
 
 def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: Any) -> CheckResult:
-    """Mark values with the function `find`, which yields their mistakes."""
+    """Grade the values of a student with `find`, a function that yields the mistakes in them."""
     try:
         found = [*find(*things)]
     except Unmeasured as error:
