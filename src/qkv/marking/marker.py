@@ -49,8 +49,8 @@ def check(
             w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv); with a parameter `num_heads`, the
             weights have the shape (D, heads * size). Other tasks have only one signature.
         task: the name of a task, or of the function that the task expects.
-        seed: the random seed for the inputs; 0 gives the shortest printed inputs. To grade a class of
-            students, choose a seed that they do not know in advance.
+        seed: the random seed for the inputs; 0 gives the shortest printed inputs. To grade a class
+            of students, choose a seed that they do not know in advance.
 
     Returns:
         A `CheckResult`, which is true if nothing is wrong. Print the result to read the verdict.
