@@ -73,7 +73,7 @@ def verify(
     else:
         for file, finding, result in verified:
             claim = visible(finding.claim or finding.text)
-            tell(f"{visible(file)}: {'holds' if result.holds else 'does not hold'}: {claim}")
+            tell(f"{visible(file)}: {result.verdict}: {claim}")
             for difference in result.differences:
                 tell(f"  {visible(difference)}")
     if not all(result.holds for *_, check in verified):

@@ -42,6 +42,11 @@ class Verification(NamedTuple):
     holds: bool
     differences: list[str]
 
+    @property
+    def verdict(self) -> str:
+        """The result in words, "holds" or "does not hold"."""
+        return "holds" if self.holds else "does not hold"
+
 
 @dataclass(frozen=True)
 class Finding:
