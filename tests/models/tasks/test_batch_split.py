@@ -1,13 +1,7 @@
 """What texts give does not depend on how a call cuts them into batches."""
 
-import functools
-
 import numpy as np
 import pytest
-
-from qkv.models import load
-
-from ..small_models import CONFIGS, write_small
 
 TEXTS = ["the cat sat on the mat.", "a dog ran", "the cat", "a b c the bank", "the dog sat ."]
 LAST = ("resid_post", -1)
@@ -19,18 +13,6 @@ OPTIONS = {
     "place": {"hide": [3, (2, 1, 1), (1, -1)]},
     "edit": {"edit": {("z", 1): lambda z: z / 3}},
 }
-
-
-@pytest.fixture(scope="module")
-def model_of(tmp_path_factory):
-    """A model of a kind, which is made once."""
-
-    @functools.cache
-    def made(kind):
-        folder = tmp_path_factory.mktemp(kind)
-        return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
-
-    return made
 
 
 def close(found, expected):

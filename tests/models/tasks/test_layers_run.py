@@ -1,15 +1,10 @@
 """Nothing is computed above what a trace keeps."""
 
-import functools
-
 import numpy as np
 import pytest
 
 from qkv.layers import MLP, Block, LayerNorm, RMSNorm
-from qkv.models import load
 from qkv.trace import Seq2SeqTrace
-
-from ..small_models import CONFIGS, write_small
 
 IDS = [[4, 5, 6, 7, 8], [9, 4]]
 KINDS = ["gpt2", "albert", "modernbert", "llama", "gemma2", "t5"]
@@ -38,18 +33,6 @@ def numbers(model, ran):
     """How many layers were run, and whether the final norm was."""
     blocks = [one for one in ran if isinstance(one, Block)]
     return len(blocks), any(one is model.network.final_norm for one in ran)
-
-
-@pytest.fixture(scope="module")
-def model_of(tmp_path_factory):
-    """A model of a kind, which is made once."""
-
-    @functools.cache
-    def made(kind):
-        folder = tmp_path_factory.mktemp(kind)
-        return load(write_small(folder, CONFIGS[kind]), dtype=np.float64)
-
-    return made
 
 
 @pytest.mark.parametrize(
