@@ -19,6 +19,13 @@ from qkv.ops.kernel import kernel
 
 Shape = tuple[int, ...]
 MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
+# The options that select results, the options that packed rows support, and all options.
+RETURNS = ("return_weights", "return_lse", "out")
+PACKED = (
+    *("is_causal", "q_offset", "window", "softcap"),
+    *("alibi_slopes", "sinks", "scale", "return_lse"),
+)
+OPTIONS = ("attn_mask", "bias", "query_lengths", "key_lengths", "return_weights", "out", *PACKED)
 
 
 @dataclass(frozen=True)
@@ -205,15 +212,6 @@ def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], hea
         raise ValueError(
             f"{call}: {name} has shape {shape} and query has {heads} heads: write {expected}"
         )
-
-
-# The options that select results, the options that packed rows support, and all options.
-RETURNS = ("return_weights", "return_lse", "out")
-PACKED = (
-    *("is_causal", "q_offset", "window", "softcap"),
-    *("alibi_slopes", "sinks", "scale", "return_lse"),
-)
-OPTIONS = ("attn_mask", "bias", "query_lengths", "key_lengths", "return_weights", "out", *PACKED)
 
 
 class Call(NamedTuple):

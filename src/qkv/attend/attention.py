@@ -16,6 +16,9 @@ from qkv.ops.kernel import body
 from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace import Trace
 
+FAR = 1e9  # For a larger log-sum-exp, rounding loses the logarithm of the number of keys.
+SHARES = 8  # The number of partial sums of each key's weights, which are added in a fixed order.
+
 
 class Result(NamedTuple):
     """The arrays that an attention call returns."""
@@ -256,10 +259,6 @@ def _steps(call: Call) -> Steps:
             mask=None if wide.mask is None else narrow(wide.mask, plan.kind),
             visible=wide.visibility.block((), (), i, j), sinks=wide.sinks,
         )  # fmt: skip
-
-
-FAR = 1e9  # For a larger log-sum-exp, rounding loses the logarithm of the number of keys.
-SHARES = 8  # The number of partial sums of each key's weights, which are added in a fixed order.
 
 
 class AttentionSummary(NamedTuple):

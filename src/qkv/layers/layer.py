@@ -17,6 +17,8 @@ from qkv.trace.recorder import GradientRecorder, padded, unpadded
 # No NumPy warnings: padding may hold any numbers, and infinities follow IEEE 754.
 quiet = np.errstate(all="ignore")
 ByName = dict[str, Array]  # parameters, or their gradients
+PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
+PACKED = (*PADDED, *arguments.PACKED)
 
 
 def first_parameters(
@@ -309,10 +311,6 @@ class Feed(Layer):
             record: collects the activations.
         """
         return self.run(self._checked(x), residual=residual, record=record)[0]
-
-
-PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
-PACKED = (*PADDED, *arguments.PACKED)
 
 
 def check_options(

@@ -22,6 +22,17 @@ from qkv.marking.result import CheckResult
 
 _T = TypeVar("_T")
 _SEED: ContextVar[int] = ContextVar("seed", default=0)
+# introductions of the first finding, keyed by the kind of finding, worst kind first
+_LEAD = {
+    "wrong": "",
+    "fragile": " is right, but fragile",
+    "convention": " is right, but follows another convention",
+}
+# introductions of the first finding of each further kind
+_ALSO = {"fragile": " fragile", "convention": " another convention"}
+# a function that computes the result of a case with the given steps
+Compute = Callable[[Any, Steps], Array]
+NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
 @contextmanager
@@ -60,20 +71,6 @@ def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
         return of_seed(_SEED.get())
 
     return of_this_seed
-
-
-# introductions of the first finding, keyed by the kind of finding, worst kind first
-_LEAD = {
-    "wrong": "",
-    "fragile": " is right, but fragile",
-    "convention": " is right, but follows another convention",
-}
-# introductions of the first finding of each further kind
-_ALSO = {"fragile": " fragile", "convention": " another convention"}
-
-# a function that computes the result of a case with the given steps
-Compute = Callable[[Any, Steps], Array]
-NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:

@@ -18,6 +18,12 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.marking.errors import type_name
 
+# relative to the largest value: more than float32 rounding errors, far less than a mistake's error
+TOLERANCE = 2e-6
+HALF_TOLERANCE = 4e-3  # For float16.
+_FEW = 100_000  # Outputs up to this number of values are always copied.
+RAISED = (Exception, SystemExit)  # Errors of a student's code that are reported.
+
 
 def options_of(
     function: Callable[..., Any],
@@ -140,13 +146,6 @@ def as_tensors(values: Any) -> Any:
     if isinstance(values, dict):
         return {name: as_tensors(value) for name, value in values.items()}
     return values
-
-
-# relative to the largest value: more than float32 rounding errors, far less than a mistake's error
-TOLERANCE = 2e-6
-HALF_TOLERANCE = 4e-3  # For float16.
-_FEW = 100_000  # Outputs up to this number of values are always copied.
-RAISED = (Exception, SystemExit)  # Errors of a student's code that are reported.
 
 
 class Elsewhere:

@@ -23,6 +23,8 @@ BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the bes
 MOST_THREADS = 1024  # The same limit as in native/arguments.h.
 _threads: int | None = None
 _here = threading.local()  # whether the thread must not use other threads
+FLOAT32 = np.dtype(np.float32)
+CHUNK = 1 << 14  # the size of a chunk, small enough to keep intermediate results in the cache
 
 
 def backend() -> str:
@@ -100,10 +102,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         _here.alone = before
-
-
-FLOAT32 = np.dtype(np.float32)
-CHUNK = 1 << 14  # the size of a chunk, small enough to keep intermediate results in the cache
 
 
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:

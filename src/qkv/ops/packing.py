@@ -15,6 +15,12 @@ from qkv.ops.threads import lock
 
 # Packed weights, keyed by id, body and type; an entry is removed when its weight is deleted.
 _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
+# Several kept weights share a large array (a shelf), because NumPy requests large pages (2 MB) only
+# for large arrays. From small pages the processor reads weights at half the rate.
+_LARGE_PAGE = 1 << 21
+_SHELF = 1 << 24  # The number of bytes of a shelf.
+_shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
+_taken: dict[int, int] = {}  # The number of bytes in use, keyed by the id of a shelf.
 
 
 def is_frozen(array: Array) -> bool:
@@ -101,14 +107,6 @@ def _pack_into(
 def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:
     if (kept := _kept.pop(key, None)) is not None:
         _count(kept[1].base, -kept[1].nbytes)
-
-
-# Several kept weights share a large array (a shelf), because NumPy requests large pages (2 MB) only
-# for large arrays. From small pages the processor reads weights at half the rate.
-_LARGE_PAGE = 1 << 21
-_SHELF = 1 << 24  # The number of bytes of a shelf.
-_shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
-_taken: dict[int, int] = {}  # The number of bytes in use, keyed by the id of a shelf.
 
 
 def _lasting_memory(count: int) -> Array:

@@ -39,6 +39,8 @@ _WATCHED = {
     "tokens": "Tokens computed since the start.",
     "failures": "Errors while computing.",
 }
+KEEP_ALIVE = 60  # seconds that a connection may be idle between two requests
+GRACE = 60  # seconds that accepted requests may take after a signal
 
 
 def create_app(model: Model, limits: Limits | None = None) -> Guard:
@@ -105,10 +107,6 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
         schema.setdefault("components", {})["securitySchemes"] = schemes
         schema["security"] = [{"key": []}]
     return app
-
-
-KEEP_ALIVE = 60  # seconds that a connection may be idle between two requests
-GRACE = 60  # seconds that accepted requests may take after a signal
 
 
 def run(model: Model, limits: Limits, ready: Callable[[str], None]) -> None:

@@ -31,6 +31,8 @@ _ALSO = MappingProxyType(
     }
 )
 
+LIBRARIES = ("numpy", "torch", "jax")
+
 
 @dataclass(frozen=True)
 class Callee:
@@ -100,9 +102,6 @@ def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str
                 f" give theirs=ours, where ours is one of {', '.join(sorted(_TAKEN))}"
             )
     return ours
-
-
-LIBRARIES = ("numpy", "torch", "jax")
 
 
 class Library(NamedTuple):

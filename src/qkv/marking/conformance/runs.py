@@ -17,6 +17,10 @@ from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
 _LOADING = 12  # the time limit for loading, in multiples of a call's time limit
+_EXACT = 1e-13  # for float64
+_RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
+_ROUNDINGS = 5  # The factor on the bound of gradients, which have more rounding errors.
+_JUDGED = 1e4  # The bound grows with scores up to this number.
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,12 +139,6 @@ def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
         message = "a later call writes to the result of an earlier call"
     is_right = error <= bound and not message
     return CaseResult(case, "right" if is_right else "wrong", error, bound, message, outputs)
-
-
-_EXACT = 1e-13  # for float64
-_RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
-_ROUNDINGS = 5  # The factor on the bound of gradients, which have more rounding errors.
-_JUDGED = 1e4  # The bound grows with scores up to this number.
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,10 @@ from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, padded, texts_and_positions
 
 _LAST = "ln_final"  # the final norm in a trace
+# The stretch is about 1 for a random matrix (up to 1.08 if it is small), and above 1.3 after
+# training.
+LEARNED = 1.2
+_STEPS = 20
 
 
 class TransformerSaved(NamedTuple):
@@ -427,12 +431,6 @@ def without_holes(mask: Array) -> Array:
     text: Array = np.logical_or.accumulate(mask, axis=1)
     text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return text
-
-
-# The stretch is about 1 for a random matrix (up to 1.08 if it is small), and above 1.3 after
-# training.
-LEARNED = 1.2
-_STEPS = 20
 
 
 def is_untrained(layers: Iterable[Any]) -> bool:

@@ -14,6 +14,8 @@ from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes, parse
 
+POSITIONS = 1024  # the maximum for a batch, including padding, if no batch size is given
+
 
 class Layout(NamedTuple):
     """The texts of a batch, and the positions that the caller sees.
@@ -128,9 +130,6 @@ def _along(index: Array, axis: int, ndim: int) -> Array:
     shape = [1] * ndim
     shape[0], shape[axis] = index.shape
     return index.reshape(shape)
-
-
-POSITIONS = 1024  # the maximum for a batch, including padding, if no batch size is given
 
 
 def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:

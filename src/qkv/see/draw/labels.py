@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Text
 
+Box = tuple[float, float, float, float]
+# in sixteenths of a full circle, in order of preference: right, left, above, below, the others
+_DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
+_FAR = 14.0  # at larger distances, a line joins the label to its point
+
 
 def drawable(texts: Sequence[str]) -> list[str]:
     r"""If no installed font can draw a character, replace the character with a box.
@@ -87,12 +92,6 @@ def _glyphs(path: str) -> frozenset[int]:
         return frozenset(FT2Font(path).get_charmap())
     except (OSError, RuntimeError):  # the library cannot read some colour fonts and collections
         return frozenset()
-
-
-Box = tuple[float, float, float, float]
-# in sixteenths of a full circle, in order of preference: right, left, above, below, the others
-_DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
-_FAR = 14.0  # at larger distances, a line joins the label to its point
 
 
 def placed(

@@ -40,6 +40,7 @@ _NumberOrNumbers = Annotated[
     _Numbers,
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
+COPIES = 6  # the number of copies of a layer's weights in memory while an edit changes them
 
 
 class TraceBody(Body):
@@ -418,9 +419,6 @@ def _nested(array: Array) -> Any:
         return [_nested(part) for part in array]
     numpy = orjson.OPT_SERIALIZE_NUMPY
     return orjson.Fragment(orjson.dumps(np.ascontiguousarray(array), option=numpy))
-
-
-COPIES = 6  # the number of copies of a layer's weights in memory while an edit changes them
 
 
 @dataclass(frozen=True)
