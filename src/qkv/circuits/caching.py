@@ -202,7 +202,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[str]) -> None:
-    """Check that the cache has the same texts, and the same activations of text 0."""
+    """Check that the texts are the cached texts, and compare the activations of text 0."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -235,7 +235,7 @@ def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
 
 
 class _Writer:
-    """A buffer of rows, which are written to a file when their size reaches `BYTES`."""
+    """A buffer that writes its rows to a file as soon as their size reaches `BYTES`."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any], kind: np.dtype[Any]) -> None:
         self.folder, self.kind = folder, kind

@@ -124,8 +124,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     scores above 0, especially if D is small, so compare a score with the scores of other heads. The
     weights are raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so
     its scores differ by the norm's weight.) Rotary positions and norms of queries and keys are left
-    out. If norms follow the parts of a block (BERT), these norms rescale an output before a later
-    head reads it, but the score ignores them.
+    out. If norms follow the parts of a block (BERT), the norms rescale an output before a later
+    head reads it, but the score ignores these norms.
 
     The result has the axes "layer" and "head" for the writing head, and "reader_layer" and
     "reader_head" for the reading head. Query heads that share a key head have separate scores.

@@ -166,7 +166,7 @@ class Read(NamedTuple):
 
 
 class _Reader:
-    """Turns texts (strings or token ids) into ids (T,), truncated as in `trace`."""
+    """Converts texts (strings or token ids) to ids (T,), truncated as in `trace`."""
 
     def __init__(self, model: Model, call: str, empty: bool) -> None:
         self.model, self.call, self.empty = model, call, empty
@@ -245,8 +245,8 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length.
 
     A batch has at most `MOST_POSITIONS` positions and `most` weights per head; a longer text runs
-    alone. A batch that fills half of `MOST_POSITIONS` ends before a shorter text, which would need
-    padding.
+    alone. If a batch fills half of `MOST_POSITIONS`, the next shorter text starts a new batch,
+    which avoids padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -275,7 +275,7 @@ Use = Callable[[int, int, Array], None]
 
 
 class _Enough(Exception):
-    """Stops the run after the weights of the last layer."""
+    """Raised to stop the run after the weights of the last layer."""
 
 
 def room(model: Model) -> int:
@@ -318,7 +318,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
 
 
 def _in_parts(model: Model, ids: Array, use: Use) -> None:
-    """Like `watch`, for one long text with more than `CELLS` weights in a layer."""
+    """Do the same as `watch`, but for one text with more than `CELLS` weights in a layer."""
     rotated = any(layer.attn.rotary or layer.attn.q_norm for layer in model.layers)
     trace = model.trace(ids, names=["q", "k", "v", *["rot_q", "rot_k"] * rotated])
     step = max(1, room(model) // len(ids))
@@ -377,7 +377,7 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
 def rows_of(
     model: Model, texts: Any, name: str, call: str, *, may_be_empty: bool = False
 ) -> Iterator[tuple[list[Read], Array]]:
-    """Batch texts of similar length; yield each batch and its rows of an activation.
+    """Run batches of texts of similar length; yield each batch with the rows of an activation.
 
     Args:
         model: a text encoder or decoder.

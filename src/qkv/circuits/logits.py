@@ -20,7 +20,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     """Apply the final norm and the head to the hidden states before and after each layer.
 
     In a model with norms after its parts (BERT), the hidden state after a layer is the output of
-    its last norm, and the head is the whole masked-LM head.
+    the layer's last norm, and the head is the whole masked-LM head.
 
     Args:
         model: a model with an LM head.
@@ -202,7 +202,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Check that a logit is a sum of the parts' shares if the scales of norms are fixed."""
+    """Check that a logit is the sum of the parts' shares once the norms' scales are fixed."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):

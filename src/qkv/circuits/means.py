@@ -69,7 +69,7 @@ class Measured:
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
         """Return the key that determines a measure's value for each query.
 
-        If several keys contribute, the method returns the key with the largest weight.
+        If several keys contribute to a value, the key with the largest weight is returned.
 
         Args:
             name: the name of the measure.
@@ -114,7 +114,7 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """Sum each query's weights on the keys `shift` positions after the keys of its pairs."""
+        """For each query, sum the weights on the keys `shift` positions after its paired keys."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -209,8 +209,8 @@ def head_scores(
             - "previous", "next": the weight on the position before or after the query.
             - "first", "last": the weight on the first or last position of the text.
             - "same": the weight on all earlier positions with the same token as the query.
-            - "induction": the weight on the positions right after the positions of "same". Only
-              queries whose token occurs earlier in the text count.
+            - "induction": the weight on the positions right after the positions of "same". Queries
+              whose token does not occur earlier in the text are left out.
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:

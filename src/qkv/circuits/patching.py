@@ -233,8 +233,8 @@ def patch(
     Returns:
         float64: (layers, T) for sites of positions, (layers, Hq) for heads ((layers, Hkv) for "k"
             and "v"), (layers, F) for neurons; with `by="position"`, (layers, Hq, T) and (layers, F,
-            T). Several pairs add a first axis, (pairs, layers, ...), and shorter texts are filled
-            with NaN. A list of sites adds the axis "site" before all other axes.
+            T). Several pairs add a first axis, (pairs, layers, ...), and the results of shorter
+            texts are padded with NaN. A list of sites adds the axis "site" before all other axes.
 
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number.
@@ -281,7 +281,7 @@ def patch(
 
 
 def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bool) -> Result:
-    """Join the metrics of all pairs, (layers, ...); fill shorter texts with NaN."""
+    """Join the metrics (layers, ...) of all pairs; pad those of shorter texts with NaN."""
     at = pairs[0].at
     unit = "token" if at in POSITIONS else "neuron" if at in NEURONS else "head"
     axes = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: values[0].ndim]

@@ -183,7 +183,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry of a dict; plain numbers get the attribute `of` of the first `Result`."""
+    """Read each entry of a dict; plain numbers take over `of` from the first `Result`."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [

@@ -176,7 +176,7 @@ class Stream:
     @quiet
     @one_blas_thread()
     def effects(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
-        """Let one edge at a time carry the corrupted output; return the changes of the metric.
+        """Corrupt one edge at a time; return the resulting changes of the metric.
 
         Args:
             wanted: sender indices (n,), keyed by receiver.
@@ -276,7 +276,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
-        """Change edges into heads; yield `(edges, outputs)` with the outputs of their layer."""
+        """Corrupt edges that end in heads; yield `(edges, outputs)`, with outputs of the layer."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -294,7 +294,7 @@ class Stream:
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
     def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
-        """Like `_behind_heads`, for edges into the MLP."""
+        """Do the same as `_behind_heads`, but for edges that end in the MLP."""
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
         for part in self._parts(own):
@@ -302,7 +302,7 @@ class Stream:
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
     def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
-        """Like `_behind_heads`, for edges into the logits."""
+        """Do the same as `_behind_heads`, but for edges that end in the logits."""
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]

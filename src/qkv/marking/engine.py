@@ -181,9 +181,9 @@ class Marking:
         self.returns = returns
         self.steps: Steps | None = steps  # the function's steps, or None if they are unknown
         self.nothing_done = findings.nothing_done
-        # cases for which truncating weights to 0 or 1 changes nothing
+        # cases whose result is the same if weights are truncated to 0 or 1
         self.of_weight_one: Sequence[Case] = ()
-        # whether the values that a test returned, and not only its errors, match known steps
+        # whether known steps reproduce the values that a test returned, and not only its errors
         self.explained = False
         self.found: list[Finding] = []
         self.runs: list[Outcome] = []
@@ -241,7 +241,7 @@ class Marking:
             self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # a mistake without a known cause would appear in each later test
+            return  # the unknown mistake would also fail each later test
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)

@@ -132,7 +132,7 @@ def _sizes(shape: str) -> list[int]:
 
 
 def _apart(shapes: list[list[int]]) -> frozenset[int]:
-    """Return the sizes that prevent broadcasting: two sizes that differ, neither of which is 1."""
+    """Return the sizes that prevent broadcasting: pairs of different sizes other than 1."""
     return frozenset(
         size
         for shape, other in combinations(shapes, 2)
@@ -146,6 +146,6 @@ def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # the message tells left from right, so (12, 24) differs from (24, 12)
+        exactly = True  # this message gives the order of the sizes: (12, 24) differs from (24, 12)
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

@@ -203,7 +203,7 @@ class Isolated:
     def __exit__(self, *_error: object) -> None:
         if hasattr(os, "killpg"):
             ends = [(os.killpg, self._child.pid)]
-            if self._worker and self._child.poll() is None:  # the process may have left its group
+            if self._worker and self._child.poll() is None:  # the worker may have left the group
                 ends.append((os.kill, self._worker))
             for end, number in ends:
                 with suppress(ProcessLookupError, PermissionError):  # it is gone already
@@ -213,7 +213,7 @@ class Isolated:
         if self._child.stdin is not None:
             with suppress(OSError):  # the request could not be written: the child has ended
                 self._child.stdin.close()
-        self._listener.join(_TICK)  # the thread ends later if another process has the pipe
+        self._listener.join(_TICK)  # another process may keep the pipe open
         self._stderr.close()
 
 

@@ -69,9 +69,9 @@ def callee(
 
     Args:
         function: the function.
-        names: differing argument names: a mapping from the function's names to qkv's names, or from
-            qkv's names to the function's names.
-        also: names of the function's arguments, to use instead of its signature.
+        names: argument names that differ from qkv's: a mapping from the function's names to qkv's
+            names, or from qkv's names to the function's names.
+        also: the function's argument names, which replace its signature.
     """
     taken: dict[str, str] = {}
     theirs = [*also]

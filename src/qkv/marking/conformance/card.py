@@ -21,7 +21,7 @@ from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 _RANDOM = 60
-_HANGS = 3  # if this many cases of a feature end the process, the other cases are skipped
+_HANGS = 3  # if this many cases of a feature crash or hang, the other cases are skipped
 _SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
 _STEPS = 60  # the maximum number of calls in the search for a smaller failing case
 
@@ -177,7 +177,7 @@ def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Ite
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
-    """Run the cases; if several cases of a feature crash the process, skip the feature's others."""
+    """Run the cases; once several cases of a feature end the process, skip its other cases."""
     results: list[CaseResult] = []
     ended: dict[str, int] = {}
     for case in cases:
@@ -195,7 +195,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Change "refused" to "wrong" if the error is about shapes and other sizes are right."""
+    """Change "refused" to "wrong" for errors about shapes in features that work at other sizes."""
     needed = [result for result in results if not result.case.optional]
     fits = {result.feature for result in needed if result.status == "right"}
     return [
@@ -246,7 +246,7 @@ def _findings(
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Assign a wrong case to another feature if the case is also wrong without its own feature."""
+    """If a wrong case is also wrong without its feature, assign the case to another feature."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -274,7 +274,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Align the queries of `after` to the end of the keys if those of `before` were."""
+    """If `before` aligns its queries to the end of the keys, align those of `after` too."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

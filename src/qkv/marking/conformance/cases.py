@@ -36,8 +36,8 @@ class Case:
         constant: whether all values of a head are equal, so that outputs show if weights sum to 1.
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
-        unsaid: options that the function always applies and has no parameters for; only the formula
-            receives these options.
+        unsaid: options that the function always applies without having a parameter for them; only
+            the formula receives these options.
     """
 
     feature: str
@@ -76,7 +76,7 @@ class Case:
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
     def stripped(self) -> Case | None:
-        """Return the call without its feature; None if this takes more than one change."""
+        """Return the call without the tested feature; None if this takes several changes."""
         own = {
             name: value
             for name, value in self.options.items()
@@ -168,7 +168,7 @@ def _case(row: Mapping[str, Any], **changes: Any) -> Case:
     return Case(**{name: values[name] for name in values if name in _FIELDS}, options=options)
 
 
-# one case per option in the table `once`; its sizes are also used for pairs of options
+# one case per option, from the table `once`; pairs of options use the sizes of these cases
 _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TABLES["once"].items()}
 # the features that test an option, keyed by option
 _FEATURES_OF = {
@@ -258,7 +258,7 @@ def random(seed: int, count: int, dtypes: Collection[str]) -> Iterator[Case]:
 
 
 def smaller(case: Case) -> Iterator[Case]:
-    """Yield the call with smaller sizes, smallest first."""
+    """Yield versions of the call with smaller sizes, smallest first."""
     for name in ("L", "S", "d", "dv", "B", "Hq", "Hkv"):
         now = getattr(case, name)
         for size in dict.fromkeys((1, 2, now // 2, now - 1)):

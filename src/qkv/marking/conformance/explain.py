@@ -136,7 +136,7 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
 
 
 class Explainer:
-    """Explains features in order, and tries the defects of earlier features first.
+    """Finds defects for the features in order; defects of earlier features are tried first.
 
     Args:
         results: the results of all cases, including right results, which rule out some defects.

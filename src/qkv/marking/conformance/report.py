@@ -209,8 +209,8 @@ def _number(value: float | None) -> float | str | None:
 def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature; one wrong case makes the feature wrong.
 
-    The function may refuse optional cases. Cases that are explained by a defect of another feature
-    are ignored if the feature has other cases.
+    The function may refuse optional cases. Cases that another feature's defect explains are
+    ignored, unless this feature has no other cases.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

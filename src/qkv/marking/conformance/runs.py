@@ -151,7 +151,7 @@ class Answer:
     judged: Any  # the judged rows: bool (B, Hq, L), or `...` for all rows
 
     def errors(self, outputs: Sequence[Array]) -> list[float]:
-        """Return the largest error of each array; infinite if only one of two entries is NaN."""
+        """Return the largest error of each array; it is infinite if only one side has NaN."""
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
             for a, b in zip(self.arrays, outputs, strict=True)

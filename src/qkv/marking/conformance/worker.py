@@ -173,7 +173,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return a case with the memory layout of masks, which are transposed if the inputs are."""
+    """Return a case with the memory layout of masks: transposed if the inputs are transposed."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

@@ -268,7 +268,7 @@ def _cell(tag: str, content: object, attributes: str = "") -> str:
 
 
 def _points(results: Sequence[CheckResult]) -> int:
-    """Return a file's points in a task, the minimum over all functions for the task."""
+    """Return a file's points in a task: those of its worst function for the task."""
     return min(result.points for result in results)
 
 
