@@ -19,7 +19,7 @@ FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 def as_array(x: Any, *, call: str, name: str) -> Array:
     """Read `x` as a NumPy array, if possible without a copy.
 
-    Takes arrays, nested lists and numbers, and objects with `__array__` or a CPU `__dlpack__`.
+    Accepts arrays, nested lists, numbers, and objects with `__array__` or a CPU `__dlpack__`.
     The byte order is preserved. Error messages begin with `call` and `name`.
 
     >>> as_array([[1.0, 2.0]], call="attention", name="query").shape
@@ -161,7 +161,7 @@ def check_out(
 ) -> None:
     """Raise an error unless `out` can store a result with this shape and dtype.
 
-    `out` must be writable and share no memory with `inputs`.
+    `out` must be writable and must not share memory with `inputs`.
     """
     if not isinstance(out, np.ndarray):
         raise TypeError(f"{call}: out is {type(out).__name__}: give a NumPy array")
@@ -195,7 +195,7 @@ def _overlap(array: Array, other: Array) -> bool:
 def _overlaps_itself(array: Array) -> bool:
     """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the number of bytes that the axes cover, up to this axis
+    reach = array.itemsize  # the number of bytes that the axes so far cover
     for step, size in axes:
         if size > 1 and step < reach:
             break
@@ -225,7 +225,7 @@ def torch_bfloat16(x: Any) -> Array:
 
 
 def finite(data: Any) -> Any:
-    """Convert data to values for JSON: lists for arrays, None for numbers that are not finite.
+    """Convert data for JSON: arrays become lists, and numbers that are not finite become None.
 
     >>> finite({"a": np.array([0.5, np.inf]), "b": (1, float("nan"))})
     {'a': [0.5, None], 'b': [1, None]}

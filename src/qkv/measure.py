@@ -32,17 +32,16 @@ def in_turn(
     pause: float = 0.0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Time several calls in rounds; every round runs each call once.
+    """Measure the times of several calls in rounds; every round runs each call once.
 
     A temporary slowdown of the machine therefore affects all calls equally.
 
     Args:
         calls: functions by name.
         rounds: the minimum number of rounds.
-        seconds: the time after which no more rounds begin; at most 51 rounds are made.
+        seconds: the time after which no new round begins; there are at most 51 rounds.
         pause: seconds to wait before each call, so that threads of other calls stop spinning.
-        advance: a function that is called with 1 after each round. The first round, which only
-            warms up, is included.
+        advance: a function that is called with 1 after each round, including the warm-up round.
 
     Returns:
         The seconds of the calls, keyed by name: one time per round. If a round repeats a short

@@ -33,7 +33,7 @@ def leave(number: int, _: Any = None) -> NoReturn:
 def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]:
     """Within the `with` block, call `answer` when a signal would end the program.
 
-    Signals that are already ignored (for example under nohup) or handled are left unchanged. Only
+    A signal that is already ignored (for example under nohup) or handled is left unchanged. Only
     the main thread receives signals, so nothing changes in other threads.
 
     Args:

@@ -172,7 +172,7 @@ class Finding:
         return differences
 
     def _other(self, used: Model) -> str:
-        """Describe the mismatch between a model's parameters and the finding's model."""
+        """Say that a model's parameters differ from those of the finding's model."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., and "
@@ -200,7 +200,7 @@ def finding(
             mask token; for a decoder, the last token.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words, positions and edges to mask, as in `Model.trace`.
-        edit: records, or a mapping from activations to arrays, which is converted to records.
+        edit: records; a mapping from activations to arrays is converted to records.
             Functions are not allowed, because they cannot be converted.
         claim: a sentence about the effect of the edits.
 
@@ -284,7 +284,7 @@ def publish(
     Raises:
         FileNotFoundError: a file or the model is not on this machine.
         ValueError: no finding is given; the findings belong to several models; the model's
-            parameters are not those of the findings' model; a file is damaged; or a page cannot run
+            parameters do not match the findings' sha256; a file is damaged; or a page cannot run
             the model.
 
     >>> import qkv, tempfile

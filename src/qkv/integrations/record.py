@@ -28,14 +28,13 @@ class Ran:
 
     Attributes:
         owner: the layer that called attention.
-        mask: an object that all layers of one forward pass share, and that identifies the pass.
+        mask: an object that identifies the forward pass; all layers of the pass share it.
             None if unknown.
         start: the position of the first query in its text; None if unknown.
         first_key: the position of the first key in its text.
         is_causal: whether attention is causal: no query sees later positions.
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
-        call: an object that all attention in one call of `owner` shares, and that identifies the
-            call.
+        call: an object that identifies the call of `owner`; all attention in this call shares it.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
@@ -53,7 +52,7 @@ class Ran:
 
 @dataclass
 class _Layer:
-    """One layer's attention in one forward pass; with a KV cache, in several steps."""
+    """One layer's attention in one forward pass or, with a KV cache, in several steps."""
 
     first: Ran
     crosses: bool  # whether it is cross-attention
@@ -81,7 +80,7 @@ class _Layer:
         return bool(same and (self.crosses or ran.start == self.rows))
 
     def arrays(self) -> dict[str, Array]:
-        """Join all steps; rows are the positions of queries, columns the positions of keys."""
+        """Join all steps; rows are positions of queries, and columns are positions of keys."""
         steps, first = list(zip(self.ran, self.parts, strict=True)), self.parts[0]
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
@@ -93,7 +92,7 @@ class _Layer:
             name: np.full(shape, _EMPTY[name], getattr(first, name).dtype)
             for name, shape in shapes.items()
         }
-        at = self.ahead  # rows of earlier queries that were not recorded stay empty
+        at = self.ahead  # the rows of unrecorded earlier queries stay empty
         for ran, part in steps:
             queries = slice(at, at + part.lse.shape[-1])
             indices = np.where(part.top_weights > 0, part.top_indices + ran.first_key, -1)
@@ -109,7 +108,7 @@ class _Layer:
 class Recording(Trace):
     """The trace of `qkv.record`, with a summary of each layer's attention.
 
-    Set `tokens` to a list of tokens for one text, or to one list per text for several texts. Until
+    Set `tokens` to a list of tokens or, for several texts, to a list for each text. Until
     then, each token is named by its position.
     """
 
@@ -209,7 +208,7 @@ class Recording(Trace):
 
     @property
     def tokens(self) -> list[Any]:
-        """The tokens: a list of strings for one text, or one list per text for several texts."""
+        """The tokens: a list of strings or, for several texts, a list for each text."""
         return super().tokens
 
     @tokens.setter

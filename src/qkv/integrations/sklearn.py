@@ -19,7 +19,7 @@ class Encoding:
 
     `TextEncoder` is this class with scikit-learn's base classes. `fit` only checks its input and
     learns nothing. Copies and pickles hold only the arguments. The model is loaded on first use;
-    encoders with the same model share it within a process.
+    in a process, all encoders of a model share one copy.
 
     Args:
         model: the argument of `qkv.load`: a folder, a short name or a Hub id.
@@ -28,7 +28,8 @@ class Encoding:
         prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
-        batch_size: the number of texts of 128 tokens in a batch; shorter texts form larger batches.
+        batch_size: the number of texts in a batch if each has 128 tokens; shorter texts form larger
+            batches.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape

@@ -244,8 +244,8 @@ def _answer(
 ) -> tuple[Any, Any, Any]:
     """Return `(out, weights, lse)`; weights and lse are None if not requested.
 
-    The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. During a backward pass
-    nothing is recorded, because gradient checkpointing repeats the forward pass then.
+    The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Backward passes are not
+    recorded, because gradient checkpointing repeats the forward pass in them.
     """
     call = check_call(**arrays, **options, call=name)
     recording = CURRENT.get()

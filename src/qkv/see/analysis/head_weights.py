@@ -56,12 +56,12 @@ class Axis:
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
-        """Return `(flags, numbers)`: which tokens are content words, and an index per word."""
+        """Return `(flags, numbers)`: which tokens are content words, and the index of each word."""
         return content(self.tokens, self.special)
 
     @cached_property
     def is_word(self) -> Array:
-        """Mark words and subwords, but not special tokens or punctuation."""
+        """Return a bool array that is False for special tokens and punctuation, else True."""
         return is_word(self.tokens, self.special)
 
     def position(self, row: int) -> int:
@@ -193,9 +193,10 @@ class Heads:
         """Return two average weights, for comparison with the weight of this pair.
 
         Returns:
-            `(at_distance, on_key)`: first the mean weight of all pairs of words at the same
-                distance, including this pair. This mean is 0 if queries and keys are different
-                tokens. Then the mean weight on this key from the other words that may attend to it.
+            `(at_distance, on_key)`: `at_distance` is the mean weight of all pairs of words at the
+                same distance, including this pair; it is 0 if queries and keys are different
+                tokens. `on_key` is the mean weight on this key from the other words that may attend
+                to it.
         """
         positions = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, positions, np.full(len(positions), key)))
@@ -225,7 +226,7 @@ class Heads:
         return self.at(layer, head, query, self._every_key)
 
     def known(self, layer: int, head: int) -> Array:
-        """Return a head's kept weights: all, `(L, S)`, or the largest of each query, `(L, k)`."""
+        """Return a head's kept weights: `(L, S)`, or `(L, k)` if only the k largest are kept."""
         index = self.layers.index(layer)
         weights = self.weights[index] if self.weights else self.summary[index].weights
         return np.asarray(weights[head])
@@ -243,7 +244,7 @@ class Heads:
         return rows, columns, np.where(at.any(axis=1), values, np.nan)
 
     def hidden(self, layer: int, head: int) -> Array | None:
-        """Mark the masked cells of a head, `(L, S)`; return None if the scores are not known.
+        """Return which cells of a head are masked, `(L, S)` bool; None if the scores are not known.
 
         The cell of two words is masked if the cells of all their tokens are masked.
         """

@@ -97,7 +97,7 @@ def removal_of(
 def moved_in_both(
     model: Model | None, traces: Sequence[Trace], positions: Sequence[int]
 ) -> dict[tuple[int, int], float] | None:
-    """Average the effect of each head's removal over two gaps; return None without two gaps."""
+    """Compute the mean effect of each head's removal on two gaps; return None without two gaps."""
     if model is None or [gap_of(model, trace) for trace in traces] != list(positions):
         return None
     layers = removed_in_turn(model)

@@ -109,7 +109,7 @@ def on_cells(weights: Array, cells: Array) -> Array:
 
 
 def after_copies(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Mark induction targets, `(L, L)` bool: tokens that follow an earlier occurrence of a token.
+    """Find induction targets, `(L, L)` bool: tokens that follow an earlier occurrence of a token.
 
     In "a b c a", the target of the second "a" is "b". Special tokens have no targets. A token is
     never its own target, even in "a a".

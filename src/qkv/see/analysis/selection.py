@@ -18,7 +18,7 @@ _WEAK = 0.1  # If all links between content words are below this weight, other l
 
 
 class Notation(NamedTuple):
-    """The formats of heads, shares and differences of shares in a sentence."""
+    """The formats for heads, shares and differences of shares in sentences."""
 
     head: str
     share: Callable[[float], str]
@@ -223,7 +223,7 @@ def _at_gap(
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """Return the key of a query's largest link or, if that is below 0.1, of its largest weight."""
+    """Return the key of a query's largest link; if it is below 0.1, of the largest weight."""
     links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
     best = next(links, None)
     if best is not None and best.weight >= _WEAK:
@@ -406,7 +406,9 @@ def heads_among(
 def checked_head(
     heads: Heads, layer: int | None, head: int | None, call: str
 ) -> tuple[int | None, int | None]:
-    """Check a layer and a head; return both counted from 0. For both, -1 is the last.
+    """Check a layer and a head; return both counted from 0.
+
+    In both arguments, -1 stands for the last.
 
     Raises:
         IndexError: the layer or the head is out of range.

@@ -101,7 +101,7 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
 
 
 def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
-    """Trace the text's weights with each snapshot, and its scores with the first snapshot.
+    """Run each snapshot and trace the text's weights; with the first snapshot, also its scores.
 
     Args:
         run: the run.
@@ -149,7 +149,7 @@ def _traced(model: Model, text: Text, most: int, *, again: bool) -> Trace:
         size = len(np.atleast_1d(text))
     _check_size(model.num_layers * model.num_heads, min(size, model.max_seq_length or size), most)
     with warnings.catch_warnings():
-        if again:  # the warning about the cut text was shown for the first snapshot
+        if again:  # the first snapshot has already warned about the cut text
             warnings.simplefilter("ignore", UserWarning)
         names = ["pattern"] if again else ["pattern", "attn_scores"]
         trace = model.trace(text if isinstance(text, str) else np.asarray(text), names=names)
@@ -254,7 +254,7 @@ class Replay:
 
     @property
     def rises(self) -> Array:
-        """The increase of each score from first to last step; for a run of one step, its scores."""
+        """The increase of each score from first to last step; with only one step, the scores."""
         rises = self.values[-1] - self.values[0]
         return np.asarray(self.values[0] if len(self.steps) == 1 else rises)
 

@@ -49,7 +49,7 @@ def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | No
 
 @np.errstate(over="ignore", invalid="ignore")
 def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
-    """Average the vectors `(T, D)` of each word's tokens; without `spans`, return `vectors`."""
+    """Return the mean of the vectors of each word's tokens; without `spans`, return `vectors`."""
     if spans is None:
         return vectors
     sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
@@ -398,7 +398,7 @@ def _shift(
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
     """Find the words that two sentences share, at the first occurrence in each sentence."""
-    positions: dict[str, dict[int, int]] = {}  # keyed by word and then by sentence
+    positions: dict[str, dict[int, int]] = {}  # keyed by word, then by sentence
     for position, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
             positions.setdefault(token, {}).setdefault(sentence, position)

@@ -122,13 +122,13 @@ def is_function_word(word: str) -> bool:
 
 
 def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
-    """Mark words and subwords in a bool array; special tokens and punctuation are False."""
+    """Return a bool array that is False for special tokens and punctuation, else True."""
     pairs = zip(tokens, special, strict=True)
     return np.array([not flag and not is_punctuation(token) for token, flag in pairs], dtype=bool)
 
 
 def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Array]:
-    """Return `(flags, numbers)`: which tokens are content words, and an index per word.
+    """Return `(flags, numbers)`: which tokens are content words, and the index of each word.
 
     Equal words have the same index. Content words are the words that the model knows, except
     function words: articles, pronouns, prepositions, conjunctions and auxiliaries. The list of

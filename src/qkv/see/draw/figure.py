@@ -158,7 +158,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
 def _frame(
     axes: Axes, box: tuple[float, float, float, float], color: str, line: float, **style: Any
 ) -> None:
-    """Draw a frame around a box, which is given as `(left, top, width, height)`."""
+    """Draw a frame around the box `(left, top, width, height)`."""
     from matplotlib.patches import Rectangle
 
     x, y, wide, high = box

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.see.draw.panels import PICTURE, Panel, number_format
 
-# in columns, the offset of each input of a node; in rows, half of a node's height
+# each input's offset from the node's centre, in columns; half of a node's height, in rows
 INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
 
 

@@ -47,7 +47,7 @@ def plain(text: Text, size: float) -> None:
 def write(
     axes: Axes, x: float, y: float, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write words at a point of a chart, in any script; further lines are written below."""
+    """Write words in any script at a point of a chart; each further line is below the last."""
     text = axes.text(x, y, drawable([words])[0] + below, **style)
     plain(text, size)
     return text
@@ -55,7 +55,7 @@ def write(
 
 @lru_cache(maxsize=4096)
 def width_of(word: str) -> float:
-    """Measure the size of a word in points, in the standard font at size 8."""
+    """Measure the width of a word in points, in the standard font at size 8."""
     from matplotlib.textpath import TextPath
 
     if not word.strip():

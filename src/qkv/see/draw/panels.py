@@ -1,4 +1,4 @@
-"""Panels: the contents of a view, which terminal, SVG and matplotlib draw."""
+"""Panels: the contents of a view, drawn in a terminal, as SVG or by matplotlib."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class HeatMap(Panel):
 
     @property
     def hatched(self) -> Array:
-        """Mark the cells without a number in a bool array."""
+        """Return a bool array that is True for the cells without a number."""
         unknown = ~np.isfinite(self.values)
         return np.asarray(unknown if self.hidden is None else self.hidden | unknown)
 
@@ -329,7 +329,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table(Panel):
-    """A table for a terminal, whose rows have a name, numbers and bars.
+    """A table for a terminal; each row has a name, numbers and bars.
 
     Attributes:
         names: the names of the rows.
@@ -369,7 +369,7 @@ class Numbers(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Cells(Panel):
-    """Shaded cells without labels for shares from 0 to 1, for a terminal.
+    """Shares from 0 to 1 as shaded cells without labels, for a terminal.
 
     Attributes:
         shares: `(n, m)`, the shade of each cell.

@@ -373,7 +373,7 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
 
 
 def _graph_rules(panel: Graph) -> str:
-    """Write the CSS rules for a node or an edge under the pointer or with the focus."""
+    """Write the CSS rules for the node or edge that is pointed at or has the focus."""
     chosen, dim = ":is(:hover,:focus)", "{opacity:.1}"
     rules = [
         ".qkv-graph [tabindex]:focus{outline:none}.qkv-node:focus-visible>rect{stroke-width:3}",

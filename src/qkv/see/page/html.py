@@ -25,7 +25,7 @@ WITH_WORKER = f"{POLICY}; worker-src blob:"  # the policy of a page that runs a 
 _WITH_TOKENS = ("walk", "shift", "replay")
 # The parts of a picture that differ between themes.
 _PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")
-# Characters that can end a script or a line of it, and surrogates, which UTF-8 cannot encode.
+# Characters that can end a script or one of its lines, and surrogates, which UTF-8 cannot encode.
 _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 

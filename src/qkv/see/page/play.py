@@ -1,4 +1,4 @@
-"""The data for the page of `play`, whether the page is a file or comes from a server."""
+"""The data for the page of `play`, for a page in a file and for a page from a server."""
 
 import json
 from collections.abc import Sequence

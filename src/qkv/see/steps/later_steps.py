@@ -47,7 +47,7 @@ def block_steps(walk: Walk, block: Block) -> str:
 
 
 def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str) -> str:
-    """Add the step of a norm, compared with the model's own result; return the result's name.
+    """Add the step of a norm, and compare the result with the model's; return the result's name.
 
     If the model has no such norm, add no step and return the name of the array.
     """
@@ -220,7 +220,7 @@ _NEEDED = "walk(trace, model=...) shows how these numbers are computed"
 
 
 def traced_steps(walk: Walk) -> None:
-    """Add the steps after the heads, up to the logits, for which the trace has numbers."""
+    """Add the steps from the heads to the logits, as far as the trace has their numbers."""
     trace, layer = walk.trace, walk.layer
     held = [name for name in _BLOCK if (name, layer) in trace and not _is_skipped(walk, name)]
     if not held:

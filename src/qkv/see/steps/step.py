@@ -320,7 +320,7 @@ class Walk:
 
     @property
     def position(self) -> int:
-        """Return the walk's position: the query of the written-out sums and the predicted words."""
+        """Return the query to which the written-out sums and the predicted words belong."""
         return self.cell[0]
 
     @property

@@ -147,7 +147,7 @@ def walk_layer(
 def _traced(
     layer: MultiHeadAttention | Block, inputs: Sequence[Array], options: dict[str, Any]
 ) -> Trace:
-    """Trace a single layer; name its activations as in a model with one layer."""
+    """Trace a single layer, with activations named as in a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
     if isinstance(
         layer, MultiHeadAttention

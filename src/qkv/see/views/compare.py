@@ -282,7 +282,7 @@ def compare(
     Without `word`, the view chooses the content word that both texts share. If they share several,
     the view chooses the word whose vectors after the last layer are least similar. Without `layer`
     and `head`, the view chooses the head in which the word's links differ most between the texts.
-    Of each link, only the weight above the usual weight counts (see `show`). If the word is the gap
+    For each link, only the excess over the usual weight counts (see `show`). If the word is the gap
     in both texts, the view chooses the head whose removal changes both guesses most. If the
     difference is less than 0.1, or if a model is untrained, the sentence says that no head stands
     out.

@@ -122,7 +122,7 @@ def guess(
 
     Args:
         text: for an encoder, a text with `Model.mask` in place of each missing word; for a decoder,
-            any text. Or a story from `stories()`, which has its own interventions.
+            any text. Alternatively, a story from `stories()`, with the story's own interventions.
         model: the model, or its name; by default the story's model for a story, and the default
             model for a text.
         top_k: the number of words.

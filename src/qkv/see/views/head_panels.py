@@ -139,7 +139,7 @@ class OneText(HeadShown):
 
 
 def names_of_layers(layers: int) -> list[str]:
-    """Name the embeddings and the output of each layer."""
+    """Return names for the embeddings and for the output of each layer."""
     return ["embeddings", *(f"after layer {layer}" for layer in range(layers))]
 
 

@@ -76,7 +76,7 @@ class PlayView(WithModels, OneText):
         edits: the records of the first interventions.
         opened: the likeliest words under the first interventions; empty if there are none.
         state: the part after the # of an address; the page opens in this state. May be empty.
-        embed: whether a notebook contains the page itself, instead of a frame that shows a file.
+        embed: whether a notebook contains the page itself, instead of an iframe that shows a file.
         other: the view of a second model, a decoder; readers of the page can switch to it.
     """
 
@@ -217,7 +217,7 @@ def play(
     `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
     model, the file has about 4/3 of the model's size in float16; above 64 MB, a warning is issued.
     A notebook writes the page to a file in the notebook's folder (`qkv-play-....html`) and shows
-    the file in a frame.
+    the file in an iframe.
 
     The page opens with one sentence and the guess in its gap; a click on a word hides the word.
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
@@ -234,12 +234,12 @@ def play(
             RoBERTa, ModernBERT) or a decoder (GPT-2, GPT-Neo, GPT-NeoX, OPT, Llama, Mistral, Qwen 2
             and 3, Gemma 1 to 3, and other models made of the same parts), or its name; by default
             both models that come with qkv.
-        edit: the first interventions, as records of `qkv.edits`, or as a mapping from activations
-            to arrays, which is converted to records; a reader can undo these interventions.
+        edit: the first interventions, which a reader can undo: records of `qkv.edits`, or a mapping
+            from activations to arrays. A mapping is converted to records.
         ablate: heads that are ablated when the page opens, as for `Model.trace`.
         hide: words, positions and links that are hidden when the page opens, as for `Model.trace`.
-        state: a page's address, or its part after the #, which describes a state. The page opens in
-            this state; give neither `text` nor interventions with it.
+        state: the address of a page, or only the part after the #, which describes a state. The
+            page opens in this state; give neither `text` nor interventions with it.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         embed: whether a notebook contains the whole page, so that no other file is needed.
 
@@ -268,7 +268,7 @@ def play(
     text = given[0] if given else OPENING if used.generates else TEXT.format(used.mask)
     other = None
     if model is None and used.name == DEFAULT:
-        # a decoder cannot fill gaps, so it gets only texts without them
+        # a decoder cannot fill gaps, so it gets only texts without gaps
         whole = given and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))

@@ -22,7 +22,7 @@ from qkv.trace import Trace
 
 _STRIP = 6  # the largest number of steps side by side in a picture
 _MOST_ROWS = 24
-# the dash patterns of lines, which also differ in colour
+# the dash patterns of lines; the lines also differ in colour
 _DASHES = ((), (8, 4), (2, 4), (10, 3, 2, 3))
 
 

@@ -1,4 +1,4 @@
-"""The view of the shift of word vectors: static and contextual vectors in one plane per layer."""
+"""The view of the shift of word vectors: how vectors change from layer to layer, in one plane."""
 
 from __future__ import annotations
 

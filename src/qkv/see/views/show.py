@@ -68,7 +68,7 @@ class ShowView(OneText):
         """Return the numbers of the view; the weights are equal to the weights in the trace.
 
         `weights` is None if only the largest weights of each query were kept. Links and movement
-        are between words, unless subwords are shown separately; `from` and `to` are the positions
+        are given for words, unless subwords are shown separately; `from` and `to` are the positions
         of the words' first tokens.
         """
         moved = self.movement
@@ -271,7 +271,7 @@ def head_view(
         encoder_tokens: the tokens of the encoder.
         decoder_tokens: the tokens of the decoder.
         include_layers: the layers to show; by default all layers.
-        html_action: "view" shows the view in a notebook at once, and returns it outside a notebook.
+        html_action: "view" shows the view at once in a notebook; elsewhere, it returns the view.
             "return" always returns the view, with its HTML in `.data`.
         pieces: whether subwords are shown separately, instead of merged into words.
         theme: "light", "dark", or "auto" for the theme of the site or system.
@@ -344,7 +344,7 @@ def _of_given(
 
 
 def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
-    """Read the attention of a text or trace; from an encoder-decoder's trace, read all three."""
+    """Read the attention of a text or trace; an encoder-decoder's trace has three kinds."""
     if not isinstance(given, Seq2SeqTrace):
         trace, _ = traced(given, None, None, "head_view")
         return [replace(heads_of(trace), scores={}, scale={})]

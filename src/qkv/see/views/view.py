@@ -73,7 +73,7 @@ class View(ABC):
         """Draw the view as plain text, 80 columns wide."""
         from rich.console import Console
 
-        # by default, rich would display the text in a notebook a second time
+        # without force_jupyter=False, rich would also display the text in a notebook
         page = io.StringIO()
         console = Console(
             file=page, width=80, color_system=None, force_jupyter=False, legacy_windows=False

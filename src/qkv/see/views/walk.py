@@ -222,7 +222,7 @@ def walk(
     """Show each step of one head with its formula, its line of NumPy and its real numbers.
 
     Plain NumPy recomputes all steps from the words to the head, and then the rest of the layer:
-    residual connections, norms and MLP. All later layers are one step, with a result from the
+    residual connections, norms and MLP. All later layers form one step, whose result comes from the
     trace. The last steps are the final norm, the LM head, and the likeliest words, with the same
     probabilities as in `model.predict`. All steps are compared with the model's own numbers.
 
