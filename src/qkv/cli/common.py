@@ -45,7 +45,7 @@ class Program(click.Group):
     """The group of all commands; it prints each error or warning as one line on stderr."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run, then exit with 0 (done), 1 (failure), 2 (bad request) or 128 + signal number."""
+        """Run a command; exit with 0 (done), 1 (failure), 2 (bad request) or 128 + signal."""
         extra = {"prog_name": self.name, **extra, "standalone_mode": False}
         if not standalone_mode:
             return super().main(*args, **extra)

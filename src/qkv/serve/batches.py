@@ -12,7 +12,7 @@ from qkv.serve.waiting import QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
 _Groups = Iterable[Sequence[QueuedText]]
-# A callback for a finished request; the second argument is the error or None.
+# A function that is called with a finished request, and with the request's error or None.
 Tell = Callable[[Texts, BaseException | None], None]
 
 
@@ -22,7 +22,7 @@ class Batches:
     Args:
         limit: the maximum number of tokens of a text; None for no limit.
         limits: the maximum sizes of a batch and of a request.
-        tell: a callback for each finished request; its second argument is the error or None.
+        tell: is called with each finished request, and with the request's error or None.
 
     Attributes:
         waiting: the requests, in turn.
@@ -37,7 +37,7 @@ class Batches:
     def checked(
         self, texts: Sequence[Any], encoder: Encoder, *, whole: bool
     ) -> deque[tuple[int, str | Array]]:
-        """Number the texts of a request, and truncate texts that are given as ids.
+        """Return a request's texts with their numbers; texts given as ids are truncated.
 
         Raises:
             Refused: the request has too many texts, an id is not in the vocabulary, the encoder

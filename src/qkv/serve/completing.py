@@ -100,7 +100,7 @@ class CompletionsBody(Body):
         return False if include is None else include
 
     def check(self, model: Model, limits: Limits) -> None:
-        """Refuse a request that this model or this server cannot answer, before its texts are read.
+        """Before reading any text, refuse a request that this model or server cannot answer.
 
         Raises:
             Refused: 400, with the name of the wrong key.
@@ -167,7 +167,7 @@ class Usage(BaseModel):
 
 
 class Completion:
-    """A request for completions while it is computed; the constructor tokenizes the prompts.
+    """A request for completions that is being computed; the constructor tokenizes the prompts.
 
     Raises:
         Refused: 400, if a prompt does not fit.

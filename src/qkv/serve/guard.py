@@ -96,7 +96,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         begin, status = time.perf_counter(), 0
-        size = 0  # the number of bytes of the body that have arrived
+        size = 0  # bytes of the body received so far
 
         async def bounded() -> Message:
             nonlocal size

@@ -28,7 +28,7 @@ class Limits:
         batch_tokens: the approximate number of tokens in a batch.
         streams: the number of streams that compute a piece between two batches.
         stream_tokens: the approximate number of tokens that all streams keep in memory; a stream
-            that made room for others computes its earlier tokens again at its next turn.
+            that was closed to make room computes its earlier tokens again at its next turn.
         gather: the seconds that a batch waits for more requests when the server is busy.
         half_sent: the seconds that a request may take to arrive.
         unread: the seconds after which the server disconnects a client that stops reading.

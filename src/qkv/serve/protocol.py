@@ -144,7 +144,7 @@ class _Requests(HttpToolsProtocol):
             )
 
     def half_close(self) -> bool:
-        """Return whether to keep the connection of a client that has finished sending."""
+        """Return whether the connection stays open after the client has finished sending."""
         if self._answering:
             self.cycle.keep_alive = False
             self.loop.call_later(PROBES[0], self._probe, PROBES[0])
@@ -203,7 +203,7 @@ class _Requests(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """Whether a request has arrived in full and its answer is not complete."""
+        """Whether the server has yet to finish the answer to a complete request."""
         return any(
             cycle is not None and not cycle.more_body and not cycle.response_complete
             for cycle in (self._current, self.cycle)

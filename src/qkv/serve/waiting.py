@@ -76,7 +76,7 @@ class Texts(Single):
     """A request for the vectors of texts.
 
     Attributes:
-        texts: pairs for the texts that are not in a batch yet: the text's number, and its text or
+        texts: the texts that are not in a batch yet, each as a pair of its number and its text or
             ids (T,).
         encoder: the encoder that computes the vectors.
         dimensions: the number of dimensions to keep of each vector; None for all.
@@ -259,7 +259,7 @@ class TextTurns(Turns[Texts]):
         return min(request.arrived for request in self)
 
     def take(self) -> list[QueuedText]:
-        """Remove and return the texts of the next batch, whose number of tokens is an estimate."""
+        """Remove and return the texts of the next batch; the batch's token count is an estimate."""
         pieces = self._picked(no_long=self._was_long)
         if not pieces and self._was_long:
             pieces = self._picked(no_long=False)
@@ -267,7 +267,7 @@ class TextTurns(Turns[Texts]):
         return pieces
 
     def put_back(self, pieces: Sequence[QueuedText]) -> None:
-        """Put texts that did not fit back into the queue, as the first texts of the next batch."""
+        """Move texts that did not fit to the front of the queue, for the next batch."""
         for piece in reversed(pieces):
             if not piece.request.dropped:
                 piece.request.texts.appendleft((piece.number, piece.text))

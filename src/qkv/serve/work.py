@@ -195,7 +195,7 @@ class Worker:
         self._submit(request)
         try:
             while (piece := await request.read()) is not END:
-                self._inbox.put(None)  # the stream may have waited until the client read
+                self._inbox.put(None)  # the stream may have been waiting for this read
                 yield piece
         finally:
             self._asked.discard(request)

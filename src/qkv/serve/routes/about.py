@@ -1,4 +1,4 @@
-"""Routes about the server: its model, its health and its numbers."""
+"""Routes about the server: its model, its health and its metrics."""
 
 from typing import Literal
 

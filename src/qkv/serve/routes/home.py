@@ -65,7 +65,7 @@ def page_of(model: Any) -> str:
 
 
 def _is_usual(scale: float, layer: Any) -> bool:
-    """Return whether scores are divided by the square root of the head size, as on the page."""
+    """Return whether the scale is 1 / sqrt(head size), as on the page."""
     return math.isclose(scale * math.sqrt(layer.attn.d_query), 1)
 
 
