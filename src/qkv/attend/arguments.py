@@ -250,7 +250,7 @@ class Packed(NamedTuple):
     `key_starts[b]` to `key_starts[b + 1] - 1`.
     """
 
-    call: Call  # The options and the arrays (heads, total, size), as for one long sequence.
+    call: Call  # Arrays (heads, total, size) and options, as if all rows were one sequence.
     starts: Array  # (B + 1,).
     key_starts: Array  # (B + 1,).
     offsets: Array  # (B,).
@@ -308,7 +308,7 @@ def check_call(
 def check_options(
     options: Mapping[str, Any], *, call: str, without: Collection[str] = (), why: str = ""
 ) -> None:
-    """Raise an error if an option is unknown or in `without`; `why` explains the latter case."""
+    """Raise an error for options that are unknown or in `without`; `why` explains the latter."""
     for name in options:
         if name in without:
             raise TypeError(f"{call}: {name} is not an option here{why}")

@@ -17,7 +17,7 @@ from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace import Trace
 
 FAR = 1e9  # For a larger log-sum-exp, rounding loses the logarithm of the number of keys.
-SHARES = 8  # The number of partial sums of each key's weights, which are added in a fixed order.
+SHARES = 8  # The weights of a key are summed in this many parts, which are added in a fixed order.
 
 
 class Result(NamedTuple):
@@ -58,7 +58,7 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the arrays of a `Result`, and the arguments of `tiled.attend` calls that fill them.
+    """Return the arrays of a `Result`, and arguments for `tiled.attend` to fill these arrays.
 
     If the kernel is available, it fills the arrays immediately, and no `tiled.attend` calls remain.
     The kernel writes directly to `out` if the memory layout of `out` allows.
@@ -110,8 +110,8 @@ def attention(
         key: `(..., Hkv, S, d)`. Query head h uses key head `h // (Hq // Hkv)`, so `Hq` must be a
             multiple of `Hkv`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: bool, where False masks; or float, added to the scores, where -inf masks.
-            Broadcasts to `(..., Hq, L, S)`.
+        attn_mask: broadcasts to `(..., Hq, L, S)`. A bool mask is False where a key is masked. A
+            float mask is added to the scores, and is -inf where a key is masked.
         is_causal: if True, query i sees only keys j with `j <= i + q_offset`.
         q_offset: the position of query 0 among the keys: an integer, one integer per row, `"start"`
             (0) or `"end"` (S - L, as with a KV cache). Required for `is_causal`, `window` and
@@ -282,7 +282,7 @@ def summarize_attention(
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: bool, where False masks; or float, added to the scores.
+        attn_mask: bool, False where a key is masked; or float, added to the scores.
         top_k: the number of weights to keep for each query.
         **options: the other options of `qkv.attention`.
 
@@ -346,7 +346,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
             for tile in tiles:
                 exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
                 base = exact.astype(call.kind)
-                rest = np.exp(base - exact).astype(call.kind)  # the part that rounding removed
+                rest = np.exp(base - exact).astype(call.kind)  # corrects the rounding of `exact`
                 far = np.abs(exact) > FAR
                 if far.any():
                     rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)

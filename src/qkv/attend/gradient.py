@@ -58,7 +58,7 @@ def attention_grad(
 ) -> AttentionGradient:
     """Compute the gradients of `sum(grad_out * attention(query, key, value, ...))`.
 
-    In each row, P are the weights, s the scores and O the output. The gradient of P is `dP =
+    In each row, P is the weights, s is the scores, and O is the output. The gradient of P is `dP =
     grad_out @ value.T`, and the gradient of s is `ds = P * (dP - sum(grad_out * O))`. The chain
     rule then gives the gradient of each input. P is recomputed from the log-sum-exp, block by
     block, so that memory grows linearly with the length.
@@ -113,9 +113,9 @@ def gradient_by_weights(
     Args:
         call: the checked call.
         grad_out: `(*lead, Hq, L, dv)`.
-        weights: the softmax of the scores and the edited weights, both `(*lead, Hq, L, S)`, if
-            scores or weights were edited; otherwise None.
-        record: a function that gets the name of the weights or the scores, and their gradient. The
+        weights: two arrays `(*lead, Hq, L, S)`: the softmax of the scores, and the edited weights.
+            None if neither the scores nor the weights were edited.
+        record: a function of a name (that of the weights or of the scores) and a gradient. The
             computation continues with the gradient that `record` returns.
     """
     plan, wide = call.plan, grouped(call)

@@ -48,9 +48,10 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
 def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
     """Merge the results of attention over two sets of keys, as if computed over all keys at once.
 
-    The result is the mean of both outputs, weighted by `exp(lse)`. A part without visible keys,
-    `(0, -inf)`, changes nothing. Only one part may be computed with sinks, which would otherwise
-    count twice. Source: the combination step of FlashAttention (Dao et al. 2022, section 3.1).
+    The result is the mean of both outputs, weighted by `exp(lse)`. A part without visible keys is
+    `(0, -inf)`, and leaves the other part unchanged. Only one part may be computed with sinks,
+    which would otherwise count twice. Source: the combination step of FlashAttention (Dao et al.
+    2022, section 3.1).
 
     Args:
         out1: `(..., L, dv)`.

@@ -135,7 +135,7 @@ def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
 
 
 def is_one_block(call: Call) -> bool:
-    """Return whether a call has no options, and few enough scores for one small block."""
+    """Return whether a call has no options, and its scores fit in one small block."""
     plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
     return (
         plan.length <= QUERIES
@@ -224,7 +224,7 @@ def _pass_over_keys(
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # `total` and `context` do not hold a sum yet
+    fresh, empty = True, True  # whether `total` and `context` are still without a sum
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)
@@ -274,7 +274,7 @@ def _base(scores: Array) -> Array | None:
     """Return the base of a block's scores: each row's largest score, or 0 for some heads.
 
     The base of a head is 0 if all of its scores lie between -NEAR and NEAR. Return None if the base
-    is 0 for all heads, which a single fast check of all scores detects.
+    is 0 for all heads; this takes only one fast check of all scores.
     """
     if scores.max() <= NEAR and scores.min() >= -NEAR:
         return None

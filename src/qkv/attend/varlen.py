@@ -30,7 +30,7 @@ def varlen_attention(
     scale: float | None = None,
     return_lse: bool = False,
 ) -> Any:
-    """Compute attention within each of several sequences, whose rows are packed end to end.
+    """Compute attention within each of several sequences that are packed end to end.
 
     Args:
         query: `(total queries, Hq, d)`.
@@ -143,7 +143,7 @@ def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:
-    """Group consecutive sequences of equal length, which form a batch without a copy."""
+    """Group consecutive sequences of equal length; each group is a batch without a copy."""
     lengths, keys = np.diff(packed.starts), np.diff(packed.key_starts)
     changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]

@@ -73,8 +73,8 @@ class Record(NamedTuple):
     """One edit that JSON can express.
 
     Attributes:
-        fields: the fields of the schema, including "op". Records from `hide=` and `ablate=` may
-            also contain words instead of tokens, and negative numbers.
+        fields: the fields of the schema, including "op". In records from `hide=` and `ablate=`,
+            a token may be a word, and numbers may be negative.
         source: the name of the record in errors: "hide", "ablate", or "edit[2] (mask)".
     """
 

@@ -30,7 +30,8 @@ def apply_rotary(
             GPT-NeoX and Llama; (2i, 2i + 1) for True, as in RoFormer and GPT-J.
         dims: rotate only the first `dims` of the d numbers; None for all.
         speeds: (dims / 2,), the angle by which each pair rotates per position; replaces the angles
-            from `base`. Some models use other speeds for texts longer than their training texts.
+            from `base`. Some models use other speeds for texts that are longer than any training
+            text.
 
     Returns:
         A new array with the shape and type of `x`.
@@ -82,7 +83,7 @@ def rotation_at(
     Returns:
         `(cosines, sines)` times `scale`.
         Both arrays have the shape of `positions` followed by `dims`.
-        The entries of `sines` for the first numbers of pairs are negated.
+        In `sines`, the entry for the first number of each pair is negated.
     """
     dims = _rotated_size(dims, x.shape[-1])
     base = positive_number(base, call="apply_rotary", name="base")

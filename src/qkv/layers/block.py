@@ -309,7 +309,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The block's parts, as in `_ADDED`; in a parallel block, only the last sum has a name."""
+        """The block's entries of `_ADDED`; in a parallel block, only the last sum has a name."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -366,7 +366,7 @@ class Block:
             if hook:
                 total = keep(hook, total)
             if hook or not self.parallel:
-                of_sum = total  # the gradient of the sum of the part and the residual
+                of_sum = total  # the gradient for the sum of the part's result and the residual
             read = keep(f"hook_{name}_out", of_sum)
             if self.post_norm:
                 total = total + through(name, read)

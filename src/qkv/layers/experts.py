@@ -71,7 +71,7 @@ class Routed(Feed, ABC):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """Return the gradients of an expert's rows, the rows' weights and its parameters."""
+        """Return the gradients for an expert's rows, their weights and the expert's parameters."""
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
@@ -216,7 +216,7 @@ class Experts(Routed):
         self._experts: list[tuple[Array, ...]] = []
 
     def _each(self) -> list[tuple[Array, ...]]:
-        """Return each expert's arrays, the same objects at every call, so that they stay packed."""
+        """Return each expert's arrays: always the same objects, so that they stay packed."""
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
@@ -234,7 +234,7 @@ class Experts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """Return the gradients of an expert's rows, the rows' weights and its parameters."""
+        """Return the gradients for an expert's rows, their weights and the expert's parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = for_parameters(record)
         both = project(rows, own, "gate_up")  # (rows, 2 * F)
@@ -357,7 +357,7 @@ class GatedExperts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Mapping[str, Array]]:
-        """Return the gradients of an expert's rows, the rows' weights and its parameters."""
+        """Return the gradients for an expert's rows, their weights and the expert's parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None

@@ -119,7 +119,7 @@ def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: s
 
 
 def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, call: str) -> Any:
-    """Return the type of a layer's result, to which NumPy promotes float inputs and parameters."""
+    """Return a layer's result type: NumPy's promotion of the float inputs and parameters."""
     arrays = (*inputs, *parameters.values())
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 

@@ -49,7 +49,7 @@ class MLP(Feed):
         activation: "gelu" (exact), "gelu_tanh", "quick_gelu", "silu" or "relu".
         gated: whether there is a gate.
         bias: whether the linear layers have biases, which start at 0.
-        seed: the seed of the weights, which are normally distributed with variance 1 / (number of
+        seed: the seed of the weights; they are normally distributed with variance 1 / (number of
             rows).
         dtype: the type of the parameters.
 

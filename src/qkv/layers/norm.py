@@ -34,7 +34,7 @@ class NormSaved(NamedTuple):
 
 
 class _Norm(Layer):
-    """The base of LayerNorm and RMSNorm, which take vectors (..., D)."""
+    """The base class of LayerNorm and RMSNorm, for vectors (..., D)."""
 
     hooks = ("hook_scale", "hook_normalized")
     _is_centred: bool
@@ -197,7 +197,7 @@ class RMSNorm(_Norm):
 
     Args:
         dim: D, the size of the vectors.
-        eps: added to the mean square.
+        eps: a number added to the mean square.
         dtype: the type of the weight.
 
     The result has the type to which NumPy promotes `x` and the weight. Integer inputs are converted

@@ -17,7 +17,7 @@ from qkv.arrays import Array
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-BLOCK = 1 << 22  # Bytes of a block. A block is read at once; its lines are cut and shuffled.
+BLOCK = 1 << 22  # The number of bytes that are read at once, then cut and shuffled.
 _LONGEST_LINE = 1 << 18  # The maximum number of bytes of a line that are read or cut as a unit.
 _STRETCH = 1 << 20  # The number of bytes in each part of a sample.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
@@ -155,7 +155,7 @@ class Files:
         return lines, Location(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
-        """Yield all lines or, for larger files, a sample of about `most` bytes from all parts."""
+        """Yield all lines; above `most` bytes, yield a sample of about that size from all parts."""
         total = sum(self.sizes)
         if most is None or total <= most:
             location = Location()
@@ -242,7 +242,7 @@ class Corpus:
 
     def _from_here(self) -> Iterator[Array]:
         """Yield the sequences, beginning at the current state, and update the state."""
-        kept, count = None, 1  # the block in memory, and the number of sequences in a round
+        kept, count = None, 1  # the start of the block in memory; the sequences in a round
         while True:
             if kept != self._begin:  # a single block stays in memory
                 lines, end = self._files.block(self._begin, self._block)

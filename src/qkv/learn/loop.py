@@ -88,8 +88,8 @@ def train(
     The folder gets the model, which `qkv.load` reads; metrics.jsonl with a line for each step;
     checkpoints/ with the last two checkpoints; and snapshots/, models of earlier steps in float16.
 
-    With `resume=True`, a killed run continues from its last checkpoint and gives the same result.
-    If the run is limited by `steps` only, the result is identical bit for bit. On Ctrl-C, SIGTERM,
+    With `resume=True`, a killed run continues from its last checkpoint. If the run is limited by
+    `steps` only, the result is bit for bit that of an uninterrupted run. On Ctrl-C, SIGTERM,
     SIGHUP or SIGQUIT, the current step ends, and a checkpoint and the model are saved. A step is
     skipped with a warning if its gradient is not finite.
 
@@ -110,8 +110,8 @@ def train(
             default about twelve, at increasing intervals; an empty list writes no snapshots.
         settings: additional entries of each checkpoint; to resume a run, give the same entries.
         products: "bfloat16" rounds the factors of each product with weights to bfloat16, also for
-            the gradients of inputs; sums stay float32. On some processors this takes about 4/5 of
-            the time.
+            the gradients of inputs; sums stay float32. On some processors this needs about 4/5 of
+            the time that float32 takes.
         show_progress_bar: None shows a progress bar only on a terminal.
 
     Raises:

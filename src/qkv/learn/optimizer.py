@@ -11,12 +11,12 @@ from qkv.ops.training import adamw, gradient_norm
 
 
 class AdamW:
-    """Adam with decoupled weight decay, which changes only matrices, not biases and norms.
+    """Adam with decoupled weight decay for matrices; biases and norms do not decay.
 
     Args:
         network: the network to train.
         betas: the decay rates of the running means of gradients and of squared gradients.
-        eps: added to the root of the mean of squared gradients.
+        eps: a number added to the root of the mean of squared gradients.
         decay: the weight decay; each step multiplies the matrices by `1 - decay * rate`.
         clip: the maximum norm of the whole gradient. A larger gradient is scaled down. `math.inf`
             for no limit.
@@ -54,7 +54,7 @@ class AdamW:
         self.count = 0
 
     def length(self) -> float:
-        """Return the norm of the gradient, which is infinite or NaN if an entry is."""
+        """Return the norm of the gradient; it is infinite or NaN if any entry is."""
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:

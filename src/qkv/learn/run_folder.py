@@ -304,7 +304,7 @@ def write_checkpoint(
 
 
 def sealed(arrays: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
-    """Return a checkpoint as bytes: a safetensors file with the SHA-256 of its other bytes."""
+    """Return a checkpoint as bytes: a safetensors file with a SHA-256 of its other bytes."""
     from safetensors.numpy import save
 
     texts = {"qkv": json.dumps(about, default=_plain), "sha256": _UNSEALED.decode()}
@@ -338,9 +338,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
     Raises:
         ValueError: a setting differs; the message names the first such setting.
     """
-    same = json.loads(
-        json.dumps(settings, default=_plain)
-    )  # in the form that reading the file would return
+    same = json.loads(json.dumps(settings, default=_plain))  # as if they were read from a file
     theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):

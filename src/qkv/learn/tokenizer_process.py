@@ -65,8 +65,8 @@ def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
-    # By default the library gives letters inside words random ids, which decide between equally
-    # frequent pairs. As special tokens, the letters keep the order of this list.
+    # Ids decide which of several equally frequent pairs is joined. The library would give letters
+    # inside words random ids; as special tokens, they get ids in the order of this list.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],

@@ -31,9 +31,9 @@ def backend() -> str:
     """Return the name of the backend: the best body of the native kernel, or `"numpy"`.
 
     The kernel's bodies are `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the machine
-    and the compiler determine which bodies are available. NumPy always computes float64, and
-    attention with a head size above 256. The environment variable `QKV_BACKEND` selects a backend.
-    If it is not available, a ValueError lists the available backends.
+    and the compiler determine which bodies are available. Float64, and attention with a head size
+    above 256, are always computed with NumPy. The environment variable `QKV_BACKEND` selects a
+    backend. If it is not available, a ValueError lists the available backends.
 
     >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
     True

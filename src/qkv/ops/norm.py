@@ -27,7 +27,7 @@ def normalize(
         x: (..., D), float32, float64, or bfloat16 if `stays_bfloat16`.
         weight: (D,) of any float type.
         bias: (D,) of any float type.
-        eps: added to the mean square.
+        eps: a number added to the mean square.
         centred: whether the mean of each vector is subtracted first.
 
     Returns:

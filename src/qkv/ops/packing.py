@@ -16,7 +16,7 @@ from qkv.ops.threads import lock
 # Packed weights, keyed by id, body and type; an entry is removed when its weight is deleted.
 _kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
 # Several kept weights share a large array (a shelf), because NumPy requests large pages (2 MB) only
-# for large arrays. From small pages the processor reads weights at half the rate.
+# for large arrays. The processor reads small pages at half the rate.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
 _shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
@@ -170,7 +170,7 @@ class Prepared:
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
     def joins(self, weights: Sequence[Array]) -> bool:
-        """Return whether one product can apply these frozen weights (in, out) without padding."""
+        """Return whether these frozen weights (in, out) fit side by side, without padding."""
         shapes, kind = [weight.shape for weight in weights], (self.body, self.kind)
         return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 

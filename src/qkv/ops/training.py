@@ -101,7 +101,7 @@ def adamw(
         square: `(n,)`, the running mean of squared gradients.
         rate: the learning rate.
         betas: the decay rates of the two means.
-        eps: added to the root of the mean square.
+        eps: a number added to the root of the mean square.
         decay: the weight decay, a number or `(n,)`; each step subtracts
             `rate * decay * parameters`.
         step: the number of the step; the first step is 1.

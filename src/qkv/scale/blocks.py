@@ -77,7 +77,7 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Tasks:
-    """A layer of a task graph: tasks, keyed by their names, and the layers below."""
+    """A layer of a task graph: its tasks, keyed by name, and the layers below it."""
 
     name: str
     below: Sequence[Any]  # dask arrays, and other layers
@@ -164,8 +164,8 @@ class Blocks:
     def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        `first` is the index of the query block with key block 0. `seen` are the indices of the same
-        query block with each key block that its queries may see.
+        `first` is the `Index` of these queries with key block 0. `seen` holds an `Index` of these
+        queries with each block of keys that they may see.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
@@ -312,7 +312,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return the pieces of heads, the pieces of key heads, and each head piece's key head piece."""
+    """Return the pieces of heads and of key heads; for each piece of heads, its key head piece."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):
@@ -346,7 +346,7 @@ def _stand_in(array: Any) -> Array:
 
 
 def _aligned(x: Any) -> Any:
-    """Align an array for the kernel, because data from a network may begin at any byte."""
+    """Align an array for the kernel, because data received over a network may begin at any byte."""
     return np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
 
 

@@ -25,7 +25,7 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""Compute `qkv.circuits.head_scores` over files; the division into tasks has no effect.
+    r"""Compute `qkv.circuits.head_scores` over files; the division into tasks changes no score.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.

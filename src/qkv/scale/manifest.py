@@ -124,7 +124,7 @@ class Folder:
         return dict(manifest)
 
     def is_ours(self, run: str) -> bool:
-        """Return whether a run holds the lock. Workers of other runs must not write."""
+        """Return whether this run holds the lock; if not, its workers must not write."""
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 

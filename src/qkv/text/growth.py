@@ -102,7 +102,7 @@ def _factor(rule: Any) -> float:
     for part in _flat(rule):
         if "content" in part:
             factor *= _replacing(part)
-        if "prepend" in part:  # added before each part between two special tokens
+        if "prepend" in part:  # written before every part of a text; special tokens separate parts
             factor *= 1 + len(_text(part["prepend"]))
         if "precompiled_charsmap" in part:
             factor *= _table(_text(part["precompiled_charsmap"]))
@@ -119,7 +119,7 @@ def _replacing(rule: Mapping[str, Any]) -> float:
         return max(1.0, made / len(_text(pattern["String"])))
     if "Regex" in pattern and _takes_something(_text(pattern["Regex"])):
         return max(1.0, made)
-    return 1.0 + 2 * made  # an empty match: the rule also writes between any two characters
+    return 1.0 + 2 * made  # the pattern may match the empty text between any two characters
 
 
 def _takes_something(pattern: str) -> bool:
@@ -145,7 +145,7 @@ def _table(coded: str) -> float:
 
 
 def _added(rule: Mapping[str, Any]) -> int:
-    """Return the number of tokens that a template adds; a second copy of the text adds too many."""
+    """Return how many tokens a template adds; too many if it contains the text more than once."""
     single, special = rule.get("single"), rule.get("special_tokens")
     if not isinstance(single, list) or not isinstance(special, dict):
         return 2

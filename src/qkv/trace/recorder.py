@@ -15,7 +15,7 @@ Change = Callable[[Array], Array]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """Return `array` unchanged: the recorder that keeps nothing."""
+    """Return `array` unchanged, as a recorder that keeps nothing."""
     return array
 
 

@@ -177,8 +177,8 @@ class Trace:
                 layers.
 
         Returns:
-            A table with the columns `text`, `layer`, `value` and more columns for the axes.
-            These columns are the axes (`head`, `query`, `key`, ...) and tokens (`query_text`, ...).
+            A table with the columns `text`, `layer` and `value`, a column for each other axis
+            (`head`, `query`, `key`, ...), and columns for tokens (`query_text`, ...).
 
         Raises:
             ImportError: pandas is not installed.

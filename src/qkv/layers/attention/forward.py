@@ -343,8 +343,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # For weights alone, `answer` takes half the time of the formula. A trace gets weights from
-        # the formula instead, so that the weights do not depend on which names are recorded.
+        # If only the weights are wanted, `answer` takes half the formula's time. A trace gets its
+        # weights from the formula, so that they do not depend on which names are recorded.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)

@@ -54,7 +54,7 @@ class MultiHeadAttention(Parts):
         out_proj: whether the joined heads (..., T, Hq * dv) are projected to (..., T, D).
         rotary: a `Rotary` (or a dict of its fields) that rotates queries and keys by their
             positions. The positions are 0 to S - 1 for keys and begin at `q_offset` for queries.
-        seed: the seed of the weights, which are normally distributed with variance 1 / (number of
+        seed: the seed of the weights; they are normally distributed with variance 1 / (number of
             rows). With normal word vectors, scaled scores then have a variance near 1.
         dtype: the type of the parameters.
 

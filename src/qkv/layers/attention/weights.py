@@ -57,7 +57,7 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return advice to pass the other layout if that would fit, otherwise an empty string."""
+        """Return advice to give the other layout; an empty string unless that layout would fit."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
