@@ -44,9 +44,9 @@ def edges(
         clean: one text, or the ids of its tokens.
         corrupted: another text, with the same number of tokens as `clean`.
         metric: (position, token) for one logit, or (position, token, other token) for the
-            difference of two logits. Negative positions count from the end. A token is an id, or a
-            string that is one token. With "exact", a function that turns logits (1, T, V) into a
-            number also works.
+            difference of two logits. Negative positions count from the end. A token is an id or a
+            one-token string. With "exact", a function that turns logits (1, T, V) into a number
+            also works.
         method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the sender's
             corrupted output minus its clean output, times the gradient of the metric at the
             receiver's input in the clean run. One backward pass covers all edges. "eap-ig" averages

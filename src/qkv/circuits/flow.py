@@ -1,4 +1,4 @@
-"""The flow between tokens (by attention) and between heads (by parameters)."""
+"""The flow between tokens, computed from attention, and between heads, from parameters."""
 
 from typing import Literal
 
@@ -135,7 +135,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
         kind: the input of the later head.
 
     Returns:
-        (layers, Hq, layers, Hq), float64, between 0 and 1; 0 unless the reader's layer is later.
+        (layers, Hq, layers, Hq), float64, between 0 and 1; 0 unless the reader is in a later layer.
 
     Raises:
         TypeError: `model` is not a model.

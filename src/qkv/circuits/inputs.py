@@ -134,7 +134,7 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     """Read `(position, token)` or `(position, token, other token)` as a `Logit`.
 
     Args:
-        value: the tuple. The position may be negative. A token may be a string that is one token.
+        value: the tuple. The position may be negative. A token may be a one-token string.
         model: a model with an LM head.
         length: T.
         call: the function name for error messages.
@@ -384,8 +384,8 @@ def rows_of(
         texts: any iterable of texts. A text is a string or its token ids.
         name: the full name of the activation.
         call: the function name for error messages.
-        may_be_empty: whether to yield nothing, instead of raising an error, if the texts hold no
-            token.
+        may_be_empty: if the texts hold no token, whether to yield nothing instead of raising an
+            error.
 
     Yields:
         `(texts, rows)`: the texts of a batch and the rows of their tokens, (tokens, n). Heads are

@@ -114,8 +114,8 @@ def attribute_logits(
             and "mlp_out" of all layers, and the scales of the norms. `by="neuron"` also needs
             "post". A trace without `names=` has all of these.
         of: (position, token), or (position, token, other token) for the difference of two logits.
-            Negative positions count from the end of each text. A token is an id, or a string that
-            is one token. For several texts, a list may give each text its own tuple.
+            Negative positions count from the end of each text. A token is an id or a one-token
+            string. For several texts, a list may give each text its own tuple.
         by: "neuron" splits the shares of MLPs into shares of their neurons.
 
     Returns:
@@ -132,7 +132,7 @@ def attribute_logits(
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", and nostalgebraist
-        2020; scales held fixed as in TransformerLens.
+        2020; the scales are held fixed as in TransformerLens.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
@@ -224,7 +224,7 @@ def _check_linear(model: Model, by: Any) -> None:
 
 
 def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
-    """Return `(factors, biases)` with `logits = (vectors * factors).sum(-1) + biases`."""
+    """Return `(factors, biases)` such that `logits = (vectors * factors).sum(-1) + biases`."""
     head, parameters = model.design.head, model.parameters
     assert head is not None
     out, bias = unembedding(model), parameters.get("head.out_proj.bias")
@@ -271,8 +271,8 @@ def integrated_gradients(
         model: a model with an LM head, in float32 or float64.
         text: one text, or the ids of its tokens.
         of: (position, token) for one logit, or (position, token, other token) for the difference of
-            two logits. Negative positions count from the end. A token is an id, or a string that is
-            one token.
+            two logits. Negative positions count from the end. A token is an id or a one-token
+            string.
         baseline: an input without content: a token (an id or a string such as "[PAD]" or "[MASK]")
             at every position; vectors (D,) or (T, D) instead of the embeddings; or None for zero
             vectors. In a model without position embeddings (Llama), the first norm scales even tiny

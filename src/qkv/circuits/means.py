@@ -269,7 +269,7 @@ def summed(
         names: the names of the measures.
         call: the function name for error messages.
         visit: a function that is called with each `Measurement`.
-        after: a function that is called with the texts of each window once they are measured.
+        after: a function that is called with the texts of each window after their measurement.
     """
     shape = model.num_layers, model.num_heads
     result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))

@@ -222,9 +222,9 @@ def patch(
             patched separately; their results must have the same shape.
         metric: (position, token) for one logit, (position, token, other token) for the difference
             of two logits, or a function that turns logits (1, T, V) into a number. Negative
-            positions count from the end. A token is an id, or a string that is one token. A tuple
-            is faster than a function, because only the logits of one position are computed. For
-            several pairs, a list may give each pair its own metric.
+            positions count from the end. A token is an id or a one-token string. A tuple is faster
+            than a function, because only the logits of one position are computed. For several
+            pairs, a list may give each pair its own metric.
         by: "position" patches each head or neuron at each position separately (for "pattern", the
             weights of one query). "head" is the default for sites with heads, and "neuron" for
             sites with neurons.

@@ -134,7 +134,7 @@ class _Drawing:
 
     @property
     def kind(self) -> tuple[str, float]:
-        """The attributes `of` and `ground`; drawings for which both are equal share a scale."""
+        """The attributes `of` and `ground`; drawings that agree in both share a scale."""
         return self.of, self.ground
 
     @property

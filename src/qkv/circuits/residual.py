@@ -210,8 +210,8 @@ class Stream:
         """Return the metric of a clean run in which some edges carry the corrupted outputs.
 
         Args:
-            corrupted: masks (n,) of the corrupted senders, keyed by receiver. A missing receiver
-                has no corrupted senders.
+            corrupted: masks (n,) of the corrupted senders, keyed by receiver. A receiver without a
+                mask has no corrupted senders.
         """
         now = np.zeros_like(self.deltas)  # corrupted outputs minus the outputs of this run
         now[0] = self.deltas[0]

@@ -450,7 +450,7 @@ def _full_name(at: Any) -> str | None:
 
 
 def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
-    """Yield the rows (n, D) of all texts, again and again unless `texts` is an iterator."""
+    """Yield the rows (n, D) of all texts; repeat this endlessly unless `texts` is an iterator."""
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return

@@ -14,7 +14,7 @@ from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-# The version of the format. SAELens uses the version to recognise folders of version 6 or later.
+# The version of the format. SAELens uses it to recognize folders of version 6 or later.
 _VERSION = "6.0.0"
 # Each architecture has W_enc (D, n), W_dec (n, D) and b_dec (D,), and these parameters (n,).
 ARCHITECTURES = {

@@ -198,7 +198,7 @@ def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str
 
 
 def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
-    """Return the mean loss of all tokens except first tokens, in nats; NaN if there are none."""
+    """Return the mean loss, in nats, of all tokens but the first of each text; NaN without any."""
     total = count = 0.0
     batch: list[Any] = []
     for number, text in enumerate(ids, 1):

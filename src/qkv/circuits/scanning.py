@@ -20,7 +20,7 @@ _NAMES = (*NAMES, STRONGEST)
 
 
 class Best:
-    """The texts with the largest values per unit: a neuron, a feature or a head's measure.
+    """For each unit (neuron, feature or measure of a head), the texts with the largest values.
 
     A text is kept at most once per unit, and only if its value is above 0. Among texts with equal
     values, the earlier text comes first.
@@ -33,7 +33,7 @@ class Best:
         values: (units, count) float64, largest first; 0 in unused entries.
         numbers: (units, count), the index of each text; -1 in unused entries.
         positions: (units, count), the position of each value in its text.
-        rows: (units, count), additional data of the caller for each value.
+        rows: (units, count), the caller's additional data for each value.
         texts: the kept texts, keyed by index.
     """
 
@@ -461,7 +461,7 @@ def scan_heads(
     best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
-        """Add each text's query with the largest value per head, if this value is large enough."""
+        """For each text and head, add the query with the largest value if it is large enough."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
         unit = (names.index(part.name) * layers + part.layer) * heads

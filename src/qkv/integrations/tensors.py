@@ -151,7 +151,7 @@ def windows(function: Any) -> list[Window | None]:
     """Return the windows of all mask functions that `function` combines with AND.
 
     A window is the argument `window` of `qkv.attention`; None stands for an unknown function. Known
-    functions are recognised by their code (see `_known`).
+    functions are recognized by their code (see `_known`).
     """
     rule = _known().get(getattr(function, "__code__", None))
     if rule is None:

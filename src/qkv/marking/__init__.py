@@ -1,4 +1,4 @@
-"""Mark your own functions: find known mistakes, and judge attention functions."""
+"""Find known mistakes in your own functions, and judge attention functions."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""A child process that runs a student's code, with time and memory limits and a request protocol.
+"""A child process that runs a student's code with time and memory limits, and answers requests.
 
 `Isolated` runs in the parent process, and `serve` runs in the child. Requests are lines of JSON on
 the child's standard input, and replies are lines on its standard output. The student's code has

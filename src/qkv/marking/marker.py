@@ -22,11 +22,11 @@ def check(
     *,
     seed: int = 0,
 ) -> CheckResult:
-    """Mark your own function: find its mistakes, or confirm that it is right.
+    """Check your own function: find its mistakes, or confirm that it is right.
 
     The function runs on small inputs, smallest first. Its results are compared with the right
     results and with the results of each known mistake. Its printed output and its warnings are
-    hidden. `qkv check --list` prints all tasks and the functions or values that they mark.
+    hidden. `qkv check --list` prints all tasks and the functions or values that they test.
 
     An attention function is also tested with these options, if it has parameters for them:
 

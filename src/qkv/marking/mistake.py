@@ -55,7 +55,7 @@ class Mistake:
 
 
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read the mistakes in the TOML file that has the name and the folder of a module.
+    """Read a module's mistakes from the TOML file of the same name in the module's folder.
 
     Each table describes a mistake. A table that contains tables is a group, whose fields are
     defaults for its mistakes.

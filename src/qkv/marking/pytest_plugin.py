@@ -1,4 +1,4 @@
-"""A pytest plugin that creates a test for each feature of your own attention.
+"""A pytest plugin that creates a test for each feature of your attention function.
 
     @pytest.mark.conform(my_attention, dtypes=["float32"])
     def test_my_attention(conformance):

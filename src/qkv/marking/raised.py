@@ -113,7 +113,7 @@ def _is_of_self(name: str, error: BaseException) -> bool:
 
 
 def _of_attribute(error: AttributeError) -> Mistake | None:
-    """Explain an AttributeError of a module, an array, or an object of the file's own class."""
+    """Explain an AttributeError of a module, an array, or an object whose class is in the file."""
     name, owner = error.name or "", error.obj
     begin = getattr(getattr(type(owner), "__init__", None), "__code__", None)
     if begin is not None and name in begin.co_varnames:

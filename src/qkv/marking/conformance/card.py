@@ -49,8 +49,8 @@ def conform(
     counts as wrong, and the other cases still run.
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
-    random cases. For a wrong feature, the report shows the smallest case with the error and the
-    known kernel defects that would give the same output.
+    random cases. For a wrong feature, the report shows the smallest failing case, and the known
+    kernel defects that would give the same output.
 
     Args:
         function: a function, or `"package.module:function"`, `"file.py:function"`, `"model.onnx"`,
@@ -215,8 +215,8 @@ def _findings(
 ) -> tuple[list[CaseResult], dict[str, Finding]]:
     """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
-    A finding holds the smallest case with the error. If a case fails only because of a defect in an
-    earlier feature, it does not make its own feature wrong.
+    A finding holds the smallest case with the error. A case that fails only because of a defect in
+    an earlier feature does not count against its own feature.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}

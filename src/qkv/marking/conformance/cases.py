@@ -213,7 +213,7 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Combine the options of two cases; the new case tests the later feature in the formula."""
+    """Combine the options of two cases; the new case tests the later of both features."""
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))
     return replace(
         later,

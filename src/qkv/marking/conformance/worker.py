@@ -84,7 +84,7 @@ class Worker:
     Args:
         task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays
             they take (`"arrays"`) and the device of these arrays.
-        load: called with an entry of `task`; returns the loaded function.
+        load: a function that loads the function described by an entry of `task`.
     """
 
     def __init__(self, task: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:

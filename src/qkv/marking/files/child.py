@@ -40,7 +40,7 @@ def main() -> None:
 
 
 class _Submission:
-    """A student's file, and those of its objects to which the marker refers by number.
+    """A student's file, and the numbered objects in it that the marker can refer to.
 
     Args:
         file: the path.
@@ -48,7 +48,7 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # indexed by number; kept alive so that no id is used twice
+        self.things: list[Any] = []  # indexed by number; kept alive so that no id is reused
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}

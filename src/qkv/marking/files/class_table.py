@@ -95,10 +95,10 @@ def by_roster(
 ) -> Students:
     """Create a row for each student in the roster, then for each file without a student.
 
-    A file belongs to a student if the student's id is a word in the name of the file or of a folder
-    above it, up to the given folder. For example, the id `s12` is a word in `s12_lesson3.ipynb`,
-    but not in `s123.ipynb`. If no id is found, the student's name is used instead. If several ids
-    are found, the longest id is used.
+    A file belongs to a student if the student's id is a word in one of these names: the file, the
+    given folder, or a folder between them. For example, the id `s12` is a word in
+    `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no id is found, the student's name is used
+    instead. If several ids are found, the longest id is used.
     """
     keys = [_finder(identity) for identity, _ in roster], [_finder(name) for _, name in roster]
     owners = [_belongs(_names_above(file, folders), roster, keys) or ("", file) for file in files]
@@ -150,7 +150,7 @@ def _belongs(
 
 
 def _finder(name: str) -> Callable[[str], bool]:
-    """Return a function that finds a name in a text, whatever separates its words."""
+    """Return a function that finds a name in a text, whatever separates the name's words."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
     joined = r"[\W_]+".join(words)
     pattern = re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)

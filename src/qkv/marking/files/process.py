@@ -214,7 +214,7 @@ def _judged(
 
 
 def _helper(task: Task, function_name: str, parameters: str, result: CheckResult) -> str:
-    """Return the call of a function that is probably an unrelated helper; otherwise, return ""."""
+    """If a function is probably an unrelated helper, return its call; otherwise, return ""."""
     if function_name not in task.everyday:
         return ""
     call = f"{function_name}{parameters}"

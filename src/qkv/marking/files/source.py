@@ -32,7 +32,7 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that statements define, also inside if, try, with and loops."""
+    """Yield the names that statements define, including those inside if, try, with and loops."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name

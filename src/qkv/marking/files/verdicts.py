@@ -36,7 +36,7 @@ def _verdict(mistake: Mistake, task: str | None) -> CheckResult:
 
 
 def failed(error: BaseException, file: str, task: str | None) -> CheckResult:
-    """Report an error of the marker itself that a file caused."""
+    """Report that a file caused an error in the marker itself."""
     return not_marked("not-marked", f"{_line(error, file)}{in_words(error)}", task)
 
 

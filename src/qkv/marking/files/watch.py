@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Does the student's code make this call, or does the marker call another part of qkv?"""
+    """Is the call made by the student's code, or by the marker to another part of qkv?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)
