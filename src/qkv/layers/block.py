@@ -40,8 +40,8 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts that add to the residual connection, in order. The values are the part's norm, its
-# output norm and scale, and the trace name of the resulting sum.
+# The parts whose results are added to the residual connection, in order. The values are names: of
+# the part's norm, of its output norm and scale, and of the new sum in a trace.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only in a block of a decoder
@@ -375,7 +375,7 @@ class Block:
                 read = through(other, read)
             read = through(name, read)
             if self.parallel and norm not in self._parts and name != "attn":
-                shared = read  # the attention has the same input
+                shared = read  # the attention reads the output of the same norm
                 continue
             total = total + through(norm, read if shared is None else read + shared)
         total = keep("hook_resid_pre", total)
@@ -396,7 +396,7 @@ class Block:
         """Return a trace of `block(x, ...)`, in which the block is layer 0.
 
         2-D `x` gets a leading batch axis, and packed rows become (B, T, ...). The trace lacks
-        `attn.hook_result`, the output of each head, which only a `Recorder` can get. With `top_k`,
+        `attn.hook_result`, the output of each head; only a `Recorder` can get it. With `top_k`,
         the trace has `top_indices`, `top_weights`, `received` and `lse` instead of scores and
         pattern (see `qkv.summarize_attention`).
 

@@ -1,8 +1,8 @@
 """Fast decoding steps, which run blocks on one new token per text.
 
 For one token of a small model, checking arguments in Python takes longer than the computation. The
-code here checks nothing, and looks up constants once. If `steps_for` returns None, the blocks run
-as usual.
+code here checks no arguments, and looks up constants only once. If `steps_for` returns None, the
+blocks run as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -92,7 +92,7 @@ def steps_for(
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """Return the objects that `Steps` uses for these blocks; if one changes, create new `Steps`."""
+    """Return all objects that `Steps` reads; if one is replaced, `Steps` must be built again."""
     objects: list[Any] = []
     for block in blocks:
         if type(block) is Block:
@@ -144,7 +144,7 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # both parts of a parallel block have the same norm
+        elif self.norm2 is None:  # the parts of a parallel block share norm1
             mlp_in = attn_in if self.parallel else mid
         else:
             mlp_in = self.norm2(x if self.parallel else mid)

@@ -26,7 +26,7 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Source(Protocol):
-    """An endless source of token sequences; the same state gives the same sequences again."""
+    """An endless source of token sequences; its state determines which sequences follow."""
 
     def take(self) -> Array:
         """Return the next sequence, (T,) integers."""
@@ -91,7 +91,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Location:
-    """The location in the files at which the next line begins."""
+    """The place where the next line begins: the file, and the position in it."""
 
     file: int = 0
     offset: int = 0

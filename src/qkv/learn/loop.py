@@ -1,4 +1,4 @@
-"""The training loop: steps, checkpoints, snapshots, and checks for runs that diverge."""
+"""The training loop: steps, checkpoints and snapshots; a run that diverges is stopped."""
 
 import math
 import os
@@ -176,7 +176,7 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
 
 
 class Diverged(RuntimeError):
-    """The error for a run whose loss rises or is not finite; its last checkpoint is good."""
+    """The error for a run whose loss rises or is not finite; the last checkpoint is still good."""
 
 
 @dataclass
@@ -271,7 +271,7 @@ class Run:
             need_same(saved.about["settings"], settings, saved.path)
             self.restore(saved)
             for step, path in snapshots_in(folder).items():
-                if step > self.step:  # the run will write it again
+                if step > self.step:  # a snapshot that this run will write again
                     shutil.rmtree(path, ignore_errors=True)
             return
         if saved is not None:

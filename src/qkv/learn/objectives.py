@@ -94,8 +94,8 @@ def words_loss(
         batch: the texts and targets.
         prior: `(indices, tokens, number)`: indices of targets in ascending order (m,), tokens (m,),
             and a number that is added to the logit of each token at its target. All (index, token)
-            pairs must be different. If the trained model is used without the prior, it gives lower
-            logits to these tokens.
+            pairs must be different. Without the prior, the trained model therefore gives these
+            tokens lower logits.
         soft: (n, V), probabilities that replace the targets in the gradient.
 
     Returns:

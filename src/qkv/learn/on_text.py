@@ -23,7 +23,7 @@ from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
 STEPS = 1000  # The default if neither steps nor minutes are given.
-_RANGES = {  # The maximum values exceed the memory of any machine.
+_RANGES = {  # No machine has the memory for the maximum values.
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
     **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
@@ -81,12 +81,12 @@ class TextRun:
             raise TypeError(f"train: corpus is {str(self.corpus)!r}: give a list of files")
         paths = [
             str(Path(path).absolute()) for path in self.corpus
-        ]  # absolute paths, for a resumed run
+        ]  # absolute paths, because a run may be resumed in another folder
         object.__setattr__(self, "corpus", tuple(paths))
 
     @classmethod
     def of(cls, folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> Self:
-        """Read the settings of the run in a folder, and check that `changes` agree with them.
+        """Read the settings of a folder's run; check that they agree with the given `changes`.
 
         Raises:
             FileNotFoundError: the folder has no run.

@@ -1,4 +1,4 @@
-"""The folder of a run: the names of its files, functions that read and write them, and curves.
+"""The folder of a run: how its files are named, read, written and plotted.
 
 The folder holds a line of metrics for each step, checkpoints from which the run can be resumed, and
 snapshots, which are models of earlier steps.
@@ -75,7 +75,7 @@ def tokenizer_path(folder: Path) -> Path:
 class Metrics:
     """A writer that adds lines of JSON to the metrics of a run.
 
-    Lines for steps after `step`, which come from a killed run, are removed.
+    Lines of a killed run for steps after `step` are removed.
 
     Attributes:
         file: the open file, without a buffer.
@@ -246,7 +246,7 @@ def snapshots_in(folder: Path) -> dict[int, Path]:
 
 
 def write_snapshot(folder: Path, step: int, save: Callable[[Path], object]) -> None:
-    """Let `save` write a model to a new folder, which appears only when it is complete."""
+    """Write a model to a new folder with `save`; the folder appears only when it is complete."""
     path = folder / SNAPSHOTS / _step_name(step)
     part = path.with_name(f".{path.name}.part")
     with saving(f"the snapshot of step {step}", folder):

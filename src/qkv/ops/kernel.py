@@ -49,7 +49,7 @@ def backend() -> str:
 
 
 def body() -> int | None:
-    """Return the index of the selected body, an argument of kernel functions; None for NumPy."""
+    """Return the index of the selected body for the kernel's functions; None for NumPy."""
     return BODIES.get(backend())
 
 

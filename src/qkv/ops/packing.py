@@ -152,7 +152,8 @@ def _aligned(memory: Array, to: int) -> Array:
 class Prepared:
     """Products and norms in the kernel for many small calls; constants are looked up only once.
 
-    Arrays are (rows, size) with contiguous rows. `handed` passes bfloat16 arrays as integers.
+    Arrays are (rows, size) with contiguous rows. `handed` prepares arrays for the kernel: bfloat16
+    as integers.
 
     Attributes:
         body: the kernel's body that computes.

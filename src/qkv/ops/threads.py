@@ -24,10 +24,9 @@ def lock() -> threading.RLock:
 def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
     """Call `task(*case)` for every case, on up to `get_num_threads()` threads.
 
-    The cases must be independent of each other, and must not depend on the number of threads.
-    After an error or an interrupt, no further case begins; when all running cases have ended,
-    `run_all` raises the error. Long cases call `go_on` between two steps, so that they can end
-    early.
+    The cases must be independent of each other and of the number of threads. After an error or an
+    interrupt, no further case begins; `run_all` raises the error when all running cases have ended.
+    A long case calls `go_on` between its steps, so that it ends early if another case fails.
     """
     threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
     if threads == 1:
@@ -141,7 +140,7 @@ def one_blas_thread() -> Iterator[None]:
 
 @functools.cache
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
-    """Return NumPy's BLAS libraries, each with the function that sets its number of threads.
+    """Return NumPy's BLAS libraries, each with its function to set the number of threads.
 
     Since version 3.7, threadpoolctl wraps this function: as long as the Python thread that first
     set a number is alive, calls from other threads have no effect. `one_blas_thread` counts its

@@ -68,7 +68,7 @@ class Count:
 
 
 def blocks_of(source: Source, size: int = BLOCK) -> list[Block]:
-    """Cut a source into blocks, one for each task; a compressed file is one block."""
+    """Divide a source into blocks, each for one task; a compressed file is a single block."""
     if source.kind == ".parquet":
         return [Block(source, group) for group in range(parquet(source).num_row_groups)]
     if source.packed:
@@ -193,7 +193,7 @@ class _Seen:
         return data
 
     def counted(self, lines: Iterable[_T]) -> Iterator[_T]:
-        """Yield the lines of `lines`, and count the yielded lines."""
+        """Yield `lines` unchanged, and count them."""
         for line in lines:
             self._lines += 1
             yield line

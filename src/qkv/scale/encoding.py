@@ -162,7 +162,7 @@ def encode(
     old = folder.manifest(CALL) if resume else None
     plan = _planned(which, files, client, on_error == "raise", old)
     with writing(folder, run, CALL):
-        old = folder.manifest(CALL) if resume else None  # another run may have changed it
+        old = folder.manifest(CALL) if resume else None  # another run may have replaced it
         if old is not None:
             _compare(plan, old, folder)
         done = _done(plan, old, folder, client)
@@ -271,7 +271,7 @@ def _done(
 def _run(
     plan: _Plan, done: dict[int, dict[str, Any]], folder: Folder, client: Any, run: str, skip: bool
 ) -> None:
-    """Write the missing parts; list complete parts in the manifest, even after an error."""
+    """Write the missing parts; even after an error, the manifest lists all complete parts."""
     missing = [number for number in range(len(plan.parts)) if number not in done]
     orders = [Order(plan.parts[number], folder, plan.name(number), run, skip) for number in missing]
     texts_cut = Cut(None)

@@ -14,7 +14,7 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # the operands of each block
+_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # what each block reads
 _ROUNDED = 1e8  # Above this, a log-sum-exp in float64 is too imprecise for weights.
 
 
@@ -149,7 +149,7 @@ def _attend_nothing(
 
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """Compute a `Part` and, with `weights`, the weights over its own keys."""
+    """Compute a `Part` and, with `weights`, the weights, which sum to 1 over the part's keys."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None

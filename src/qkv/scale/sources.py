@@ -21,7 +21,7 @@ class Source:
     """A file of texts, as fsspec opens it.
 
     Attributes:
-        path: the path, as the caller gave it or a glob found it.
+        path: the path that the caller gave or a glob matched.
         kind: one of `KINDS`.
         column: the name of the column with the texts; not used for .txt.
         packed: whether the file is compressed; it can then only be read from the beginning.
@@ -133,7 +133,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Check a source's text column; return the source, for a CSV with the number of the column.
+    """Check a source's text column; return the source, and for a CSV add the column's number.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.

@@ -31,7 +31,7 @@ class Masked:
         return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
     def _original(self, position: int, side: int) -> int:
-        """Convert a position to the original text; inside a mask, choose an end of the gap."""
+        """Convert a position to the original text; inside a mask, return an end of its gap."""
         number = bisect_right(self.starts, position - side) - 1
         if number < 0:
             return position

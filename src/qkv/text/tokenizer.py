@@ -36,7 +36,7 @@ class Tokenizer:
         unknown: the token for unknown words, if any.
     """
 
-    _frames = True  # whether it adds special tokens around a text
+    _frames = True  # whether the class adds special tokens around a text
 
     def __init__(self, inner: tokenizers.Tokenizer, factor: float = 1.0) -> None:
         self._inner = inner
@@ -260,7 +260,7 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
 
 
 def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
-    """Raise an error unless `texts` is a list of strings; errors number them from `first`."""
+    """Return `texts` as a list of strings, or raise an error; it counts texts from `first`."""
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)
@@ -270,7 +270,7 @@ def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
-    """Yield texts in lists of one text, or of several with at most `most` characters or tokens.
+    """Yield lists of texts with at most `most` characters or tokens; longer texts stand alone.
 
     >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
     [['the', 'cat'], ['sat'], ['on the mat']]

@@ -22,7 +22,7 @@ class Activation(NamedTuple):
         aliases: other names in TransformerLens.
         editable: whether an edit may replace it; an editable activation also has a gradient. False
             for the summaries of weights that attention computes for `top_k`.
-        unasked: whether it is kept by default, without being named.
+        unasked: whether a trace keeps it by default, even if it is not named.
         of_keys: whether its token axis holds the keys. In cross-attention, the keys belong to the
             other text.
     """
@@ -209,7 +209,7 @@ def side_of(name: str) -> tuple[str, str]:
 
 
 def spellings(full: str) -> set[str]:
-    """Return all strings that name an array in a trace.
+    """Return every string that is a name of this array in a trace.
 
     >>> sorted(spellings("blocks.0.attn.hook_q"))
     ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']
@@ -277,7 +277,7 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
             f"{counted(layers)} {'were' if len(layers) > 1 else 'was'}"
         )
     own = layer % num_layers if is_whole_number(layer) else -1
-    # the last of equal short names takes precedence, so names of that layer come last
+    # of several equal short names, the last counts, so names of layer `own` come last
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

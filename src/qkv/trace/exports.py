@@ -70,7 +70,7 @@ def dataset(
     sizes: dict[str, int] = {}
     variables = {}
     for name, array in arrays.items():
-        # an axis name gets the size as a suffix if an earlier array has another size
+        # if axes of the same name differ in size, later names get the size as a suffix
         named = [
             axis if sizes.setdefault(axis, size) == size else f"{axis}_{size}"
             for axis, size in zip(axes(name, array.shape), array.shape, strict=True)

@@ -34,8 +34,8 @@ class Recorder:
     Args:
         wanted: a function that takes an activation's full name and returns whether to keep the
             activation; the default is `kept_unasked`.
-        changes: functions that take an edited activation's array and return its replacement, keyed
-            by full name. The replacement is kept, and the run continues with it.
+        changes: the edits, keyed by full name: each is a function that takes an activation's array
+            and returns a replacement. The replacement is kept, and the run continues with it.
         use: a function that gets the name and the array of each wanted activation. With `use`,
             arrays are not kept.
 
@@ -99,7 +99,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Reuse the array of `other` for `name`; return False if `name` must be kept separately."""
+        """Keep the array of `other` under `name` too; return False if this is not possible."""
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False
@@ -134,10 +134,10 @@ class GradientRecorder(Recorder):
 
     Args:
         wanted: as for `Recorder`.
-        changes: functions that convert the gradient after an edit to the gradient before the edit,
-            keyed by the full names of the activations that the forward pass edited.
-        added: terms that are added to gradients, keyed by the full names of the activations on
-            which the target depends directly.
+        changes: for each edited activation, keyed by full name, a function that converts the
+            gradient after the edit to the gradient before it.
+        added: for each activation that the target reads directly, keyed by full name, a term
+            that is added to the gradient.
 
     >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
     >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]

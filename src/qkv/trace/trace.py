@@ -16,7 +16,7 @@ from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"
-# Arguments of `Trace` with an entry for each text, and arguments about the whole run.
+# The arguments of `Trace` that have an entry per text, and those that concern the whole run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
 _KIND = "qkv.trace"
@@ -448,7 +448,7 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """For every layer, return the array of the last name in `names` that the layer has."""
+    """Return an array per layer: of the layer's names in `names`, the last one counts."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):

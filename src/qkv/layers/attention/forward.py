@@ -287,7 +287,7 @@ def _with_cache(
 
 
 def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
-    """Select the columns of a mask `(..., S)` that belong to the `keys` kept by a cache.
+    """Select the columns of a mask `(..., S)` for the keys in a cache; `keys` is their number.
 
     `dropped` is the number of earlier keys that the cache dropped, () or (B,).
     """
