@@ -316,7 +316,7 @@ def words() -> list[BlockCall]:
 def _others() -> tuple[Group, ...]:
     """Return all tests except the first; the last test is for functions that take heads."""
     zeros, large = (_drawn(np.random.default_rng(seed), 2, 2, 2) for seed in (5, 6))
-    zeros.x[0] = 0  # only in a short text: in longer texts, eps would have an effect
+    zeros.x[0] = 0  # only in a short text, since eps would have an effect in longer texts
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     large = replace(large, parameters={**large.parameters, **scores_of_1000})
     return (

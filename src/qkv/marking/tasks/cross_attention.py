@@ -87,7 +87,7 @@ RIGHT: Steps = MappingProxyType(
         **ATTENTION,
         "texts": lambda x, context: (x, context, context),
         "keys": of_keys,
-        "blank": same,  # every query of every case sees a key
+        "blank": same,  # no case has a fully masked row
     }
 )
 
@@ -107,14 +107,14 @@ CAUSAL = _TEXTS.mistakes(
     {
         "cross-causal": [
             lambda i, j: j <= i,
-            lambda i, j: j <= i + j.max() - i.max(),  # the axis is counted from the end
+            lambda i, j: j <= i + j.max() - i.max(),  # the last word sees the whole context
         ]
     },
     step="not_causal",
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-# with _LOW, the output of a query without visible keys is not nan
+# with _LOW, fully masked rows do not give nan
 INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
@@ -122,7 +122,7 @@ BATCHES = (
     *ATTENTION_BATCHES,
 )
 
-# In functions with two attentions, exchanged roles are not reported together with another mistake.
+# In functions with two attentions, exchanged roles are never combined with another mistake.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]

@@ -93,7 +93,7 @@ RIGHT: Steps = MappingProxyType(
         "context": same,
         "other_mask": same,
         "other_causal": lambda: False,
-        "blank": same,  # every query of every case sees a key
+        "blank": same,  # no case has a fully masked row
     }
 )
 
@@ -216,7 +216,7 @@ ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: 
 
 
 def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Select the mistakes whose texts also fit a block of three parts."""
+    """Yield the mistakes whose descriptions also fit a block of three parts."""
     for mistake in known:
         wires = any("wire" in variant for variant in mistake.variants)
         if not wires and not mistake.key.startswith("block-"):

@@ -173,7 +173,7 @@ def _angles(dim: int, steps: float, sign: float = -1.0) -> Array:
 
 
 def rotation(dim: int, steps: int) -> Array:
-    """Return the matrix (dim, dim) that maps a position vector to the vector `steps` later."""
+    """Return the matrix (dim, dim) from a position vector to the vector `steps` positions later."""
     return _turned(dim, _angles(dim, steps))
 
 
@@ -262,9 +262,9 @@ NEIGHBOUR_SCORE = exercise(
     returns="return score",
 )
 
-# Keys: the heads removed from qkv's own encoder. Values: the cosine of bank's two vectors; the
-# cosine if the heads are removed only for the first text; only for the second text; the cosine if
-# layer and head are exchanged; the dot product. A test repeats the measurement.
+# Keys: the heads removed from qkv's own encoder. Values: the cosine of the two vectors for "bank";
+# the cosine if the heads are removed only for the first text; the same for the second text; the
+# cosine if layer and head are exchanged; the dot product. A test repeats the measurement.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
@@ -278,7 +278,7 @@ def _measured(column: int) -> Callable[..., Any]:
 
 
 def closeness(heads: Any) -> Any:
-    """Return the cosine between the two vectors of bank after these heads are removed."""
+    """Return the cosine of the two vectors for "bank", computed without these heads."""
     return _measured(0)(heads)
 
 
@@ -305,7 +305,7 @@ CLOSENESS = exercise(
 
 
 def softmax_back(weights: Array, d_weights: Array) -> Array:
-    """Return the gradient of the scores, given the weights (L, S) and their gradient (L, S)."""
+    """Return the gradient for the scores from the weights (L, S) and the gradient for these."""
     out: Array = weights * (d_weights - (weights * d_weights).sum(axis=-1, keepdims=True))
     return out
 
@@ -344,7 +344,7 @@ SOFTMAX_BACK = exercise(
 
 
 def gradients(x: Array, w_q: Array, w_k: Array, w_v: Array, d_context: Array) -> Any:
-    """Return the gradients of a head's projections, given the gradient (T, d_v) of its context."""
+    """Return the gradients for a head's projections from the gradient for the output (T, d_v)."""
     return _head(x, w_q, w_k, w_v, d_context)
 
 

@@ -140,7 +140,7 @@ CACHING = _TEXTS.mistakes(
 )
 # for a step whose first call returns None as the cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# found by changing the projections between calls: cached rows should stay unchanged
+# found with other projections in later calls; these must not change the cached rows
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
@@ -224,7 +224,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """Add a table of position vectors: three more rows than words, and zeros in the last row."""
+    """Add a table of position vectors with three more rows than words; the last row is zeros."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0

@@ -84,7 +84,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         )
     m = AttentionMarking("heads", call, _NAMES)
     (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
-    # 2 words and heads of 2 columns, 4 words and heads of 2, 3 words and heads of 5
+    # 2 words, heads of 2 columns; 4 words, heads of 2 columns; 3 words, heads of 5 columns
     even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
     some = [
         *m.cases["two heads"],

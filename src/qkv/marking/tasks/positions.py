@@ -161,7 +161,7 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
 
 
 def _second_angle(table: Array) -> float:
-    """Return the angle by which pair 1 rotates from position 1 to 2; 0 if negative."""
+    """Return the angle of pair 1 between positions 1 and 2, or 0 if the angle is negative."""
     before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 
@@ -177,7 +177,7 @@ ODD = (Table(2, 3), Table(3, 5))
 
 
 def _another() -> tuple[Table, ...]:
-    """Return a table of a random size if there is a seed."""
+    """Return one table of random size if there is a seed, and no table otherwise."""
     length, half = generator(0).integers(4, 10, 2)
     return (Table(int(length), 2 * int(half)),) if by_seed() else ()
 

@@ -177,13 +177,13 @@ class StepMarking(Marking):
     def _told_together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Tell whether one group of all calls explains the errors better than two groups."""
+        """Tell whether the errors in all calls are better explained together than in two groups."""
         if all(run.error is not None for run in single):
             return True  # many mistakes raise the same error
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # if two mistakes explain all calls, report first the mistake that single words show
+        # if two mistakes explain all calls, first report the one that calls with one word reveal
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
@@ -192,7 +192,7 @@ class StepMarking(Marking):
 
         Args:
             others: texts whose projections change after the first call.
-            recomputed: the mistake of computing cached rows again, in several variants.
+            recomputed: the mistake that cached rows are computed again, in several variants.
         """
         if self.wrong:
             return

@@ -101,8 +101,8 @@ class Texts:
         """Return the mistakes that several tables describe.
 
         Args:
-            variants: the wrong steps for each way to make a mistake, keyed by the table's name. A
-                function can stand for a mapping that replaces only `step`.
+            variants: the ways to make each mistake, keyed by the table's name: mappings of wrong
+                steps, or functions that replace only `step`.
             step: the name of the step that such functions replace.
         """
         return tuple(
@@ -117,7 +117,7 @@ class Texts:
         more: Mapping[str, Any] | None = None,
         **values: object,
     ) -> Finding:
-        """Return a finding: the mistake that a table describes, and the run that shows it."""
+        """Return the finding that this run shows the mistake that a table describes."""
         return Finding(**vars(self.mistake(name, **values)), run=run, more=more or {})
 
 

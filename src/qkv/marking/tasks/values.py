@@ -33,7 +33,7 @@ _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
 
-_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # as at the end of lesson 2, and in lesson 9
+_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # at the end of lesson 2 and in lesson 9
 
 
 def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
@@ -139,7 +139,7 @@ def _adjectives(more: Any) -> Iterator[str]:
 
 
 def _meanings(sentence: str, w: Sequence[Array]) -> tuple[Array, Array, int]:
-    """Return the probabilities of bank's two meanings, the word vectors, and bank's position."""
+    """Return the probabilities of both meanings of "bank", the word vectors, and bank's index."""
     x, bank = _rows(sentence, _WEAK_BANK), sentence.split().index("bank")
     q, k, v = (x @ matrix for matrix in w)
     return softmax((softmax(q @ k.T / np.sqrt(2)) @ v)[bank]), x, bank

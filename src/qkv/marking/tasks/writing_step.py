@@ -122,7 +122,7 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return two variants per source: project words after, or before, self-attention."""
+    """Return two variants per source: project the output of self-attention, or its input."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 
@@ -146,7 +146,7 @@ SOURCE = _TEXTS.mistakes(
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
-# found by changing the projections between calls: cached keys should stay unchanged
+# found with other projections in later calls; these must not change the cached keys
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [
@@ -179,7 +179,7 @@ KNOWN = (
 
 
 def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writing:
-    """Draw word vectors, `source` context vectors and projections in multiples of 1/2."""
+    """Draw projections, word vectors, and context vectors (source, width) in multiples of 1/2."""
     rng = generator(seed)
     shapes = {"x": (sum(parts), width), "context": (source, width)}
     shapes |= dict.fromkeys(NAMES, (width, width))

@@ -41,7 +41,7 @@ def _queries(case: Case) -> int:
 def _sides(
     runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """Split runs with two different sizes into two lists: smaller first size, larger first size."""
+    """Return the runs whose first size is smaller, and the runs whose first size is larger."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -52,7 +52,7 @@ def _sides(
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether some side has only wrong runs, and no side has both right and wrong runs."""
+    """Tell whether no side mixes right and wrong runs, and at least one side has wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -76,7 +76,7 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
 
 
 def _negated(case: Case) -> Case:
-    """Negate the query of a case, which changes the sign of every score."""
+    """Negate the query of a case, so that every score changes its sign."""
     return replace(case, arrays={**case.arrays, "query": -case.arrays["query"]})
 
 
@@ -149,7 +149,7 @@ def second_output(runs: list[Outcome]) -> Finding | None:
 
 
 def _all_see(case: Case) -> bool:
-    """Tell whether every query sees a key: the weights of other queries are not checked."""
+    """Tell whether no row is fully masked: the weights of fully masked rows are not checked."""
     return case.visible is None or bool(case.visible.any(axis=-1).all())
 
 
@@ -190,7 +190,7 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
 
 
 def _weights_behind(run: Outcome) -> Array | None:
-    """Compute the weights from an output; return None if the weights are not unique."""
+    """Recover the weights from an output; return None if other weights give the same output."""
     case = run.case
     if run.out is None or run.out.shape != run.right.shape:
         return None

@@ -28,7 +28,7 @@ from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Texts, pick, task
 
-MOST = 131  # number of keys or queries: more than one block
+MOST = 131  # maximum number of keys or queries, enough for more than one block
 _TEXTS = Texts(__name__)
 PER_KEY = _TEXTS.mistake("mask-per-key")
 
@@ -49,7 +49,7 @@ class AttentionMarking(Marking):
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[Learner]) -> None:
-        """Use the first way that gives only right results; otherwise keep the current way."""
+        """Call the function in the first of these ways that gives only right results, if any."""
         right = (way for way in ways if all(run.is_right for run in self.on(CORE, way)))
         self.call = next(right, self.call)
 
@@ -65,7 +65,7 @@ class AttentionMarking(Marking):
         self.test(Group(test, self.cases[test], known, otherwise, may_refuse))
 
     def at_last(self) -> Finding | None:
-        """Report changed inputs, or wrong weights returned with a right output."""
+        """Report inputs that the function changed, or wrong weights next to a right output."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
@@ -77,7 +77,7 @@ class AttentionMarking(Marking):
 
 
 def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any], str], CheckResult]:
-    """Return a function that marks an attention function, given its signature."""
+    """Return the marker of an attention task, which takes a function and a signature."""
     return lambda function, signature: _mark(
         AttentionMarking(task, learner(function, signature), signature, batches=batches)
     )
@@ -139,7 +139,7 @@ def first_calls(m: AttentionMarking) -> None:
                 f"It takes only arrays of {m.call.rank} dimensions, not a single text (L, d)."
             )
     if "mask" in m.call.needed:
-        # values that mask no key: True, an added 0, or False if the function inverts its mask
+        # a mask that hides no key: True, 0 if it is added, or False if it is inverted
         shapes = product((False, True), (True, 0.0, False))
         m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
     runs, known = m.on(CORE), core(m.signature)
@@ -204,7 +204,7 @@ def try_masks(
 
 
 def try_causal(m: AttentionMarking, each_pair: bool, batches: bool = False) -> None:
-    """If the function takes a causal mask, test it alone, on a batch and with another mask."""
+    """Test a causal mask alone, on a batch and with another mask, if the function takes one."""
     if "causal" not in m.call.options:
         return
     m.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
@@ -221,11 +221,11 @@ def adds_its_mask(
     known: Sequence[Mistake],
     for_numbers: bool,
 ) -> bool:
-    """Tell whether the function expects a mask of 0 and -inf, which it adds to the scores.
+    """Tell whether the function expects a mask of 0 and -inf, and adds it to the scores.
 
-    Compare its results for such a mask with its results for a boolean mask: the expected mask
-    needs fewer mistakes to explain the results. Adding a boolean mask, 1 for True and 0 for False,
-    counts as a mistake, unless the function clearly expects a mask of numbers.
+    Compare its results for both kinds of mask: it expects the kind for which fewer mistakes
+    explain the results. Adding a boolean mask (1 for True, 0 for False) to the scores counts as a
+    mistake, unless the function clearly expects a mask of numbers.
     """
     # where(mask, -inf, scores) inverts a boolean mask, but is right for a mask of 0 and -inf
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
@@ -263,7 +263,7 @@ def takes_batches(m: AttentionMarking) -> bool:
 
 
 def refused_batch(m: AttentionMarking) -> Outcome | None:
-    """Return a batch with an error or a wrong shape; return None if a known mistake explains it."""
+    """Return a batch that gives an error or a wrong shape; None if this is a known mistake."""
     runs = m.on("batches")
     refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
     return refused[0] if refused and m.explain(runs, BATCHES) is None else None

@@ -36,7 +36,7 @@ class Case:
 
     @property
     def visible(self) -> Array | None:
-        """The mask as booleans; in a mask of numbers, finite numbers count as True."""
+        """The mask as booleans, with True for each finite number in a mask of numbers."""
         if self.mask is None or self.mask.dtype == bool:
             return self.mask
         return np.isfinite(self.mask)
@@ -123,7 +123,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # in the first case, all sizes are 2: a wrong transpose raises no error
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
-        # queries after cached keys; in the last case, one more key follows the query
+        # queries that follow cached keys; in the last case, one more key follows the query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
 
@@ -279,7 +279,7 @@ def flip(a: Array) -> Array:
 
 
 def softmax(s: Array) -> Array:
-    """Softmax over the last axis."""
+    """Compute softmax over the last axis."""
     e: Array = np.exp(s - s.max(axis=-1, keepdims=True))
     weights: Array = e / e.sum(axis=-1, keepdims=True)
     return weights

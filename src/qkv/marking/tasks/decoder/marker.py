@@ -41,7 +41,7 @@ from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
 from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
-# without two mistakes, which need different steps in grouped-query attention
+# omits two mistakes whose steps differ in grouped-query attention
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -59,7 +59,7 @@ KNOWN = (
 )
 # one word attends only to itself; two words also show relative positions
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
-ANOTHER_WORD = Text(np.array([8]))  # one word, as in the first text
+ANOTHER_WORD = Text(np.array([8]))  # a text of one word, like the first text
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes with lm_head.weight",

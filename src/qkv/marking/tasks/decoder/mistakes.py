@@ -17,7 +17,7 @@ from qkv.marking.tasks.task import Texts, without
 
 _TEXTS = Texts(__name__)
 
-# before, between and after the layers
+# mistakes before, between and after the layers
 ENDS = _TEXTS.mistakes(
     {
         "decoder-final-norm": [{"final_norm": lambda x, norm: x}],
@@ -309,7 +309,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # two mistakes combined with a wrong join, which works only in texts of one word
+    # two mistakes, combined with a wrong join that works only in texts of one word
     *(
         replace(one, variants=tuple({**steps, "join": _in_one_row} for steps in one.variants))
         for one in SPLITTING

@@ -156,7 +156,7 @@ RESULT = _TEXTS.mistakes(
 
 
 def core(signature: str) -> tuple[Mistake, ...]:
-    """Return the mistakes that show in tests without masks, heads or special inputs."""
+    """Return the mistakes that can be found without masks, heads or special inputs."""
     of_projections = () if signature == "qkv" else (*PROJECTIONS, *OF_WORDS)
     return (*SOFTMAX, *SCORES, *SCALING, *RESULT, *of_projections, *mixed(signature), *SLIPS)
 

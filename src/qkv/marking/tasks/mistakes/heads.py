@@ -24,7 +24,7 @@ def _rejoin(a: Array) -> Array:
 
 
 def _flat(a: Array) -> Array:
-    """Join (..., T, H, d) to (..., T, H * d), which needs no transpose."""
+    """Join (..., T, H, d) to (..., T, H * d) by a reshape alone."""
     return a.reshape(*a.shape[:-2], -1)
 
 
@@ -101,7 +101,7 @@ HEADS = (
 IN_TURN = _TEXTS.mistake(
     "heads-interleaved", {"split": _in_turn, "join": _rejoin_in_turn}, {"split": _in_turn}
 )
-# for functions that take a number of heads: mistakes that show even with one head
+# mistakes in functions that take a number of heads; even one head reveals these mistakes
 ONE_HEAD = _TEXTS.mistakes(
     {
         "heads-beside-words": [

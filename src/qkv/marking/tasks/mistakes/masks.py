@@ -12,7 +12,7 @@ from qkv.marking.tasks.attention.steps import HIDE, flip, same
 from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
-# rules for the keys j that a query at position i sees, keyed by the mistake's name
+# wrong rules for whether query i sees key j, keyed by the mistake's name
 _COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
     {
         "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],
@@ -24,7 +24,7 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes in causal masks, with the key that `keys` gives to each mistake."""
+    """Return mistakes in causal masks; `keys` maps the name of each mistake to its key."""
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")
     return mended(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))
 
@@ -79,7 +79,7 @@ OFFSET = _TEXTS.mistakes(
 
 
 def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[Steps]:
-    """For each number, yield steps that write it into masked scores, or add it to them."""
+    """For each number, yield two variants: masked scores become the number, or it is added."""
     for number in numbers:
         yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": blank}
         yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}

@@ -182,7 +182,7 @@ SLIPS = mended("", *_CUT_OFF, *_LOOPS, *_FORGOTTEN, alone=True)
 
 
 def _seen_without(w: Array, at: int) -> Array:
-    """In each row, set the weight of the first (at = 0) or last visible (at = -1) key to 0."""
+    """In each row, set to 0 the weight of the first key (at = 0) or last visible key (at = -1)."""
     positions = np.arange(w.shape[-1])
     last = np.where(w > 0, positions, -1).max(axis=-1, keepdims=True)
     return np.where(positions == (last if at else 0), 0.0, w)

@@ -34,7 +34,7 @@ class Call:
     Attributes:
         x: the word vectors (..., T, D).
         heads: the number of heads of the layer.
-        matrices: W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D) by role; None if unknown.
+        matrices: W_Q, W_K, W_V (D, heads * d), W_O (heads * d, D), keyed by role; None if unknown.
         biases: the layer's biases, keyed by role.
         mask: a mask (T, T) that is True where a word may attend to another word.
         causal: whether a causal mask is requested.
@@ -67,7 +67,7 @@ class Call:
 
 
 def as_attention(case: Call) -> Case:
-    """Convert a call of a layer to a case of the task `attention`, which has no biases.
+    """Convert a call of a layer to a case of the task `attention`; such cases have no biases.
 
     A 1 is appended to each word vector, and each bias becomes the last row of its projection.
     """
@@ -82,7 +82,7 @@ def as_attention(case: Call) -> Case:
 
 
 def compute(case: Call, steps: Steps) -> Array:
-    """Compute the output from the layer's weights; return the input if these are unknown."""
+    """Compute the output from the layer's weights, or return the input if no weights are known."""
     if case.matrices is None:
         return case.x
     out = attention(as_attention(case), steps)
@@ -160,7 +160,7 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
     found = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        found[role] = weights or [a for _, a in arrays]  # weights, not a stored query q
+        found[role] = weights or [a for _, a in arrays]  # weights, not other arrays
     return _read(found, dim, heads, flipped)
 
 
@@ -254,7 +254,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 def _joined(
     arrays: list[Array], role: str, dim: int, heads: int, flipped: bool
 ) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also return "", "shared", "slices" or "slices, shared"."""
+    """Join the matrices of all heads; also return a note: "", "shared", "slices" or both."""
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
     arrays = [a.T if flipped else a for a in arrays]
@@ -275,7 +275,7 @@ def _joined(
 
 
 def _on_slices(arrays: list[Array]) -> Array:
-    """Make one matrix that applies each of these matrices to a different slice of a word vector."""
+    """Return a block-diagonal matrix: each of these matrices reads its own slice of a vector."""
     rows, columns = arrays[0].shape
     whole = np.zeros((rows * len(arrays), columns * len(arrays)))
     for n, a in enumerate(arrays):
@@ -341,7 +341,7 @@ class Layers:
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 
     def read(self, case: Call) -> Callable[[bool], Projections | None]:
-        """Return a function that reads the weights as (in, out), or as (out, in) if flipped."""
+        """Return a function that reads weights: as (out, in) for True, or (in, out) for False."""
         return lambda flipped: projections(self.of(case), *case.built_with, flipped)
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:

@@ -79,7 +79,7 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding about a layer; its example shows no right output."""
+    """A finding about a layer, with an example that shows no right output."""
 
     def example(self) -> dict[str, Any]:
         """Return the layer, its words and its output."""
@@ -87,12 +87,12 @@ class _LayerFinding(Finding):
 
 
 def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
-    """Return a finding about a layer: the mistake with this name, and the run that shows it."""
+    """Return the finding that this run of a layer shows the mistake with this name."""
     return _LayerFinding(**vars(_TEXTS.mistake(name)), run=run, more=more or {})
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Add weights to all cases, keyed by `flipped`; omit a value that does not fit all layers."""
+    """Return all cases with weights, for each value of `flipped` that fits all layers."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -192,7 +192,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose the way to read weights in which the layer is right or has one known mistake."""
+    """Choose a value of `flipped` for which the layer is right or has only one known mistake."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -241,7 +241,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> 
     """Test a mask and a causal mask, and record the masks that the layer does not take.
 
     Args:
-        m: the marking; its steps already explain the outputs without masks.
+        m: the marking, whose steps already explain the outputs without masks.
         layers: the layers.
         cases: two cases with several heads and known weights.
         flipped: whether the weights are (out, in).

@@ -56,7 +56,7 @@ def others(words: Sequence[str]) -> list[int]:
 
 
 def losses_of_counts(texts: Sequence[str], measured: Sequence[str]) -> tuple[float, float]:
-    """Return the mean losses of two models, which count single words and pairs of words.
+    """Return the mean losses of two counting models: one for single words, one for word pairs.
 
     Args:
         texts: the texts in which words and pairs are counted.
@@ -80,5 +80,5 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def next_words(probabilities: Array, ids: Array) -> Array:
-    """Return the probability (T - 1,) of each next word, given probabilities (T, V)."""
+    """Select the probabilities (T - 1,) of the actual next words from probabilities (T, V)."""
     return probabilities[np.arange(len(ids) - 1), ids[1:]]

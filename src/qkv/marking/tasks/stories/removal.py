@@ -25,7 +25,7 @@ NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
 
 class _Removed:
-    """A cache of a decoder's logits without some of its heads.
+    """A cache of logits, computed by a decoder without some of its heads.
 
     Args:
         decoder: a student's decoder with its stories.

@@ -36,7 +36,7 @@ def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def induction_score(weights: Array, ids: Any, names: Any) -> Any:
-    """Return the mean weight from repeated names to the words after earlier occurrences."""
+    """Return the mean weight from repeated names to the words after their earlier occurrences."""
     return np.mean(
         [sum(weights[i, j + 1] for j in earlier) for i, earlier in _returning(ids, names)]
     )
@@ -76,8 +76,7 @@ def _sum(weights: Array, ids: Any, names: Any) -> Any:
 def _patterns() -> list[tuple[Any, ...]]:
     """Draw weights whose rows sum to 1, for texts with repeated names and other repeated words.
 
-    The weights of all cases except the last are causal. The last case reveals functions that read
-    weights above the diagonal.
+    Only the last case has weights above the diagonal, to reveal functions that read them.
     """
     texts = [
         ([1, 4, 6, 1, 5], [1, 2]),
@@ -297,7 +296,7 @@ def _among(right: Array, layer: int, head: int) -> bool:
 
 
 def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: Any) -> CheckResult:
-    """Grade the values of a student with `find`, a function that yields the mistakes in them."""
+    """Grade the values of a student; `find` is a function that yields their mistakes."""
     try:
         found = [*find(*things)]
     except Unmeasured as error:

@@ -34,7 +34,7 @@ class _Written:
     Attributes:
         texts: the stories as texts, one per seed.
         stories: the parsed sentences of each story.
-        again: a second story from the first seed.
+        again: the story from a second call with the first seed.
     """
 
     texts: Sequence[str]
@@ -66,7 +66,7 @@ def _names_change(written: _Written) -> bool:
 
 
 def _new_people(written: _Written) -> bool:
-    """Tell whether most stories have too many people, and too few repeated names."""
+    """Tell whether most stories have too many people, and repeat names too rarely."""
     few = [
         len(_first_names(story)) > PEOPLE and len(story) - len(_people(story)) < _RETURNS
         for story in written.stories
@@ -75,7 +75,7 @@ def _new_people(written: _Written) -> bool:
 
 
 def _shared(written: _Written) -> bool:
-    """Tell whether two people in a story share a name, or a person has the same name twice."""
+    """Tell whether people in a story share a name, or a person's first and last name are equal."""
     people = map(_people, written.stories)
     return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
 
