@@ -261,7 +261,7 @@ class Worker:
                 self._failures += 1
 
     def _read(self) -> bool:
-        """Accept new requests; if no work is left, wait, or return False after `stop`."""
+        """Accept new requests; if no work is left, wait for one, or after `stop` return False."""
         while True:
             idle = not (self._texts or self._tasks or self._streams.is_due)
             if idle and self._stopping and self._inbox.empty() and not self._streams:

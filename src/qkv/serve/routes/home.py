@@ -1,4 +1,4 @@
-"""`GET /`: a page on which readers edit the computation, with a `curl` command for each route."""
+"""`GET /`: a page for edits of the computation, with a `curl` command for each route."""
 
 import asyncio
 import json
