@@ -96,7 +96,7 @@ class Core:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Raise an error for an unknown attribute of qkv's classes, instead of creating it."""
+        """Set an attribute; for qkv's own classes, raise an error if the attribute is unknown."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             public = (known for known in dir(self) if not known.startswith("_"))
@@ -213,7 +213,7 @@ class Core:
 
         The arrays are read-only: to change a parameter, assign a new array to its name.
 
-        The matrix that gives the logits (`W_U` (D, V) in TransformerLens) is
+        The matrix that turns vectors into logits, `W_U` (D, V) in TransformerLens, is
         "head.out_proj.weight". In models that share this matrix with the token table (BERT, GPT-2,
         Gemma and others), this name does not exist: use `model.parameters["embed.weight"].T`
         instead. Gemma scales the table's rows when it embeds tokens, but not when it computes
@@ -225,9 +225,10 @@ class Core:
     def sha256(self) -> str:
         """The SHA-256 digest of the stored parameters, in hexadecimal.
 
-        The digest covers the name, type, shape and bytes of every tensor in the files. It does not
-        depend on `dtype=` of `qkv.load`, nor on the number of files. For a model with replaced
-        parameters, and for `"random"`, the digest covers the tensors that `save` would write.
+        The digest covers the name, type, shape and bytes of every tensor in the files. It depends
+        neither on the argument `dtype` of `qkv.load` nor on the number of files. For a model with
+        replaced parameters, and for `"random"`, the digest covers the tensors that `save` would
+        write.
 
         >>> import qkv
         >>> qkv.load("books").sha256 == qkv.load("books", dtype="float64").sha256
@@ -347,7 +348,7 @@ class Core:
         return self.reader.mask
 
     def tokenize(self, text: str) -> Tokenized:
-        """Split a text into tokens, without the limit of `max_seq_length`.
+        """Split a text into tokens, without truncation to `max_seq_length`.
 
         `trace` and `encode` truncate texts to `max_seq_length` tokens. Each gap in the text becomes
         the mask token (see `mask`). Texts are cut after the first million characters, with a
@@ -392,12 +393,12 @@ class Core:
             folder: the folder for config.json and the other files.
             dtype: the dtype of the weights in the file: float16, bfloat16, float32, float64, or
                 int8; by default each array keeps its dtype. With int8, each matrix `X.weight`
-                (rows, columns) becomes int8, and a tensor `X.weight_scale`, float16 (rows,), holds
-                one scale per row. A weight is int8 * float32(scale), with an error of at most
+                (rows, columns) is stored as int8, and a tensor `X.weight_scale` (rows,) stores one
+                float16 scale per row. A weight is int8 * float32(scale), with an error of at most
                 scale/2. The scale of a row is the row's largest absolute value / 127. Rows that
-                were loaded from an int8 file keep their exact values. Other tensors become float16;
-                layers after the pooling keep their dtype. transformers cannot read these scales:
-                omit dtype if transformers should load the model.
+                were loaded from an int8 file keep their exact values. Other tensors are stored as
+                float16, except that layers after the pooling keep their dtype. transformers cannot
+                read these scales: omit dtype if transformers should load the model.
 
         Raises:
             ValueError: the name of the folder is empty, the type is unknown, or a tensor has values
@@ -443,7 +444,8 @@ class Core:
             keep: a function that takes the name of an activation and returns whether to record it;
                 with None, nothing is recorded.
             texts: the index of each text among all texts of the call; 0, 1, ... by default.
-            top_k: record only a summary of attention, with this many weights per query.
+            top_k: if given, only a summary of attention is recorded, with this number of weights
+                per query.
             stop: the run ends before this layer; None runs all layers.
         """
         options = edits.packed(range(len(batch)) if texts is None else texts, batch, keep)

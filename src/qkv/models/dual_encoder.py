@@ -105,7 +105,7 @@ class DualEncoder(Model):
         )
 
     def _tower(self, side: str) -> dict[str, Any]:
-        """Return the arguments for creating a tower's model, except the design."""
+        """Return all arguments for a tower's model except the design."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
             name.removeprefix(prefix): tensor

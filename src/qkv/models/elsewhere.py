@@ -1,4 +1,4 @@
-"""Advice on attributes and arguments that other libraries have, but qkv does not."""
+"""Advice on attributes and arguments that exist in other libraries but not in qkv."""
 
 import difflib
 import functools

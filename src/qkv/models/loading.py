@@ -43,7 +43,7 @@ from qkv.models.vision import VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.subwords import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # suffixes of class names of models without a head
+_BARE = ("Model", "Encoder", "Backbone")  # class names of models without a head end in these
 
 
 @advising("load", LOADING)

@@ -14,7 +14,7 @@ from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 
 MOST = 5000  # The default limit of texts in a chunk, as in sentence-transformers.
-CHUNKS = 10  # Chunks per process, so that all processes end at about the same time.
+CHUNKS = 10  # Chunks per process: enough that all processes end at about the same time.
 
 
 class Pool:
@@ -142,7 +142,7 @@ def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -
 
 
 def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[Any, Cut]:
-    """Encode texts in a process, and count truncated texts; errors count texts from `first`."""
+    """Encode texts in a process, and count truncated texts; errors number texts from `first` on."""
     cut = Cut(_model.max_seq_length)
     with counting(cut):
         try:

@@ -78,7 +78,7 @@ def electra(config: Config) -> Design:
 
 
 def _narrow(top: Head | None, width: int) -> Head | None:
-    """Return the head; `width` is the size of the word vectors if the head predicts words."""
+    """Return the head; if it predicts words, `width` is the size of the word vectors."""
     return replace(top, width=width) if top is not None and top.norm else top
 
 

@@ -14,7 +14,7 @@ from qkv.models.network.head import Head
 
 
 def attention(config: Config, **fields: Any) -> Attention:
-    """Return the attention of a layer in these families; `fields` replace its defaults."""
+    """Return the attention of a layer in these families; `fields` override the defaults."""
     _, heads, size = config.heads()
     return Attention(heads, heads, size, **{"options": {"is_causal": True}, **fields})
 
@@ -74,7 +74,7 @@ def gpt_neo(config: Config) -> Design:
 
 
 def gpt_neo_kinds(config: Config, count: int) -> list[str]:
-    """Return "global" or "local" for each layer, from pairs [list of kinds, repetitions].
+    """Return "global" or "local" for each layer; each pair is [list of kinds, repetitions].
 
     >>> types = [[["global", "local"], 1], [["global"], 1]]
     >>> gpt_neo_kinds(Config({"attention_types": types}, "config.json"), 3)

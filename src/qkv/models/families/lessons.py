@@ -39,7 +39,7 @@ class AttentionOnly(Block):
     def run(
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Run on rows (total, D), or on (B, T, D) with a cache; the result has the same shape."""
+        """Run on rows (total, D), or with a cache on (B, T, D); the shape stays the same."""
         keep, inner = of_rows(record, cu) or unkept, record and record.under("attn.")
         x = keep("hook_resid_pre", x)
         out, saved = self.attn.run(x, cu=cu, record=inner, **options)

@@ -149,7 +149,7 @@ def phi3(config: Config) -> Design:
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names, with Q, K and V in one tensor; Q and K may differ in size."""
+    """Return the parameter names; one tensor holds Q, K and V, and Q and K may differ in size."""
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
     shares = (heads, kv_heads, kv_heads)
@@ -157,7 +157,7 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 
 
 def gemma(config: Config) -> Design:
-    """Return the design of a Gemma: a Llama with wide heads, and with 1 added to norm weights."""
+    """Return the design of a Gemma: a Llama with wide heads, whose norms add 1 to their weights."""
     config.only("use_bidirectional_attention", False, None)
     config.size("head_dim")  # null is not allowed
     activation = config.activation("hidden_act")
@@ -272,7 +272,7 @@ def gpt_oss(config: Config) -> Design:
     config.size("head_dim")  # null is not allowed
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # a second key in older files
+    config.only("experts_per_token", top_k, None)  # older files also give `top_k` in this key
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

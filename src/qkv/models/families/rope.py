@@ -36,8 +36,8 @@ def read_rotary(
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
             None for families that always rotate whole heads.
         original: the default of `original_max_position_embeddings`.
-        spellings: maps this family's values of `rope_type` to names of kinds; by default, the
-            values are these names.
+        spellings: maps each value of `rope_type` in this family to the name of a kind; by default,
+            each value is the name of its kind.
 
     Raises:
         ModelError: a kind or key is not supported, or a value is invalid.
@@ -117,7 +117,7 @@ class _Sizes(NamedTuple):
 
     dims: int
     positions: int  # The value of max_position_embeddings.
-    original: int | None  # The original_max_position_embeddings outside the table.
+    original: int | None  # The value of original_max_position_embeddings outside the table.
 
 
 Kind = Callable[[Config, _Sizes], Scaling | None]  # the reader of one `rope_type`
@@ -133,7 +133,7 @@ def _rotary(
     kinds: Mapping[str, Kind] | None = None,
     partial: float | None = None,
 ) -> Rotary:
-    """Return the rotary positions of one table; the config supplies keys missing in the table."""
+    """Return the rotary positions of one table; keys missing in the table come from the config."""
     if sizes.dims % 2 or sizes.dims > _LARGEST:
         raise ModelError(
             f"{config.source}: a head has {sizes.dims} dimensions: rotary positions need an even "
@@ -282,7 +282,7 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Ignored keys: "finetuned" describes training; old files have the other key even if the kind does
+# Ignored keys: "finetuned" describes training; old files have the second key even for kinds that do
 # not use it.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
 _LARGEST = 2**16  # the maximum size of a head

@@ -20,7 +20,7 @@ FEEDS = {
 
 def t5(config: Config) -> Design | Seq2SeqDesign:
     """Return the design of a T5."""
-    tied = config.flag("tie_word_embeddings")  # T5 1.1 has its own head matrix and no scale
+    tied = config.flag("tie_word_embeddings")  # T5 1.1: the head has a separate matrix and no scale
     return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 

@@ -157,9 +157,9 @@ def _tower(side: str) -> Family:
 def _tower_values(config: Config, side: str) -> dict[str, Any]:
     """Return a tower's config as the config of a separate model.
 
-    Old files hold two configs per tower. As in `transformers`, the keys that the design reads then
-    come from the second config; missing keys get their defaults. All other keys come from the first
-    config.
+    Old files hold two configs per tower. As in `transformers`, the design then reads only the
+    second config, with defaults for missing keys. Keys that the design does not read come from the
+    first config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")

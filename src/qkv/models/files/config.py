@@ -113,7 +113,7 @@ class Config:
         return int(value)
 
     def pair(self, key: str) -> tuple[int, int]:
-        """Return `(height, width)`, given as two integers or as one integer for both."""
+        """Return `(height, width)` from two integers, or from one integer for both."""
         key, value = self._get(key)
         both = value if isinstance(value, list) else [value, value]
         fine = len(both) == 2 and all(is_whole(side) and 1 <= side <= _MOST_WHOLE for side in both)
@@ -132,7 +132,7 @@ class Config:
         return dim, heads, dim // heads
 
     def sized_heads(self) -> tuple[int, int, int]:
-        """Return `(D, heads, size)` like `heads`, with the head's size from `head_dim`, if any."""
+        """Return `(D, heads, size)` like `heads`, but the size is `head_dim` if that is given."""
         size = self.size_or_none("head_dim")
         if size is None:
             return self.heads()
@@ -219,7 +219,7 @@ class Config:
         return self.spelling(*self.spellings.get(key, (key,)))
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str | None = None) -> Choice:
-        """Return the entry of `choices` that the value names."""
+        """Return the entry of `choices` for the value of a key."""
         key, value = self._get(key, default)
         known = isinstance(value, str) and value in choices
         self._support(known, f"{key} is {value!r:.80}", choices)
@@ -265,7 +265,7 @@ class Config:
         return default if value is None else value
 
     def finish(self, harmless: Collection[str] = ()) -> None:
-        """Raise for a value that no family supports, and warn about keys that were not read.
+        """Raise an error for a value that no family supports; warn about keys that were not read.
 
         Args:
             harmless: keys of this family that do not change a forward pass.
@@ -323,7 +323,7 @@ class Config:
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """Return why a folder is not a model, and what to do; `file` is the file that the user gave."""
+    """Explain why a folder is not a model, and what to do; `file` is the file the user gave."""
     files = [] if file is None else [file]
     files += sorted(path for path in folder.glob("*") if path.is_file())
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]

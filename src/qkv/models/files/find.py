@@ -143,7 +143,7 @@ def places() -> list[tuple[str, str, Path | None]]:
 
 
 def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
-    """Return `(folder, why)`: the folder that `find` returns, or why it fails."""
+    """Return `(folder, why)`: the folder that `find` returns, or the reason why `find` fails."""
     try:
         return find(where), ""
     except FileNotFoundError:

@@ -57,9 +57,9 @@ class Routing:
     def way(self, task: str | None) -> str | None:
         """Return the name of the route for texts with this task; None if no route accepts them.
 
-        As in sentence-transformers, the first match counts. First come the keys of `chosen`: the
-        task with texts, the task alone, texts alone, and all inputs. Then come the route with the
-        task's name, the route "text" and, if no task is given, the default route.
+        As in sentence-transformers, the first match counts. `chosen` is searched first, for the
+        task with texts, the task alone, texts alone, and all inputs. The next candidates are the
+        route with the task's name, the route "text" and, if no task is given, the default route.
         """
         for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
             if key in self.chosen:

@@ -57,7 +57,7 @@ class Fused:
         return columns * sum(self._shares) // self._shares[self.index]
 
     def cut(self, whole: Array) -> Array:
-        """Return this parameter's columns of the tensor, `(..., n)` of `(..., count * n)`."""
+        """Return this parameter's columns `(..., n)` of the tensor `(..., count * n)`."""
         *lead, columns = whole.shape
         unit = columns // self.groups // sum(self._shares)
         begin, end = (unit * sum(self._shares[: self.index + more]) for more in (0, 1))
@@ -114,10 +114,11 @@ class Family:
         prefix: the prefix of all names in the files of a model with a head.
         old_prefix: the prefix that old files use instead.
         old: the end of a name in old files -> the current end.
-        instead: the name of a tensor -> the name of the tensor to read if that tensor is missing.
+        instead: the name of a tensor -> the name of another tensor, which is read if the first is
+            missing.
         body: the prefixes of the names of all tensors that qkv reads. All other tensors belong to
             heads that qkv does not compute, and are kept for `save`.
-        unused: name patterns of the body's tensors that qkv ignores.
+        unused: qkv ignores tensors of the body whose names match one of these patterns.
         copies: the name of a tensor -> the name of a tensor with the same values; a file may lack
             one of the two.
         harmless: keys of a config that do not change a forward pass.
@@ -315,7 +316,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 
 
 def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
-    """Return the names in files, `{token table: output matrix}`, if both are tied; else `{}`."""
+    """Return `{token table: output matrix}`, as named in files, if the two are tied; else `{}`."""
     tied = design.head is not None and design.head.tied
     return {names.tensor_of(_TABLE)[0]: names.tensor_of(_OUTPUT)[0]} if tied else {}
 

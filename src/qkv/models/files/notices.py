@@ -27,7 +27,7 @@ def read_notices(folder: Path) -> dict[str, str]:
 
 
 def _text(path: Path, most: int) -> str:
-    """Return the text of a file of at most `most` bytes, or why the file cannot be read."""
+    """Return the text of a file with at most `most` bytes, or why the file cannot be read."""
     try:
         if not stays(path):
             raise ModelError(f"{path}: it is a link to a file outside the folder")

@@ -34,8 +34,8 @@ class Pixels:
         crop: the height and width of the center crop; None to keep the whole image.
         resample: Pillow's number for the resizing method: 2 is bilinear, 3 is bicubic.
         factor: the factor for pixel values, which range from 0 to 255.
-        mean: per channel, the number to subtract from the scaled values.
-        std: per channel, the number to divide the difference by.
+        mean: the numbers to subtract from the scaled values, one per channel.
+        std: the numbers to divide the differences by, one per channel.
         values: the contents of the file.
     """
 

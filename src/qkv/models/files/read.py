@@ -65,7 +65,7 @@ def shards(folder: Path) -> dict[str, str] | None:
 
 
 def stays(path: Path) -> bool:
-    """Return whether a file, after following links, is in its folder or the Hugging Face cache."""
+    """Return whether a file, with links resolved, is in its folder or the Hugging Face cache."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:

@@ -28,7 +28,7 @@ from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step, to_length_one
 from qkv.ops.packing import frozen
 
-# Files that may limit the tokens of a text; only the first existing file counts.
+# Files that may set the maximum number of tokens; only the first existing file counts.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMITS = (SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 TOKENIZER_CONFIG = "tokenizer_config.json"

@@ -16,9 +16,9 @@ from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
-SCALE = "_scale"  # The end of the name of a matrix's scales.
+SCALE = "_scale"  # The name of a matrix's scales is the matrix's name with this suffix.
 MOST = 127  # The maximum int8 number in a row.
-_PROBE = 16  # The number of entries of a row that rule out most scales.
+_PROBE = 16  # This number of entries of a row is enough to rule out most scales.
 Rows = tuple[Array, Array]  # Arrays of int8 (rows, columns) and float16 (rows,).
 
 
@@ -135,7 +135,8 @@ class Stored:
         """Return the tensor's values, mapped from the file and read on first use."""
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
-        # copies only on big-endian machines, or if the tensor is not aligned in the file
+        # this copies the values only on big-endian machines, or if the tensor is not aligned in the
+        # file
         array = np.require(array, dtype.newbyteorder("="), "A")
         if self.kind != "BF16":
             return array
@@ -223,8 +224,9 @@ class Tensors(dict[str, Stored]):
 def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
     """Return the SHA-256 digest, in hexadecimal, of the names, types, shapes and bytes of tensors.
 
-    The tensors are sorted by name. Each tensor adds its name, type and shape, each followed by a
-    zero byte, and then its bytes as safetensors writes them. A shape is written like "16,4".
+    The tensors are sorted by name. For each tensor, the digest covers the name, type and shape,
+    each followed by a zero byte, and then the bytes as safetensors writes them. A shape is written
+    like "16,4".
 
     >>> digest([("b", "I8", (1,), b"1"), ("a", "F16", (), b"22")])[:16]
     'f2f043c8ed9c5c29'
@@ -243,7 +245,7 @@ def of_array(array: Array) -> tuple[str, tuple[int, ...], bytes]:
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
-    """Return a folder's safetensors files: those in its index, model.safetensors, or all."""
+    """Return a folder's safetensors files: those in its index, else model.safetensors, else all."""
     paths = [folder / name for name in sorted(set((index or {}).values()))]
     for path in paths:
         if not path.is_file():

@@ -56,7 +56,7 @@ class Attention:
     qk_norm: Literal["no", "head", "width"] = "no"
 
     def within(self, width: int | None) -> Attention:
-        """Return this attention with a window of `width` tokens; without a window if None.
+        """Return this attention with a window of `width` tokens; with None, it has no window.
 
         A causal window ends at the query; other windows extend equally far to both sides of the
         query.
@@ -134,8 +134,9 @@ class Design:
         activation: the activation of the MLP.
         eps: the `eps` of the norms.
         layers: the attention of each layer.
-        same_as: for each layer, the first layer that uses the same parameters, whose number is part
-            of the parameter names. Empty if each layer has its own parameters.
+        same_as: for each layer, the first layer that uses the same parameters; the number of this
+            first layer is part of the parameters' names. Empty if each layer has its own
+            parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
         first_position: the row in this table for the first token of a text.
@@ -152,7 +153,7 @@ class Design:
         norms: where the norms of a block are: "before" each part (attention and MLP), "after" each
             residual sum, "behind" each part but before the sum, or on "both" sides of each part.
         parallel: whether a block's MLP reads the same input as the attention, instead of the
-            attention's output; only with norms "before".
+            attention's output; this requires norms "before".
         mlp_norm: whether the MLP has its own norm; parallel parts may share one norm.
         first_norm: whether the first layer's attention has a norm, if `norms` is "before".
         layer_scale: whether the output of each part is multiplied by a learned vector.

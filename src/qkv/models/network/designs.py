@@ -76,7 +76,7 @@ class Seq2SeqDesign:
         encoder: the encoder's design; its head is not used.
         decoder: the decoder's design, with `cross` set.
         start: the id of the decoder's first token.
-        head: the head after the decoder's last vectors.
+        head: the head, which reads the decoder's last vectors.
     """
 
     encoder: Design

@@ -44,8 +44,8 @@ class Embedding:
         positions: (rows, D), one row per position in a text.
         token_types: (segments, D), one row per segment; tokens without a given segment use row 0.
         norm: applied to the sum of these rows.
-        projection: "weight" (E, D) and an optional "bias" (D,), applied after the norm; given if
-            the table rows have a size E other than D.
+        projection: "weight" (E, D) and an optional "bias" (D,), applied after the norm; needed if
+            the size E of the tables' rows is not D.
         projects_first: whether only the rows of the token table are projected. Rows of the other
             tables then have size D and are added after the projection.
         scale: a factor for the rows of the token table.
@@ -195,7 +195,7 @@ class Embedding:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
         In most families, the position is the token's column. In other families, it is the number of
-        earlier tokens, without padding tokens or without tokens outside `shown` (B, T; by default
+        earlier tokens that are not padding tokens, or that are in `shown` (B, T; by default
         `mask`).
         """
         if self.counted:

@@ -225,7 +225,7 @@ def _at(rows: Array, positions: Array) -> Array:
 
 
 def _at_back(grad: Array, positions: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient of the argument `rows` (total, D) of `_at`."""
+    """Return the gradient for the argument `rows` (total, D) of `_at`."""
     rows = np.zeros(shape, grad.dtype)
     rows[positions[positions >= 0]] = grad[positions >= 0]
     return rows
@@ -250,7 +250,7 @@ def _others(cu: Array) -> Array:
 
 
 def _unpooled(grad: Array, cu: Array, how: str, shape: tuple[int, ...]) -> Array:
-    """Return the gradient of the argument `rows` (total, D) of `_pooled`."""
+    """Return the gradient for the argument `rows` (total, D) of `_pooled`."""
     lengths = np.diff(cu)
     if how == _BOTH:
         first, mean = np.split(grad, 2, axis=-1)

@@ -19,7 +19,7 @@ def _mean_sqrt(rows: Array) -> Array:
 
 
 def _weighted_mean(rows: Array, first: int) -> Array:
-    """Return the mean of rows, weighted by their positions: 1 for the first token, then 2."""
+    """Return the mean of rows, weighted by their positions, which are counted from 1."""
     weights = np.arange(first + 1, first + len(rows) + 1, dtype=rows.dtype)
     pooled: Array = multiply(weights, rows) / weights.sum()
     return pooled

@@ -36,11 +36,11 @@ class Dynamic:
     `s = factor * length / limit - (factor - 1)` and lengths below the limit count as the limit.
     The first pair keeps its speed; the speed of the last pair is divided by s.
 
-    Each text has its own length, so that results do not depend on other texts in the batch. Only
-    `model(ids)` and `generate` use the length of the longest text in the batch, as transformers
-    does. Cached keys keep their rotation, so texts beyond the limit give different results in a
-    single run and token by token. transformers also keeps the base of the longest text until it
-    reads a short text; in qkv, each call counts only its own texts.
+    Each text is scaled by its own length, so results do not depend on other texts in the batch.
+    Only `model(ids)` and `generate` use the length of the longest text in the batch, as
+    transformers does. Cached keys keep their rotation, so for texts beyond the limit, a single run
+    and a run token by token give different results. transformers also keeps the base of the longest
+    text until it reads a short text; in qkv, each call counts only its own texts.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -62,7 +62,7 @@ class Yarn:
 
     Pair i makes `n = limit * base**(-2i / dims) / (2 pi)` turns in a text of `limit` tokens, the
     original context length. The blend goes from the pair that makes `fast` turns to the pair
-    that makes `slow` turns; `truncate` rounds its ends outward to whole pairs.
+    that makes `slow` turns; `truncate` rounds the ends of the blend outward to whole pairs.
 
     Source:
         Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",

@@ -256,8 +256,8 @@ class Transformer:
             stop: the run ends before this layer; None runs all layers from `first` on.
             record: collects the activations, as (B, T, ...).
             top_k: with `record`, the number of largest weights to keep per query.
-            masks: for some layers, a mask of the keys that each head sees, which broadcasts to (B,
-                Hq, T, T); T is the length of the longest text.
+            masks: for some layers, a mask of the keys that each head sees; the mask broadcasts to
+                (B, Hq, T, T), where T is the length of the longest text.
             positions: the positions for rotary attention; by default, each text counts from 0.
             save: whether to keep the values for `backward`.
 
@@ -280,7 +280,7 @@ class Transformer:
 
         Args:
             grad: (total, D), the gradient of the last vectors.
-            saved: the second value of `transformer.training_forward`; the call empties it.
+            saved: the second value that `training_forward` returned; the backward pass empties it.
             record: collects the gradients of activations, (B, T, ...), keyed by the names in a
                 trace.
 
@@ -363,7 +363,7 @@ class Transformer:
             ids: (B, n) token ids, one row per text.
             caches: one cache per layer; with fewer caches, only the first layers run.
             lengths: (B,), the number of tokens in each row, without padding; n by default.
-            masks: for some layers, a mask of the tokens that each head sees, which broadcasts to
+            masks: for some layers, a mask of the tokens that each head sees; the mask broadcasts to
                 (B, Hq, n, S).
             record: collects the activations.
             top_k: with `record`, the number of largest weights to keep per query.
@@ -420,7 +420,7 @@ class Transformer:
 
 
 def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:
-    """Unpack rows (total, ...) to the tokens of a mask (B, T), as (B, T, ...), with 0 elsewhere."""
+    """Return an array (B, T, ...) with rows (total, ...) at the tokens of a mask (B, T), else 0."""
     out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows
     return out
@@ -453,7 +453,7 @@ def stretch(weight: Array) -> float:
     """Return the maximum stretch of a vector by a matrix (n, m), relative to a random matrix.
 
     The stretch is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, estimated from below
-    by power iteration from a fixed start. It is infinite if the matrix is not finite.
+    by power iteration with a fixed start. It is infinite if the matrix is not finite.
 
     Source:
         Marchenko and Pastur 1967; Martin and Mahoney 2021, "Implicit Self-Regularization in Deep

@@ -14,7 +14,7 @@ from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes, parse
 
-POSITIONS = 1024  # the maximum for a batch, including padding, if no batch size is given
+POSITIONS = 1024  # the most positions in a batch, including padding, if no batch size is given
 
 
 class Layout(NamedTuple):
@@ -158,7 +158,7 @@ class Joined:
         longest: T, the number of tokens in the longest text.
 
     Attributes:
-        arrays: keyed by name, (B, T, ...); padding is 0, or -inf in scores.
+        arrays: arrays (B, T, ...), keyed by name, with 0 in padding, or -inf in scores.
 
     >>> joined = Joined(2, 3)
     >>> joined.add(0, {"hook_embed": np.ones((1, 3, 1))})
@@ -233,7 +233,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return a text, or raise if it is a number: a list of numbers stands for one text."""
+    """Return a text; raise if it is a number, because a list of numbers stands for one text."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

@@ -71,7 +71,7 @@ class Spliced(Protocol):
 
 
 class Masked(NamedTuple):
-    """A masked key of one text, for one query, layer and head; None stands for all of them.
+    """A masked key of one text, for one query, layer and head; None stands for all.
 
     If the key is None, all keys after each query are masked.
     """
@@ -114,7 +114,7 @@ class EditedRun:
 
     @property
     def why(self) -> str:
-        """The cause to name in the error if logits are not finite."""
+        """The cause that the error about non-finite logits names."""
         return "check the values in edit and ablate" if self.asked else CANNOT
 
     @property
@@ -175,7 +175,7 @@ class EditedRun:
     ) -> GradientRecorder:
         """Return a recorder for the backward pass, which passes gradients through the changes.
 
-        If an array or a function replaces an activation, the gradient before it is 0:
+        If an array or a function replaces an activation, the old activation has the gradient 0:
         `check_functions` rejects targets that need the gradient of a function.
 
         Args:
@@ -246,8 +246,8 @@ class EditedRun:
 
         Args:
             tokens: the number of tokens in all texts.
-            run: a function that runs all texts; its argument is a function from a layout to a
-                recorder.
+            run: a function that runs all texts, given a function that returns the recorder for a
+                layout.
         """
         wanted = {
             self._z(layer): layer
@@ -353,7 +353,7 @@ class EditedRun:
         inputs: Mapping[str, Array],
         grad: Array,
     ) -> Array:
-        """Return the gradient before a change of an activation, given the gradient after it."""
+        """Return the gradient for the old activation, given the gradient for the changed one."""
         change = self.changes.get(name)
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):

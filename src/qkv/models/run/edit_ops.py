@@ -94,7 +94,7 @@ class Plan:
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
         """Return the axes of the activation that a record changes in a text of `tokens` tokens.
 
-        Each axis maps to its length and the changed index: a head, a token, or a full slice.
+        Each axis is mapped to its length and the changed index: a head, a token, or a full slice.
         """
         fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
         axes = activation(name).axes[1:]
@@ -259,7 +259,7 @@ def wrong(call: str, record: Record, name: str, way: str) -> ValueError:
 
 
 def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
-    """Return whether a value is an array of this shape with values within float32."""
+    """Return whether a value is an array of this shape whose values fit in float32."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError):  # lists of different lengths

@@ -234,7 +234,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
 
 
 def _numbers(name: str, value: Any, call: str) -> Array:
-    """Convert the numbers that replace an activation to an array of any shape."""
+    """Convert numbers, which replace an activation, to an array of any shape."""
     array = as_array(value, call=call, name=f"edit[{name!r}]")
     if not is_number(array):
         raise TypeError(f"{call}: edit has {array.dtype} for {name}: give floats, or a function")

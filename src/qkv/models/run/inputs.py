@@ -36,7 +36,7 @@ def as_ids(ids: Any) -> Any:
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
-    """Return `(single, tokens)` for ids (`single`: whether they are one text), else None.
+    """Return `(single, tokens)` for ids, where `single` means one text; None for other inputs.
 
     Errors count the texts from `first`.
 

@@ -30,8 +30,7 @@ class Cut:
         count: the number of texts with more tokens than the limit.
         torn: the number of texts that were first cut to a million characters.
         longest: the number of tokens in the longest text.
-        unread: the number of characters in the longest text, among texts whose tokens were not
-            counted.
+        unread: the number of characters in the longest text whose tokens were not counted.
         gaps: the number of texts with a mask token after the limit.
     """
 
@@ -91,8 +90,8 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    Only the beginning of a long text is split: as much as the kept tokens depend on, and at most a
-    million characters.
+    Only the beginning of a long text is split: the part that determines the kept tokens, and at
+    most a million characters.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -178,7 +177,7 @@ def callers() -> int:
 
 
 def _word_end(text: str, most: int) -> int:
-    """Return the last index up to `most` at which a word ends before a space; 0 if no word does."""
+    """Return the last index up to `most` of a space that follows a word; 0 if there is none."""
     end = text.rfind(" ", 0, most + 1)
     while end > 0 and text[end - 1].isspace():
         end = text.rfind(" ", 0, end)

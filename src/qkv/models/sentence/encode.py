@@ -55,8 +55,8 @@ def encode(
         prompt_name: the name of the prompt to put before each text, as the model's files name it;
             by default, the default prompt in these files, if any.
         prompt: the text of a prompt, instead of `prompt_name`.
-        truncate_dim: keep only the first `truncate_dim` numbers of each vector; None keeps all. As
-            in sentence-transformers, a scaling to length 1 in the model's files comes before this
+        truncate_dim: the number of leading dimensions of each vector to keep; None keeps all. As in
+            sentence-transformers, a scaling to length 1 in the model's files comes before this
             truncation, and `normalize_embeddings=True` scales the truncated vectors again. Token
             vectors are not truncated.
         precision: "float32", or None, keeps vectors as they are. "int8" and "uint8" divide the

@@ -72,7 +72,7 @@ class Frame:
 
 
 def shortened(first: int, second: int, room: float) -> tuple[int, int]:
-    """Return how many tokens of each of two texts to keep, so that together they fit into `room`.
+    """Return how many tokens to keep of each of two texts, so that both together fit into `room`.
 
     As in the `tokenizers` package, the longer text is cut until both have the same length; then
     each text gets half of the room, and the longer text gets the odd token.

@@ -36,7 +36,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     (n, ceil(D / 8)), as uint8 or, minus 128, as int8. "float32" changes nothing.
 
     Raises:
-        ValueError: a single vector has no range to divide.
+        ValueError: there is only one vector, so dimensions have no range to divide.
 
     >>> vectors = np.array([[0.5, -1.0], [0.7, 3.0], [0.6, 1.1]], np.float32)
     >>> quantized(vectors, "ubinary", call="encode").tolist()
@@ -84,7 +84,7 @@ def as_given(array: Array, *inputs: Any) -> Any:
     >>> as_given(np.zeros(2), [[0.5]])
     array([0., 0.])
     """
-    torch = sys.modules.get("torch")  # the caller of a function with tensors has imported torch
+    torch = sys.modules.get("torch")  # a caller that passes tensors has imported torch
     first = [value[0] if isinstance(value, list) and value else value for value in inputs]
     if torch is None or not any(isinstance(value, torch.Tensor) for value in first):
         return array

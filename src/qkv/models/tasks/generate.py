@@ -113,9 +113,9 @@ def generate(
             if the model has too few positions.
         temperature: with 0, each new token is the most likely token; otherwise, logits are divided
             by this number. `top_k`, `top_p` and `seed` need a temperature above 0.
-        top_k: sample only from this number of most likely tokens.
-        top_p: sample only from the most likely tokens whose probabilities sum to this number, above
-            0 and at most 1.
+        top_k: the number of most likely tokens to sample from.
+        top_p: a number above 0 and at most 1; only the most likely tokens whose probabilities sum
+            to this number can be sampled.
         seed: the seed of the random numbers, for repeatable results; each text uses its own
             numbers.
         stream: whether to yield the text while it grows, word by word.
@@ -388,7 +388,7 @@ def steps(
         model: the model.
         rows: the rows that `rows` returned; new tokens are added to them.
         sampling: the method that chooses a token.
-        top: measure each new token and this number of most likely tokens; None measures no token.
+        top: if given, each new token and this number of most likely tokens are measured.
         measure_prompts: whether to measure the tokens of the prompts too, before the first step;
             only for a model whose text continues the prompt.
         edited: the edits of the run.

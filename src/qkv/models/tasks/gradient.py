@@ -53,11 +53,11 @@ def gradient(
         ablate: heads to ablate, as in `trace`.
         hide: words, positions and edges to mask, as in `trace`.
         edit: activations to change, as in `trace`. The gradient of an edited activation is the
-            gradient of its replacement. A record passes the gradient on if its result depends on
-            the old value, as for "add". "ablate", "set", "patch" and "row" pass no gradient on, and
-            neither does an array. An `SAE` passes the gradient on, and `at` may name the features
-            of the `SAE`. The derivative of a function is unknown, so `at` may name only the
-            function's activation and later activations.
+            gradient of its replacement. A record such as "add", whose result depends on the old
+            value, passes the gradient on. "ablate", "set", "patch" and "row" pass no gradient on,
+            and neither does an array. An `SAE` passes the gradient on, and `at` may name the
+            features of the `SAE`. The derivative of a function is unknown, so `at` may name only
+            the function's activation and later activations.
 
     Returns:
         The gradients, keyed by the names in `at`.

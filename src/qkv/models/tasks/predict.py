@@ -304,7 +304,7 @@ def in_words(
 
 
 def largest(values: Array, count: int) -> list[tuple[int, float]]:
-    """Return the `count` largest values (V,) with their indices; of equal values, the first.
+    """Return `(index, value)` for the `count` largest values (V,); equal values keep their order.
 
     >>> largest(np.array([0.1, 0.6, 0.3]), 2)
     [(1, 0.6), (2, 0.3)]

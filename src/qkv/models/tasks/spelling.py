@@ -116,7 +116,7 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the index in `text` from which `stop` may have begun; `len(text)` if nowhere."""
+    """Return the index in `text` at which `stop` may have begun; `len(text)` if there is none."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size

@@ -38,7 +38,7 @@ def names_to_keep(
         layers: the numbers of the layers to keep, where -1 is the last layer; None keeps all
             layers.
         names: the names to keep: full names, short names, or tuples; None keeps the default names.
-        top_k: keep only summaries with this many weights per query, and the names in `names`.
+        top_k: if given, only `names` are kept, and summaries with this number of weights per query.
         call: the name of the public call, for errors.
 
     Raises:
@@ -74,7 +74,7 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     Args:
         known: every name that a trace of the model may hold.
         keep: a function that decides whether a name is kept.
-        side: count only names of this side, "encoder" or "decoder"; all names by default.
+        side: only names of this side, "encoder" or "decoder", count; by default, all names count.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
     >>> [layers_to_run(known, [name].__contains__) for name in known]
@@ -195,9 +195,10 @@ def trace(
         names: the names to keep: full names ("blocks.0.attn.hook_pattern"), short names ("pattern",
             "ln1.scale"), or tuples (("pattern", 3)). By default, all names except
             `attn.hook_result`.
-        top_k: keep only the activations in `names` and a summary of each layer's attention:
-            `top_indices` and `top_weights` (B, Hq, T, top_k), `received` (B, Hq, T) and `lse` (B,
-            Hq, T). Use this for long texts, for which the (T, T) weights need too much memory.
+        top_k: if given, only the activations in `names` are kept, and a summary of each layer's
+            attention: `top_indices` and `top_weights` (B, Hq, T, top_k), `received` (B, Hq, T) and
+            `lse` (B, Hq, T). Use this for long texts, for which the (T, T) weights need too much
+            memory.
         logits: whether to keep `trace["logits"]` too: (B, T, V), the logits over the vocabulary.
         batch_size: the number of texts in a batch; None for batches of about a thousand tokens.
             Activations that are not kept need memory only for one batch.
@@ -295,9 +296,9 @@ def trace_stream(
 
     Raises:
         TypeError: `texts` is a single text, or an argument has the wrong type.
-        ValueError: as in `trace`; errors number the texts across all batches. An error about a text
-            is raised when the text's batch is reached. If `hide` names a word or position that no
-            text contains, the error is raised after the last batch.
+        ValueError: as in `trace`; in errors, texts are numbered across all batches. An error about
+            a text is raised when the text's batch is reached. If `hide` names a word or position
+            that no text contains, the error is raised after the last batch.
         KeyError: a name does not exist.
 
     >>> import qkv
