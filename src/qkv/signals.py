@@ -25,7 +25,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def leave(number: int, _: Any = None) -> NoReturn:
-    """End the program by an exception, so that unfinished files are removed."""
+    """End the program with an exception, so that unfinished files are removed."""
     sys.exit(128 + number)  # the exit code of a program that was terminated by a signal
 
 

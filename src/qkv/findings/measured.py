@@ -95,7 +95,7 @@ class Finding:
         return {"qkv_finding": 1, **{name: getattr(self, name) for name in fields}, **pairs}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the finding to a JSON file; a failed write leaves no file."""
+        """Write the finding to a JSON file; a failed write changes no file."""
         write(path, self.to_dict())
 
     @classmethod

@@ -342,7 +342,7 @@ def _names(whole: Any) -> dict[int, str]:
 
 
 def _paths(layers: Sequence[_Layer]) -> list[tuple[Any, str]]:
-    """Return `(part, path)` per layer: the layer's part of the model, and its path in the part."""
+    """Return `(part, path)` per layer: the part that contains the layer, and the path inside it."""
     names = {id(part): _names(part) for x in layers if (part := x.first.part) is not None}
     paths = []
     for part, owner in ((layer.first.part, layer.first.owner) for layer in layers):
@@ -402,7 +402,7 @@ def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
 
 
 def _spans(padding: Array | None, texts: int, longest: int) -> list[slice]:
-    """Return, per row of the batch, the span of the text's tokens without the padding."""
+    """For each row of the batch, return the span of the text's tokens without padding."""
     spans = []
     for row in range(texts):
         real = np.arange(longest)

@@ -18,7 +18,7 @@ class Encoding:
     """A scikit-learn transformer that encodes texts as vectors, like `Model.encode`.
 
     `TextEncoder` is this class with scikit-learn's base classes. `fit` only checks its input and
-    learns nothing. Copies and pickles hold only the arguments. The model is loaded on first use;
+    learns nothing. A copy or a pickle holds only the arguments. The model is loaded on first use;
     in a process, all encoders of a model share one copy.
 
     Args:

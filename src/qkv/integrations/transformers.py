@@ -17,7 +17,7 @@ from qkv.integrations import tensors
 from qkv.integrations.record import CURRENT, REGISTERED, Ran
 from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_module
 
-# Arguments of a few models that restrict the visible keys; `attend` does not support them.
+# A few models pass these arguments to restrict the visible keys; `attend` does not support them.
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 OUTSIDE = (

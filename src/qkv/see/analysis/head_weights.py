@@ -22,7 +22,7 @@ class Summary(NamedTuple):
     """A summary of one layer's weights; for a long text, it is kept instead of the weights.
 
     Attributes:
-        indices: `(H, L, k)`, the keys with the largest weights of each query; short rows end with
+        indices: `(H, L, k)`, the keys with the largest weights for each query; short rows end with
             -1.
         weights: `(H, L, k)`, the weights on these keys, largest first.
         received: `(H, S)`, the weight on each key, summed over all queries.
@@ -298,7 +298,7 @@ def kept_in(
 
 
 def summable(weights: Array) -> Array:
-    """Replace infinite weights, and weights that are too large to be summed, with NaN.
+    """Set to NaN all weights that are infinite or too large to be summed.
 
     >>> summable(np.array([0.5, np.inf, -1e300]))
     array([0.5, nan, nan])
@@ -442,7 +442,7 @@ def by_word(heads: Heads) -> Heads:
 
 
 def _merged(axis: Axis, spans: list[Span]) -> Axis:
-    """Merge the tokens of an axis into words; a word of one token keeps its name."""
+    """Merge the tokens of an axis into words; a word of one token keeps the token's name."""
     names = axis.shown
     return Axis(
         [word for _, _, word in spans],

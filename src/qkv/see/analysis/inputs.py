@@ -171,7 +171,7 @@ def _found(trace: Trace, model: Model | None, word: str) -> list[list[int]]:
 
 
 def _spelled(trace: Trace, word: str) -> list[list[int]]:
-    """Find a word among tokens of an unknown tokenizer by the spelling of its subwords.
+    """Find a word among the tokens of an unknown tokenizer; compare only the spelling.
 
     >>> _spelled(Trace({}, tokens=[["a", "b", "##c"]]), "BC")
     [[1, 2]]

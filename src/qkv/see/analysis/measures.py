@@ -1,4 +1,4 @@
-"""Measures that describe heads, and links, which are large weights between two words."""
+"""Compute measures of heads, and find links: large weights between two words."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -231,7 +231,7 @@ class Link:
 
     @property
     def above(self) -> float:
-        """The weight minus the usual weight; 0 if negative, or if `of_positions` is true."""
+        """The weight minus the usual weight, at least 0; always 0 if `of_positions` is true."""
         expected = max(2 * self.usual[0], self.usual[1])
         return 0.0 if self.of_positions else max(0.0, self.weight - expected)
 

@@ -137,7 +137,7 @@ def choose_head(
     above the usual weight. If the difference is below 0.1, or the model is untrained, the headline
     says that no head stands out.
 
-    `layer` and `head` restrict the choice to a layer or a head. Links lead from positions in
+    `layer` and `head` restrict the choice to a layer or a head. All links lead from positions in
     `queries` to positions in `keys`. If a requested head has no link between content words, its
     largest link to any word is shown.
 

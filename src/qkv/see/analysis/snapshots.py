@@ -262,7 +262,8 @@ class Replay:
     def knots(self) -> list[int]:
         """The steps on the axis of charts: all snapshots, and the first and last logged step.
 
-        Charts space these steps equally, because most runs take snapshots at growing intervals.
+        In charts, these steps are equally spaced, because most runs take snapshots at growing
+        intervals.
         """
         every = [*self.steps, *(step for step, _ in self.losses)]
         return sorted({*self.steps, min(every), max(every)})

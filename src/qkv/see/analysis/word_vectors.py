@@ -1,4 +1,4 @@
-"""Word vectors before, between and after the layers: their cosines, and a plane to draw them."""
+"""Word vectors before, between and after the layers: their cosines, and their common plane."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -171,7 +171,7 @@ def words_of(
 def explained(
     tokens: Sequence[str], special: Sequence[bool], name: str = "", written: Sequence[str] = ()
 ) -> list[str]:
-    """Explain the tokens of a text in sentences, which begin with the `name` if it is given.
+    """Explain the tokens of a text in sentences; each begins with `name`, if `name` is given.
 
     `written` lists the words of the text that became unknown tokens.
 

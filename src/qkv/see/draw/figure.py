@@ -381,7 +381,7 @@ def _open(axes: Axes, tone: Tone) -> None:
 
 
 def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure to a PNG file; a failed write leaves no file."""
+    """Write a figure to a PNG file; a failed write changes no file."""
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=_DPI)
 
@@ -407,7 +407,7 @@ def _figure_class() -> type[Figure]:
 
 @lru_cache(maxsize=4)
 def _cmap(signed: bool, name: str) -> Colormap:
-    """Make a theme's colour map, for numbers of one sign or of both."""
+    """Make a theme's colour map, for numbers of one sign or of both signs."""
     from matplotlib.colors import LinearSegmentedColormap
 
     theme = THEMES[name]

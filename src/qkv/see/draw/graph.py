@@ -46,7 +46,7 @@ class Graph(Panel):
     Attributes:
         nodes: the column (from the left) and the row (from below) of each node.
         edges: the drawn edges, the largest number first.
-        labels: the words in the picture for each node.
+        labels: the words that the picture shows for each node.
         rows: the names of rows, keyed by height.
         of: the meaning of the numbers.
         whole: the count of all edges, including edges that are not drawn.

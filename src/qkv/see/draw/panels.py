@@ -36,7 +36,7 @@ class Panel:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class HeatMap(Panel):
-    """Numbers `(n, m)` as coloured cells with labels, and a scale.
+    """A map of numbers `(n, m)` as coloured cells, with labels and a scale.
 
     Attributes:
         values: the numbers; cells without a finite number are hatched.
@@ -82,7 +82,7 @@ class HeatMap(Panel):
 
     @property
     def ends(self) -> tuple[float, float]:
-        """Return `(low, high)`, both ends of the scale."""
+        """Return `(low, high)`, the ends of the scale."""
         if self.top is not None:
             return 0.0, self.top
         if self.scale is not None:
@@ -231,7 +231,7 @@ class Lines(Panel):
 
     @property
     def ticks(self) -> list[int]:
-        """Choose the positions to label so that the names fit; always include the last."""
+        """Choose the positions to label so that the names fit; always label the last position."""
         indices = range(len(self.names))
         return list(indices[:: -max(1, -(-len(indices) // 12))])[::-1]
 
@@ -267,7 +267,7 @@ class Arrows(Panel):
 
     @property
     def labels(self) -> list[tuple[Array, str, bool]]:
-        """List the labels to place as `(point, words, whether the point is in `after`)`.
+        """List the labels as `(point, words, flag)`; the flag is true for points in `after`.
 
         Of `before` and `after`, the set with the larger spread comes first. Points with the same
         position and name share one label.
@@ -416,7 +416,7 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passages(Panel):
-    """Passages of text, one below the other; each word's shade shows its number.
+    """Passages of text, one below the other; the shade of a word shows the word's number.
 
     Attributes:
         passages: the passages.

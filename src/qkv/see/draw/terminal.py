@@ -89,7 +89,7 @@ def _chart(screen: Screen, panel: panels.Lines) -> list[Text]:
 
 
 def _table(screen: Screen, panel: panels.Table) -> list[Text]:
-    """Draw a table. Names and columns have the width of their texts; bars fill the rest."""
+    """Draw a table. Names and columns are as wide as their texts; bars fill the rest."""
     width = screen.fit([panel.corner, *panel.names], 3, 20)
     sized = [
         (column, 4 if column.bars else screen.fit([column.header, *column.cells], 1, 36))

@@ -123,7 +123,7 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
 
 
 def _design(model: Model, design: Design) -> dict[str, Any]:
-    """Describe the model's family as a `Design` of assets/engine/parameters.js."""
+    """Describe the model's family as a `Design` (see assets/engine/parameters.js)."""
     rotaries = list(
         dict.fromkeys(layer.rotary for layer in design.layers if layer.rotary is not None)
     )
@@ -178,7 +178,7 @@ def _attends(layer: Attention, rotaries: list[Rotary]) -> dict[str, Any]:
 
 
 def _rotary(rotary: Rotary, size: int) -> dict[str, Any]:
-    """Describe rotary positions as a `Rotary` of assets/engine/parameters.js."""
+    """Describe rotary positions as a `Rotary` (see assets/engine/parameters.js)."""
     dims, scaling = rotary.dims or size, rotary.scaling
     described: dict[str, Any] = {"dims": dims, "interleaved": rotary.interleaved, "scale": 1.0}
     if scaling is None or isinstance(scaling, Dynamic):

@@ -75,7 +75,7 @@ from qkv.see.steps.walk import Walk
 # SUMMARY has the largest weights of a long text.
 #
 #   `top_k` is k.
-#   `indices` is a packed array (layers, H, L, k); all bits are 1 if a query has fewer than k keys.
+#   `indices` is a packed array (layers, H, L, k); all bits of an unused index are 1.
 #   `weights` has the weights on these keys, as packed shares.
 #   `received` is a packed array (layers, H, S).
 #   `kept` is the fraction of the total weight that the summary includes.
@@ -232,7 +232,7 @@ def check_theme(theme: str, call: str) -> str:
 #   (`of`), a name for heads with a high score (`head`), and a list of layers x H numbers for each
 #   step (`values`).
 #   `score` is the index in `scores` of the score that the sentence describes.
-#   `becomes` is the smallest score for which a head is called by the name in `head`.
+#   A head whose score is at least `becomes` has the name in `head`.
 #   `losses` is a list of [step, loss].
 #   `logged` has the loss at each of the `steps`, or null.
 #   `knots` has the steps on the axis of charts, which are equally spaced.

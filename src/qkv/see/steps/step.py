@@ -44,7 +44,8 @@ def spell(
         arrays: the array and its inputs, keyed by name.
         rows: names for the rows.
         columns: names for the columns; by default the column's index.
-        most: the largest number of terms to write; a longer sum shows its largest terms.
+        most: the largest number of terms to write; of a longer sum, only the largest terms are
+            written.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
     >>> arrays["C"] = arrays["A"] @ arrays["B"]

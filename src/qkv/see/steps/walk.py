@@ -242,7 +242,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key whose sums are written out, from a mask or the strongest link."""
+    """Choose the query and key for the sums: at the first mask token, or by the strongest link."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((position for position, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:

@@ -223,9 +223,9 @@ def play(
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
     first mask token; without a mask token, at the last content word. A decoder guesses the word
     after the last token. The first word to hide is the content word whose hiding changes the
-    probabilities of the guess most. Words whose hiding changes the likeliest guess take precedence.
-    The head is chosen by the rule of `show`. When the reader types another text, the same rule
-    chooses a head for this text, unless the reader has chosen a head.
+    probabilities of the guess most. If hiding some words changes the likeliest guess, only these
+    words are considered. The head is chosen by the rule of `show`. When the reader types another
+    text, the same rule chooses a head for this text, unless the reader has chosen a head.
 
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the

@@ -124,19 +124,19 @@ class View(ABC):
         self._write(console, Screen.of(console))
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
-        """Write the view to one self-contained HTML file; a failed write leaves no file."""
+        """Write the view to one self-contained HTML file; a failed write changes no file."""
         page = self._document().encode("utf-8")
         with replacing(path) as file:
             file.write(page)
 
     def to_svg(self, path: str | os.PathLike[str]) -> None:
-        """Write `svg()` to a file; a failed write leaves no file."""
+        """Write `svg()` to a file; a failed write changes no file."""
         data = self.svg().encode("utf-8")
         with replacing(path) as file:
             file.write(data)
 
     def to_png(self, path: str | os.PathLike[str]) -> None:
-        """Write `figure()` to a PNG file; a failed write leaves no file."""
+        """Write `figure()` to a PNG file; a failed write changes no file."""
         figure.write_png(self.figure(), path)
 
     def to_dict(self) -> dict[str, Any]:
