@@ -117,7 +117,7 @@ _DEBUG = "qkv.debug"
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_DEBUG] = True  # the program and its command share this dictionary
+        context.meta[_DEBUG] = True  # the group and its command share this dictionary
 
 
 debug_option = click.option(

@@ -84,7 +84,7 @@ class Streams:
     A stream that waits for its client gets no turn until the client continues to read. A stream is
     open while its iterator is in memory. To make room, the class closes streams that wait for their
     clients, and streams that have computed `QUANTUM` pieces since they were opened. A closed stream
-    opens again at its next turn. So no client waits for the end of a slow or long stream.
+    opens again at its next turn. So no client waits for the end of another client's stream.
 
     Args:
         most: the number of pieces that one turn computes.

@@ -137,7 +137,7 @@ Some = TypeVar("Some", bound=Request)
 class Turns(Generic[Some]):
     """A queue in which clients take turns, and in which each client's connections take turns.
 
-    A connection is `(client, port)`. Any other value is a client with one connection.
+    A connection is `(client, port)`; any other value stands for a client with one connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()

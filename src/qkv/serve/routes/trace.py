@@ -40,7 +40,7 @@ _NumberOrNumbers = Annotated[
     _Numbers,
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
-COPIES = 6  # the number of copies of a layer's weights in memory while an edit changes them
+COPIES = 6  # while an edit changes a layer's weights, this many copies of them are in memory
 
 
 class TraceBody(Body):
