@@ -124,11 +124,11 @@ def cache(
 ) -> Cache:
     """Run many texts and write their activations to files.
 
-    The folder holds "cache.json" and safetensors files of about 256 MB each, which store the rows
-    of consecutive texts without padding. Memory holds one file at a time. If a call is interrupted,
-    repeat it: texts whose files are complete are not run again; their stored tokens are only
-    compared with the tokens of the given texts. To add texts later, repeat the call with the
-    earlier texts followed by the new texts. Cached activations are read through memory maps.
+    The folder holds "cache.json", and safetensors files of about 256 MB each with the rows of
+    consecutive texts, without padding. Memory holds one file at a time. If a call is interrupted,
+    repeat it: texts whose files are complete are not run again; only their tokens are compared with
+    the stored tokens. To add texts later, repeat the call with the earlier texts followed by the
+    new texts. Cached activations are read through memory maps.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.

@@ -32,11 +32,11 @@ def edges(
     receiver). A head has three inputs: for its queries, its keys and its values. If several query
     heads share a key head, each query head is treated as if it had its own keys and values.
 
-    An exact score changes one edge of the clean run: the receiver reads the sender's output
+    For an exact score, one edge of the clean run is changed: the receiver reads the sender's output
     from the corrupted run, and all later parts are recomputed. The score is the resulting change of
     the metric. (`patch` does the opposite: it puts activations of `clean` into `corrupted`.) Many
-    edges run in one batch. Parts before the receiver are not recomputed. A decoder also skips
-    positions before the first token that differs.
+    edges run in one batch. Parts before the receiver are not recomputed. In a decoder, positions
+    before the first differing token are not recomputed either.
 
     Args:
         model: a model with an LM head and with norms before its parts (GPT-2, Llama). Additional
@@ -53,15 +53,16 @@ def edges(
             5 gradients, at evenly spaced points between the corrupted and the clean embeddings.
 
     Returns:
-        A `Graph` of all edges. For estimates, `.correlation` compares 200 edges with exact scores.
+        A `Graph` of all edges. For estimated scores, `.correlation` compares 200 of them with exact
+        scores.
 
     Raises:
         TypeError: an argument has a wrong type; the metric does not return a number; or the method
             is "eap" or "eap-ig", and the metric is a function or the model is in half precision.
         ValueError: the texts have different numbers of tokens, or an argument has several texts;
             the method, position or token does not exist; the model gives no logits over words, has
-            norms only after its parts (BERT), or one norm for the queries of all heads (OLMo 2); or
-            the metric returns an array.
+            norms only after its parts (BERT), or has a joint norm for the queries of all heads
+            (OLMo 2); or the metric returns an array.
 
     Source:
         Exact: Wang et al. 2022, "Interpretability in the Wild", and Conmy et al. 2023, "Towards
@@ -306,8 +307,8 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     Args:
         stream: both runs.
         of: the logit, or the difference of two logits.
-        steps: the number of gradients to average, at evenly spaced points between the corrupted and
-            the clean embeddings; None for one gradient in the clean run.
+        steps: the number of evenly spaced points, between the corrupted and the clean embeddings,
+            whose gradients are averaged; None for a single gradient in the clean run.
     """
     model, layers, last = stream.model, stream.layers, len(stream.layers) - 1
     clean, corrupted = (run["resid_pre", 0] for run in (stream.pair.clean, stream.pair.corrupted))

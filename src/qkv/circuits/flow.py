@@ -197,12 +197,12 @@ def _lengths(matrices: Array) -> Array:
 def copying_scores(model: Model) -> Result:
     """Measure copying: how much each head raises the logits of the tokens that it attends to.
 
-    A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, with
-    `OV` of `model.head_weights(layer)`. The score is the sum of the eigenvalues of that matrix,
-    divided by the sum of their absolute values. The score is 1 if all eigenvalues are positive (the
-    head raises the tokens that it reads), -1 if all are negative, and near 0 if their directions
-    are random. The weights are raw: norms are not folded in, and the contributions of position
-    embeddings and MLPs are ignored.
+    A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, where
+    `OV` is from `model.head_weights(layer)`. The score is the sum of the eigenvalues of that
+    matrix, divided by the sum of their absolute values. The score is 1 if all eigenvalues are
+    positive (the head raises the tokens that it reads), -1 if all are negative, and near 0 if their
+    directions are random. The weights are raw: norms are not folded in, and the contributions of
+    position embeddings and MLPs are ignored.
 
     Args:
         model: a model whose LM head consists of a norm and a matrix.

@@ -205,7 +205,7 @@ def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iter
 
     Args:
         model: the model, whose tokenizer splits the texts into tokens.
-        texts: any iterable of texts, or a single text. A text is a string or its token ids.
+        texts: any iterable of texts, or a single text. A text is a string or an array of ids.
         call: the function name for error messages.
         empty: whether to keep texts without a token.
 
@@ -289,8 +289,8 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
     Args:
         model: a text encoder or decoder.
         batch: the token ids of each text, (T,).
-        use: a function that is called for each layer in order with a copy of the weights (B, Hq, Q,
-            K), which are 0 in the padding. If a single text has more than `CELLS` weights in a
+        use: a function that receives a copy of the weights (B, Hq, Q, K) of each layer, in order;
+            the weights are 0 in the padding. If a single text has more than `CELLS` weights in a
             layer, its queries are split: `use` gets all layers for the first queries, then all
             layers for the next queries.
 
@@ -381,7 +381,7 @@ def rows_of(
 
     Args:
         model: a text encoder or decoder.
-        texts: any iterable of texts. A text is a string or its token ids.
+        texts: any iterable of texts. A text is a string or an array of token ids.
         name: the full name of the activation.
         call: the function name for error messages.
         may_be_empty: if the texts hold no token, whether to yield nothing instead of raising an

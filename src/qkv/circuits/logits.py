@@ -96,9 +96,8 @@ def attribute_logits(
     If norms come before the parts of a block, every head and every MLP adds its vector to one sum,
     and a norm and a matrix turn that sum into logits. The scale of the norm depends on all parts
     together. With the scale fixed at its value in this run, the computation is linear, and the
-    shares sum to the logit (before a soft cap, if the head has one). A share is the direct effect
-    of a part's output. Later parts read that output too; `patch` and `ablate=` measure the whole
-    effect.
+    shares sum to the logit (before any soft cap). A share is the direct effect of a part's output.
+    Later parts read that output too; `patch` and `ablate=` measure the whole effect.
 
     The share "embed" belongs to the token and position embeddings. The shares "mlp" include the
     biases of the MLPs; the share of a block without an MLP is 0. The share "bias" sums the biases

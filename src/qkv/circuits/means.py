@@ -303,10 +303,10 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
 
     Each text is read once. Memory does not grow with the number of texts.
 
-    Four measures are cosines between corresponding vectors of the two models: "resid" compares the
-    outputs of layers, "attn" the outputs of attention, "mlp" the outputs of MLPs (if the models
-    have MLPs), and "heads" (layers, Hq) the activation `z` of each head. Two zero vectors have the
-    cosine 1; a zero vector and a nonzero vector have the cosine 0.
+    Four measures are cosines between corresponding vectors of the two models: the outputs of layers
+    ("resid"), of attention ("attn") and of MLPs ("mlp", if the models have MLPs), and the
+    activation `z` of each head ("heads", of shape (layers, Hq)). Two zero vectors have the cosine
+    1; a zero vector and a nonzero vector have the cosine 0.
 
     Three more measures compare the logits if both models have LM heads. "logits" is the mean
     absolute difference. "kl" is the KL divergence of model_b's probabilities from model_a's, in

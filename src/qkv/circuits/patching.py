@@ -50,7 +50,7 @@ def attribution_patch(
         normalize: as for `patch`.
 
     Returns:
-        An array like that of `patch`.
+        An array like the result of `patch`.
 
     Raises:
         TypeError: as for `patch`; the metric is a function; or the model is in half precision.
@@ -205,7 +205,7 @@ def patch(
 
     If an activation restores the clean metric, it carries the difference between the two texts. All
     patches of a layer, including those of several pairs, run in one batch, and earlier layers are
-    not recomputed. In a parallel block (GPT-NeoX) the MLP does not read the attention of its own
+    not recomputed. In a parallel block (GPT-NeoX), the MLP does not read the attention of its own
     layer, so patching "attn_out" or a head affects only later layers. Activations that are equal in
     both runs are not patched; their result is the metric of `corrupted`.
 
@@ -216,10 +216,10 @@ def patch(
         corrupted: one text or a list, like `clean`, with the same number of texts. Both texts of a
             pair must have the same number of tokens. Different pairs may differ in length.
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
-            patched at each position separately; "z", "pattern", "q", "k" and "v" in each head;
-            "pre" and "post" (the MLP's neurons before and after the activation function) in each
-            neuron. A patch of a head or neuron covers all positions. The sites of a list are
-            patched separately; their results must have the same shape.
+            patched at one position at a time; "z", "pattern", "q", "k" and "v" for one head at a
+            time; "pre" and "post" (the MLP's neurons before and after the activation function) for
+            one neuron at a time. A patch of a head or neuron covers all positions. The sites of a
+            list are patched separately; their results must have the same shape.
         metric: (position, token) for one logit, (position, token, other token) for the difference
             of two logits, or a function that turns logits (1, T, V) into a number. Negative
             positions count from the end. A token is an id or a one-token string. A tuple is faster

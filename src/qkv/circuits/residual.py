@@ -136,7 +136,7 @@ class Kept(NamedTuple):
 class Stream:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
-    A decoder skips positions before the first token that differs. If the metric is a logit,
+    In a decoder, positions before the first differing token are skipped. If the metric is a logit,
     positions after the metric's position are skipped, and the last MLP computes only the metric's
     position.
 

@@ -157,7 +157,7 @@ class SAE:
 
         Args:
             model: a text encoder or decoder from `qkv.load`.
-            texts: any iterable of texts. A text is a string or its token ids. A list is read
+            texts: any iterable of texts. A text is a string or an array of ids. A list is read
                 repeatedly if needed; an iterator is read once.
             at: one activation of one layer, with one vector per token.
             features: n, the number of features.

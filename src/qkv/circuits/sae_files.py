@@ -43,8 +43,7 @@ def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, An
     """Read an autoencoder from a folder.
 
     `about` holds three arguments of `SAE`: "at" (the full name of an activation, or None),
-    "subtracts_bias" and "metadata". `arrays` holds "k", and the arrays keyed by their names in the
-    file.
+    "subtracts_bias" and "metadata". `arrays` holds "k" and the file's arrays, keyed by name.
 
     Returns:
         `(about, arrays)`, two dicts.

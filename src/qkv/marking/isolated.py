@@ -62,7 +62,7 @@ class Isolated:
         arguments: `sys.argv` of the child. The constructor appends the number of seconds after
             which the child ends on its own.
         seconds: the time limit for an answer.
-        waiting: a function that is called several times per second.
+        waiting: a function to call several times per second during a wait.
         call: the name of the public function, for error messages.
     """
 

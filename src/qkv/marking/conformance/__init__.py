@@ -1,4 +1,4 @@
-"""Conformance: judge every feature of an attention function, and explain its errors."""
+"""Conformance: judge every feature of an attention function, and explain the errors."""
 
 from qkv.marking.conformance.card import conform
 from qkv.marking.conformance.report import Report

@@ -63,12 +63,12 @@ def conform(
             `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
         features: the features to judge; None for all.
         aligned: how queries align with keys if L and S differ and the function takes no `q_offset`.
-            `"end"` aligns the last query with the last key, `"start"` the first query with the
-            first key.
+            `"end"` aligns the last query with the last key; `"start"` aligns the first query with
+            the first key.
         device: the device of torch or JAX arrays, such as `"cuda"`.
         seed: the random seed for the random cases.
         seconds: the time limit of a call.
-        waiting: a function that is called several times per second.
+        waiting: a function to call several times per second during the run.
 
     Returns:
         A `Report`, which is true if nothing is wrong. Print the report to read the card.

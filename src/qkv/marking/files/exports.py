@@ -1,4 +1,4 @@
-"""Write verdicts for other programs, as JUnit XML or as Gradescope's results.json.
+"""Write verdicts in files for other programs: JUnit XML, or Gradescope's results.json.
 
 CI systems and learning platforms read JUnit XML. The format of Gradescope:
 https://gradescope-autograders.readthedocs.io/en/latest/specs/

@@ -33,7 +33,7 @@ def check_file(
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[CheckResult, ...]:
-    r"""Mark a Python file or a Jupyter notebook, whose code runs in a separate process.
+    r"""Check a Python file or a Jupyter notebook; its code runs in a separate process.
 
     A lesson's notebook is marked only for the tasks of the lesson, not for functions that the
     lesson itself defines. The code cells run in order, without magics. If a cell fails, the verdict
@@ -60,7 +60,7 @@ def check_file(
             longest limit of the notebook's tasks, because some lessons train a model. While other
             programs keep the processors busy, all limits are extended.
         megabytes: the memory limit, in addition to the memory of the libraries (not on Windows).
-        waiting: a function that is called several times per second.
+        waiting: a function to call several times per second during the run.
 
     Returns:
         One verdict per task, or a single verdict if the file cannot be read.
