@@ -177,7 +177,7 @@ def trace_attention(
     Returns:
         A trace with the arrays of all steps.
         `scores_raw` (query @ key.T), `scores_scaled`, `scores_capped`, `scores_biased`, `scores`
-            (-inf where masked) and `pattern` (the weights) are `(..., Hq, L, S)`.
+        (-inf where masked) and `pattern` (the weights) are `(..., Hq, L, S)`.
         `out` is `(..., Hq, L, dv)`.
         If the option of a step is not given, the step repeats the array of the previous step.
 

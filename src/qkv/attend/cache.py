@@ -58,9 +58,9 @@ class KVCache:
             lengths: the number of real keys in each row, up to n; the default is n.
 
         Returns:
-            Arguments of `qkv.attention` for the n queries of the same tokens: `key`, `value`,
-                `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`.
-            The arrays are views that are valid until the next `append`.
+            The arguments of `qkv.attention` for the n queries of the same tokens. These are `key`,
+            `value` and `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`. The
+            arrays are views that are valid until the next `append`.
         """
         call = "KVCache.append"
         key, value = as_array(key, call=call, name="key"), as_array(value, call=call, name="value")

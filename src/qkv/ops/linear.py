@@ -32,7 +32,9 @@ def products_in_bfloat16() -> Iterator[None]:
     """Let the kernel round float32 factors to bfloat16 inside the `with` block.
 
     The kernel rounds the factors of `linear`, and the factors of the gradient of `x` in
-    `linear_grad`. Sums and results stay float32. Without the kernel, nothing changes. Source:
+    `linear_grad`. Sums and results stay float32. Without the kernel, nothing changes.
+
+    Source:
         Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019, "A Study of
         BFLOAT16 for Deep Learning Training".
     """
