@@ -71,8 +71,8 @@ def plan_of(
 ) -> Plan:
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
-    Errors are not cached. Numbers (scale, window, ...) are not part of the plan: checking a number
-    is faster than a cache lookup, and a cache key cannot distinguish True, 1 and 1.0.
+    Errors are not cached. Numbers such as the scale or the window are not part of the plan:
+    checking them is faster than a cache lookup, and as keys, True, 1 and 1.0 would be equal.
     """
     dtype = check_types(call, {"query": query_type, "key": key_type, "value": value_type})
     shapes = {"query": query, "key": key, "value": value}
@@ -400,7 +400,7 @@ def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
 
 
 def _levels_up() -> int:
-    """Return the number of stack levels from here to the user's code, for a warning."""
+    """Return how many stack levels the user's code is above this function, for a warning."""
     outside, level, frame = 2, 1, sys._getframe(1)
     while frame.f_back is not None:
         level, frame = level + 1, frame.f_back

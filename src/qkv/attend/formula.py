@@ -1,4 +1,4 @@
-"""The whole formula in plain NumPy, for any float type; tests compare other code with it."""
+"""The whole formula in plain NumPy, for any float type; tests compare all other code with it."""
 
 from typing import Any, NamedTuple
 
@@ -42,8 +42,8 @@ def formula(
         value: `(..., S, dv)`.
         scale: the factor by which scores are multiplied, usually `1 / sqrt(d)`.
         softcap: replaces the scores with `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
-        bias: added to the scores. For ALiBi, the caller includes `-slope * abs(i + q_offset - j)`,
-            because the caller knows the queries' positions.
+        bias: added to the scores. For ALiBi, it includes `-slope * abs(i + q_offset - j)`, which
+            the caller computes.
         mask: numbers that are added to the scores after the bias.
         visible: bool, `(..., L, S)`: which query may see which key.
         sinks: `(..., 1, n)` logits that take part in the softmax but have no value (GPT-OSS, 2025).

@@ -236,7 +236,7 @@ def _result(
 def _gradients(call: Call, outputs: Outputs) -> Gradients:
     """Compute gradients with the kernel, and use NumPy for the heads that the kernel rejects.
 
-    Rejected heads have a log-sum-exp above `outputs.exact`, or infinite or NaN values.
+    It rejects heads with a log-sum-exp above `outputs.exact`, or with infinite or NaN values.
     """
     plan, kind = call.plan, call.plan.kind
     kv_rows = (*plan.lead, plan.kv_heads, plan.keys)

@@ -318,7 +318,7 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
     """Cut text into parts of `length` + 1 tokens, including line ends.
 
     The last token of a part is also the first token of the next part, so that each token is read
-    and predicted. A file ends with the tokenizer's token for the end of a text, if it has one.
+    and predicted. If the tokenizer has an end-of-text token, this token ends each file.
     """
     ends = [index for name, index in tokenizer.vocabulary.items() if name in ENDS]
     end = np.array(ends[:1], np.int32)
@@ -335,7 +335,7 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
-    """Yield the ids of texts in small batches, between which Python can react to signals."""
+    """Yield the ids of texts, computed in small batches, so that Python can react to signals."""
     for part in parts_of(texts, _LONGEST_LINE):
         yield from tokenizer.ids_batch(part)
 

@@ -120,8 +120,8 @@ def train(
         Diverged: the loss keeps rising, ten steps in a row were skipped, or the model gives numbers
             that are not finite; the folder then holds the model of the last good checkpoint.
         OSError: a file cannot be written; existing checkpoints stay complete.
-        Interrupted: a signal stopped the run, and everything is saved; `Interrupted` is a
-            KeyboardInterrupt.
+        Interrupted: a signal stopped the run, and everything is saved. This error is a
+            subclass of KeyboardInterrupt.
     """
     if steps is None and minutes is None:
         raise ValueError("train: give steps, or minutes, or both")
@@ -481,7 +481,7 @@ def spread(steps: int | None, count: int = 12) -> list[int]:
 
 
 def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
-    """Describe a line of the metrics in words."""
+    """Return a line of the metrics as text."""
     of = f"/{steps}" if steps else ""
     rate = row["tokens"] / max(row["seconds"], 1e-3)
     return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"

@@ -87,7 +87,7 @@ class Network:
             self.weight = before
 
     def is_finite(self) -> bool:
-        """Return whether all parameters, and the outputs for some of the tokens, are finite."""
+        """Return whether all parameters are finite, and so are the outputs for some tokens."""
         if not np.isfinite(self.flat).all():
             return False
         vocabulary, most = self.design.vocabulary, self.transformer.embedding.max_positions

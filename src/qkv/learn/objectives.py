@@ -173,7 +173,7 @@ class _Filled:
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
-        """Take usable sequences from the source until a step has enough tokens."""
+        """Take sequences from the source, and keep usable ones until there are enough tokens."""
         sequences: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:
@@ -290,7 +290,7 @@ class Masked(_Filled):
         return Words(ids, starts_of(map(len, texts)), at, targets)
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return the word numbers in the order in which words are chosen.
+        """Return all word numbers, in the order in which the words are chosen.
 
         Args:
             words: (n,), the word number of each token.

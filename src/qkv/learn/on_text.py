@@ -215,7 +215,7 @@ def need_writable(folder: Path) -> None:
 def _tokenizer(
     run: TextRun, home: Path, files: Files, resume: bool
 ) -> tuple[SubwordTokenizer, str]:
-    """Return the tokenizer, and a phrase that describes its origin."""
+    """Return the tokenizer, and words that say where it comes from."""
     if resume:
         path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)
@@ -237,7 +237,7 @@ def _checksum(path: Path) -> str:
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
-    """Return the objective, with a corpus that is cut for this objective."""
+    """Return the objective; it determines how the corpus is cut into sequences."""
     causal = run.objective == "causal"
     cut = running(tokenizer, run.length) if causal else paragraphs(tokenizer, run.length)
     corpus, count = Corpus(files, cut, seed=run.seed), run.tokens_per_step

@@ -58,7 +58,7 @@ class AdamW:
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Update the parameters by one step; `length` is the gradient's norm, if known."""
+        """Update the parameters by one step; `length` is the norm of the gradient (or None)."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")

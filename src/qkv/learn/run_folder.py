@@ -164,7 +164,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def plot_curves(folder: str | os.PathLike[str]) -> Figure:
-    """Plot a run's learning rate and its losses, as logged and smoothed, against the steps.
+    """Plot a run's learning rate and its losses (raw and smoothed) over the steps.
 
     Args:
         folder: the folder of the run.
@@ -235,7 +235,7 @@ def smoothed(values: Array) -> Array:
 
 
 def snapshots_in(folder: Path) -> dict[int, Path]:
-    """Return the paths of complete snapshots, keyed by step, in order."""
+    """Return the paths of all complete snapshots, keyed by step, the earliest first."""
     home = folder / SNAPSHOTS
     paths = {}
     for path in home.iterdir() if home.is_dir() else ():
@@ -275,7 +275,7 @@ class Checkpoint:
         path: the path of the file.
         arrays: the parameters and the arrays of the optimizer, all (n,).
         about: the step, the settings and all other state, as JSON values.
-        damaged: for each later checkpoint, a sentence that says what is wrong.
+        damaged: for each later checkpoint, the reason why it cannot be used.
     """
 
     path: Path

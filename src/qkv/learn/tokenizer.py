@@ -68,7 +68,7 @@ def train_tokenizer(
 
 
 def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
-    """Run `tokenizer_process`, return the tokenizer.json that it writes, and end the process."""
+    """Run `tokenizer_process` in a new process; return the tokenizer.json that it writes."""
     with subprocess.Popen(
         [sys.executable, "-P", tokenizer_process.__file__, kind, str(vocabulary)],
         stdin=subprocess.PIPE,

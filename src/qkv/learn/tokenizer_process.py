@@ -42,14 +42,14 @@ def main() -> None:
     kind, vocabulary = sys.argv[1], int(sys.argv[2])
     try:
         text = trained(lines, kind, vocabulary).to_str()
-    except BaseException as error:  # the library's panics are not Exceptions
+    except BaseException as error:  # a panic of the library is a BaseException
         sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.buffer.write(text.encode())
 
 
 def _end_with_caller() -> None:
     """End this process when its standard input closes."""
-    os.read(sys.stdin.fileno(), 1)  # unlike `sys.stdin`, takes no lock that Python needs at exit
+    os.read(sys.stdin.fileno(), 1)  # `sys.stdin` would hold a lock that Python needs at exit
     os._exit(1)
 
 
@@ -59,7 +59,7 @@ def trained(lines: list[str], kind: str, vocabulary: int) -> tokenizers.Tokenize
 
 
 def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
-    """Train a WordPiece tokenizer like BERT's, with separate subwords ("##") inside words."""
+    """Train a WordPiece tokenizer like BERT's, which marks subwords inside words with "##"."""
     from tokenizers import Tokenizer, models, trainers
 
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))

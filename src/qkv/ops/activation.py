@@ -73,7 +73,7 @@ def _map(chosen: int, code: int, x: Array, grad: Array | None) -> Array:
     return y
 
 
-# For larger numbers, each activation's derivative equals its limit at infinity.
+# Beyond this, the derivative of every activation is equal to its limit at infinity.
 _BEYOND = 50.0
 
 
@@ -120,7 +120,7 @@ ACTIVATIONS = {
     "relu": Activation(
         lambda x: np.maximum(x, 0), lambda x, grad: np.where(x <= 0, x.dtype.type(0), grad), 4
     ),
-    "gelu_bloom": Activation(  # in float32, the rounded factor makes no difference
+    "gelu_bloom": Activation(  # the factor has fewer digits, which matters only in float64
         partial(_gelu_tanh, factor=0.79788456), partial(_gelu_tanh_grad, factor=0.79788456), 2
     ),
     "quick_gelu": Activation(
@@ -128,9 +128,9 @@ ACTIVATIONS = {
     ),
 }
 
-# The coefficients of P, highest power first, in erf(x) = tanh(x * P(x * x)) for |x| <= 4.2. Beyond
-# 4.2, erf is 1 in float32. P was fitted to atanh(erf(x)) / x by weighted least squares on Chebyshev
-# points. The maximum error of erf is 9.1e-8.
+# For |x| <= 4.2, erf(x) = tanh(x * P(x * x)). These are the coefficients of the polynomial P, from
+# the highest power down. Beyond 4.2, erf is 1 in float32. P was fitted to atanh(erf(x)) / x by
+# weighted least squares on Chebyshev points. The maximum error of erf is 9.1e-8.
 _ERF = (
     1.5361411e-10, -7.4093776e-09, 1.3827980e-07, -1.1327262e-06, 5.6051601e-07,
     7.1455099e-05, -5.9857761e-04, -2.0412552e-04, 1.0277134e-01, 1.1283792e00,

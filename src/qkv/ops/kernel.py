@@ -22,9 +22,9 @@ BODIES = (
 BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the best first.
 MOST_THREADS = 1024  # The same limit as in native/arguments.h.
 _threads: int | None = None
-_here = threading.local()  # whether the thread must not use other threads
+_here = threading.local()  # per thread: whether it must compute alone
 FLOAT32 = np.dtype(np.float32)
-CHUNK = 1 << 14  # the size of a chunk, small enough to keep intermediate results in the cache
+CHUNK = 1 << 14  # the numbers in a chunk, few enough for intermediate results to stay in the cache
 
 
 def backend() -> str:
@@ -93,7 +93,7 @@ def set_num_threads(n: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute only on the calling thread inside the `with` block, despite `set_num_threads`.
+    """Inside the `with` block, compute on the calling thread only, despite `set_num_threads`.
 
     Use this in the tasks of a scheduler that already runs one task per core.
     """

@@ -84,7 +84,7 @@ def packed_together(
 
 
 def packed_once(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Array:
-    """Pack the weight (in, out) for one product by the kernel's body `chosen`."""
+    """Return a packed copy of a weight (in, out), for one product by the kernel's body `chosen`."""
     size = packed_size(weight.shape, chosen, kind)
     memory = _aligned(np.empty(size + 16, np.float32), 64)[:size]
     _pack_into(memory, weight, chosen, kind, threads)
@@ -127,8 +127,8 @@ def _lasting_memory(count: int) -> Array:
 def _count(shelf: Any, size: int) -> None:
     """Add `size` to the used bytes of a shelf, and drop the shelf if it is nearly empty.
 
-    `size` is negative for freed bytes. The few weights that remain on a dropped shelf are packed
-    again at their next use.
+    For freed bytes, `size` is negative. If weights remain on a dropped shelf, each is packed again
+    at its next use.
     """
     if shelf is None:  # before the first shelf
         return
@@ -186,7 +186,7 @@ class Prepared:
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
-        """Return a function that applies several weights, which `joins` accepts, in one product.
+        """Return a function that applies several weights in one product; `joins` must accept them.
 
         `bias` holds the concatenated biases of all weights.
         """

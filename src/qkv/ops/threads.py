@@ -13,7 +13,7 @@ from qkv.ops.kernel import get_num_threads
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
 _helpers: list[threading.Thread] = []
-_here = threading.local()  # for each thread, the errors of its current `run_all` call
+_here = threading.local()  # per thread: the errors of the `run_all` call that it works for
 
 
 def lock() -> threading.RLock:
@@ -82,7 +82,7 @@ class _Stopped(Exception):
 
 
 def go_on() -> None:
-    """End this case of `run_all` if another case has failed; call `go_on` between two steps."""
+    """Stop this case if another case of the same `run_all` call has failed."""
     if getattr(_here, "errors", None):
         raise _Stopped
 

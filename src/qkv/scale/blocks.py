@@ -58,7 +58,7 @@ class Rules(NamedTuple):
 
 
 class Operand(NamedTuple):
-    """A dask array with chunks that fit the blocks."""
+    """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
     axes: tuple[int | None, ...]  # for each array axis: the axis of an `Index`, None if not cut
@@ -131,9 +131,9 @@ class Blocks:
     call: Call  # A call whose arrays have shapes and types, but no data.
     operands: dict[str, Operand]  # Operands, keyed by argument name.
     pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
-    key_heads: tuple[int, ...]  # For each piece of heads, its piece of key heads.
+    key_heads: tuple[int, ...]  # The index of the key head piece for each piece of heads.
     is_flat: bool  # Whether a head axis was added to 2-D arrays.
-    token: str  # A name that is equal for equal calls.
+    token: str  # A name; equal calls get equal names.
 
     @property
     def arrays(self) -> list[Any]:

@@ -233,7 +233,7 @@ def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] |
 
 
 def _is_open(data: bytes) -> bool:
-    """Read each line of a CSV as a record, and return whether any line ends inside quotes."""
+    """Return whether any line of a CSV ends inside quotes, if each line is read by itself."""
     if b'"' not in data:
         return False
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -247,7 +247,7 @@ def _is_open(data: bytes) -> bool:
 
 
 def _begins(before: bytes, data: bytes) -> Array:
-    r"""Find the starts of lines in `data`; `before` is the byte before `data`.
+    r"""Return the positions in `data` where lines begin; `before` is the byte before `data`.
 
     >>> _begins(b"\r", b"\na\r\n\rb\n")
     array([1, 4, 5])
@@ -286,7 +286,8 @@ def cut(
         sources: the files.
         counts: for each file, the counts of its blocks.
         most_rows: the maximum number of rows in a part; at least `MARK_ROWS`.
-        most_bytes: the approximate limit of a part's bytes; a part of one line may exceed it.
+        most_bytes: the approximate maximum size of a part in bytes; a single long line may exceed
+            it.
     """
     parts: list[Part] = []
     first = 0

@@ -149,7 +149,7 @@ def _attend_nothing(
 
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """Compute a `Part` and, with `weights`, the weights, which sum to 1 over the part's keys."""
+    """Compute a `Part` and, with `weights`, the weights as if there were no other keys."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
@@ -160,7 +160,7 @@ def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
 
 
 def _tidy(out: Array, lse: Array, rest: Array) -> Part:
-    """Return the part, with `lse` -inf and `rest` 0 in rows without visible keys."""
+    """Return a `Part`; in rows without visible keys, its `lse` is -inf and its `rest` is 0."""
     blind = np.isneginf(rest)
     return Part(out, np.where(blind, rest, lse), np.where(blind, 0, rest))
 

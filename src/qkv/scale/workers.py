@@ -113,7 +113,7 @@ class _Job:
 
     call: str
     model: Named | None
-    process: str  # The process that began the run.
+    process: str  # The name of the process that began the run.
     workers: dict[str, int] = field(default_factory=dict)  # The number of workers, keyed by host.
 
 
@@ -199,7 +199,7 @@ def all_of(
 
 
 class _Crew:
-    """The workers of a cluster, looked up again every few seconds."""
+    """The workers of a cluster; the list is updated every few seconds."""
 
     def __init__(self, client: Any, call: str, total: int) -> None:
         self._client, self._call, self._total = client, call, total
@@ -260,7 +260,7 @@ def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
 
 @contextmanager
 def _keeping_memory() -> Iterator[None]:
-    """Within the block, keep the memory of freed arrays for new arrays.
+    """Inside the `with` block, reuse the memory of freed arrays for new arrays.
 
     Dask starts its workers with a setting that makes glibc return the memory of each freed large
     array to the system. Requesting memory again for every array takes a fifth of a model's running

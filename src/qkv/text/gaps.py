@@ -1,4 +1,4 @@
-"""Replace the gaps in a text, which users may type in several ways, with a model's mask token."""
+"""Replace the gaps in a text with a model's mask token; users may type gaps in several ways."""
 
 import re
 from bisect import bisect_right

@@ -1,4 +1,4 @@
-"""Estimate how much a tokenizer.json lengthens texts, and reject rules that exceed the limits."""
+"""Estimate how much longer a tokenizer.json makes texts, and reject rules above the limits."""
 
 import base64
 import re
@@ -12,12 +12,12 @@ USUAL = 40  # Rules for real texts write at most this many characters for one ch
 
 _LONGEST = 4096  # The maximum number of characters of a token, a pattern or its replacement.
 _ADDED = 100  # The maximum number of special tokens around a text.
-_WORD = 1000  # The maximum number of characters of a word; the library looks up all its parts.
+_WORD = 1000  # The maximum number of characters in a word, because the library looks up each part.
 # The maximum number of characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# The maximum number of characters that each rule writes for one character, from Unicode's tables or
-# UTF-8.
+# The maximum number of characters that each rule writes for one character; the numbers follow from
+# Unicode's tables and UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},
@@ -64,7 +64,7 @@ def growth(values: Any) -> float:
 
 
 def _texts(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each string of the file, except character maps and merges (which consist of tokens)."""
+    """Yield each string of the file, but no character maps, and no merges (they repeat tokens)."""
     waiting: list[Any] = [values]
     while waiting:
         value = waiting.pop()

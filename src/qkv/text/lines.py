@@ -76,8 +76,8 @@ class BadLine(ValueError):
 
     Attributes:
         reason: the reason why the line is not text.
-        byte: the number of the wrong byte, counted from 1.
-        found: that byte.
+        byte: the position of the wrong byte in the line, counted from 1.
+        found: the wrong byte.
     """
 
     def __init__(self, reason: str, byte: int, found: str) -> None:
@@ -90,7 +90,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
     Args:
         stream: the source of the bytes.
-        most: as for `read_lines`; None for whole lines.
+        most: as for `read_lines`; with None, lines are never cut.
         at_begin: whether a byte order mark may come before the first line.
 
     >>> import io

@@ -19,7 +19,7 @@ class SubwordTokenizer(Tokenizer):
     """Cut a text into the subwords that a trained model knows.
 
     All rules of the tokenizer apply, and special tokens are added. Only padding, truncation and
-    dropout (which is for training) are switched off, so that a text always gives all its tokens.
+    dropout (a method for training) are switched off, so that no token of a text is lost.
     `decode` omits special tokens.
 
     Args:

@@ -81,7 +81,7 @@ def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
 
 
 def is_piece(token: str) -> bool:
-    """Return whether a token continues the previous word, as marked by WordPiece's "##".
+    """Return whether WordPiece's mark "##" says that a token continues the previous word.
 
     >>> [is_piece(token) for token in ("##ing", "ing", "##")]
     [True, False, False]
@@ -132,7 +132,7 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Convert tokens with end-of-word marks to readable form."""
+    """Return tokens in readable form, given tokens that mark the end of each word."""
     readable, goes_on = [], False
     for token, is_special in zip(tokens, special, strict=True):
         plain = token if is_special else from_bytes(token.removesuffix(_END))
@@ -151,7 +151,7 @@ def without_blanks(text: str) -> bool:
 
 
 def marks_blanks(tokens: Sequence[str]) -> bool:
-    """Return whether any token contains the space or newline before a word."""
+    """Return whether any token begins with the mark of a space or of a newline."""
     return any(token.startswith((*_BLANKS, _NEWLINE)) for token in tokens)
 
 
@@ -197,7 +197,7 @@ def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
     """For each occurrence of a word among tokens, return the positions of its subwords.
 
-    A longer word that begins with these subwords does not count.
+    An occurrence inside a longer word, which begins with these subwords, does not count.
 
     >>> find_pieces(["the", "bank", "##er", "at", "the", "bank"], ["bank"])
     [[5]]

@@ -80,9 +80,9 @@ class Tokenizer:
 
     @cached_property
     def keeps_words_apart(self) -> bool:
-        """Whether no token contains the space between two words.
+        """Whether no token reaches across the space between two words.
 
-        A token contains such a space if the space follows another character.
+        A token does so if it contains a space after another character.
         """
         spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))
@@ -142,7 +142,7 @@ class Tokenizer:
         return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
 
     def _encodings(self, texts: Any, call: str, **options: Any) -> Iterator[tokenizers.Encoding]:
-        """Yield the library's encoding of each text, a bounded number of texts at a time."""
+        """Yield the library's encoding of each text; a batch of texts has a limited size."""
         for part in parts_of(check_texts(texts, call=call), self._at_once):
             with _said(call):
                 for text in part:
@@ -151,7 +151,7 @@ class Tokenizer:
             yield from encodings
 
     def _check_growth(self, text: str, call: str) -> None:
-        """Raise an error if the rules make a text far too long; long texts are tested in parts."""
+        """Raise an error if the rules make a text far too long; test a long text in parts."""
         normalizer: Any = self._inner.normalizer
         if len(text) <= self._at_once or normalizer is None:
             return
@@ -169,9 +169,9 @@ class Tokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids `(T,)`.
 
-        The tokenizer's rules determine the spaces, which may differ from those in the original
-        text. Unknown words become `unknown`; if the tokenizer adds this token around texts, it is
-        special and is omitted.
+        The tokenizer's rules write the spaces, so they may differ from those of the original text.
+        Unknown words become the token `unknown`. If the tokenizer also adds this token around
+        texts, the token is special and is omitted.
 
         Raises:
             TypeError: `ids` are not integers.

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 UNKNOWN = "[UNK]"
 
-# Letters and digits, with the marks and joiners that belong to them.
+# Letters and digits, with their combining marks and joiners.
 _LETTERS = r"[\p{L}\p{N}_][\p{L}\p{M}\p{N}_\x{200c}\x{200d}]*"
 # A word may contain apostrophes of both kinds. Any other character except white space is a token,
-# with its combining characters (\X; format characters would join a space).
+# with its combining characters (\X). A format character stands alone: \X would join it to a space.
 _TOKEN = rf"{_LETTERS}(?:['\x{{2019}}]{_LETTERS})*|(?![\s\p{{Cf}}])\X|\S"
 _MARKER = re.compile(r"\[[A-Z]+\]")
 
@@ -29,7 +29,7 @@ class WordTokenizer(Tokenizer):
     A word is a run of letters and digits, with apostrophes inside (`don't`); every other character
     except white space is a separate token. In scripts without spaces, words are long. Special
     tokens of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the
-    vocabulary becomes `[UNK]`: it keeps its position, and `offsets` shows which word it was.
+    vocabulary becomes `[UNK]`; `offsets` still shows which word it was.
 
     Args:
         source: the vocabulary as a mapping from words to ids, with each id from 0 to n - 1 once; or

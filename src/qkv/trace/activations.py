@@ -18,7 +18,7 @@ class Activation(NamedTuple):
 
     Attributes:
         axes: the names of the axes of its array in a trace.
-        fill: the value in the padding.
+        fill: the value that padding has in the array.
         aliases: other names in TransformerLens.
         editable: whether an edit may replace it; an editable activation also has a gradient. False
             for the summaries of weights that attention computes for `top_k`.
@@ -259,7 +259,7 @@ def numbers_of(names: Any) -> list[int]:
 
 
 def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
-    """Return the error message for an unknown name, with the nearest of the kept names.
+    """Return the error message for an unknown name; it lists the kept names that are most similar.
 
     >>> unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1)
     "trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern"

@@ -66,7 +66,7 @@ class Recorder:
         return self._use is None
 
     def wants(self, *names: str) -> bool:
-        """Return whether any of these names is kept or changed, so that its array is needed."""
+        """Return whether any of these activations is kept or edited: its array is then needed."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def changes(self, *names: str) -> bool:
@@ -154,11 +154,11 @@ class GradientRecorder(Recorder):
         self._added = added
 
     def wants(self, *names: str) -> bool:
-        """Return whether the gradient of any of these activations is kept, changed or added to."""
+        """Return whether the gradient for any of these activations is needed."""
         return super().wants(*names) or any(self._prefix + name in self._added for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep the gradient after an activation's edit; return the gradient before the edit."""
+        """Keep the gradient for an edited activation; return the gradient before the edit."""
         more = self._added.get(self._prefix + name)
         if more is not None:
             array = array + (more if self._back is None else self._back(more))

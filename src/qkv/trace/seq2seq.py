@@ -35,8 +35,8 @@ class Seq2SeqTrace:
         cross: the activations of cross-attention, keyed by the decoder's names.
         settings: the options of each layer's cross-attention.
 
-    `qkv.head_view(trace)` shows all three attentions. `qkv.show(trace.decoder)` shows one of the
-    texts.
+    `qkv.head_view(trace)` shows both self-attentions and the cross-attention.
+    `qkv.show(trace.decoder)` shows one of the texts.
     """
 
     def __init__(

@@ -47,7 +47,7 @@ class Trace:
             head) and "hide" (masked words, positions and edges).
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
             as in `transformers`. For models of images, `transformers` leaves the final norm out.
-        others: descriptions of the layers whose queries or keys are not the trace's tokens.
+        others: descriptions of the layers in which the queries or keys are other tokens.
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
 
@@ -159,9 +159,10 @@ class Trace:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
-        The axes are named `text`, `token`, `query`, `key`, `head`, `kv_head`, and `d`, `dv`, `D`,
-        `F` and `V` for vectors. The coordinates `token_text`, `query_text` and `key_text` (B, T)
-        hold the tokens, "" in the padding. The coordinate `length` (B,) holds the number of tokens.
+        The axes are named `text`, `token`, `query`, `key`, `head`, `kv_head`, or, for the numbers
+        in a vector, `d`, `dv`, `D`, `F` and `V`. The coordinates `token_text`, `query_text` and
+        `key_text` (B, T) hold the tokens, "" in the padding. The coordinate `length` (B,) holds the
+        number of tokens.
 
         Raises:
             ImportError: xarray is not installed.
@@ -199,9 +200,9 @@ class Trace:
     def tokens(self) -> list[Any]:
         """The tokens: a list of strings for one text, or a list of such lists for a list of texts.
 
-        An input of one string, or ids (T,), gives one list. A list with one string, or ids (1, T),
-        gives a list that contains one list. `trace[i].tokens` is always one list. `text`, `ids`,
-        `offsets` and `special` follow this rule too.
+        If the input was one string or ids (T,), this is one list. If it was a list with one string
+        or ids (1, T), this is a list that contains one list. `trace[i].tokens` is always one list.
+        `text`, `ids`, `offsets` and `special` follow the same rule.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -255,7 +256,7 @@ class Trace:
 
     @property
     def other_layers(self) -> dict[int, str]:
-        """Descriptions of the layers whose queries or keys are not the trace's tokens.
+        """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
         For an encoder-decoder recorded by `qkv.record`, they are "cross-attention" and "the
         decoder's".
@@ -391,7 +392,7 @@ class Trace:
         """Build a trace from the arrays and values that `packed` returned.
 
         Raises:
-            ValueError: an array has no axis of texts, or the number of layers is impossible.
+            ValueError: an array lacks the axis for texts, or the number of layers is impossible.
         """
         num_layers = about.get("num_layers")
         if num_layers is not None:

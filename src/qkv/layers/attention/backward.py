@@ -82,7 +82,7 @@ def attention_backward(
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
-    """Compute the gradient of `z` from the layer output's gradient, via each head's output."""
+    """Compute the gradient for `z` from that for the layer's output, through each head's output."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
     each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)
@@ -90,7 +90,7 @@ def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
 
 
 def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:
-    """Compute the gradients of q, k and v through weights and scores; options get no gradients."""
+    """Compute the gradients for q, k and v, but not for options, through weights and scores."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]
     if cu is not None:
@@ -104,7 +104,7 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
 
 
 def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
-    """Compute the gradients of rotated queries, rotated keys and values, in the layer's layout."""
+    """Compute the gradients for values and for rotated queries and keys, in the layer's layout."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
     assert lse is not None

@@ -118,7 +118,7 @@ class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
     at: Array
-    length: int | Array  # one number for all positions, or one per position
+    length: int | Array  # the same for all positions, or one per position
 
 
 class Result(NamedTuple):
@@ -221,7 +221,7 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
 
 
 def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the computation, without the options that select results."""
+    """Return the options that affect the computation; drop those that only select results."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
@@ -306,7 +306,7 @@ def _attend(
     top_k: int | None,
     save: bool,
 ) -> tuple[Array, list[Array], Weighed | None]:
-    """Return `(z, extra, weighed)`: weighted values, other results, and recorded weights.
+    """Return `(z, extra, weighed)`: the weighted values, extra results, and recorded weights.
 
     `z` is `(..., Hq, L, dv)`. `parts` are query, key and value; packed rows are `(H, total, d)`.
     With `save`, the log-sum-exp is the last result in `extra`, unless `weighed` is given.
