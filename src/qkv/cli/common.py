@@ -175,13 +175,13 @@ def _heads(
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """Make the option `--hide WORD`, with a help text that begins with `does`."""
+    """Make the option `--hide WORD`; the help text begins with `does`."""
     about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """Make the option `--ablate LAYER.HEAD`, with a help text that begins with `does`."""
+    """Make the option `--ablate LAYER.HEAD`; the help text begins with `does`."""
     about = f"{does} without this head, for example 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about

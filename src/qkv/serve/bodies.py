@@ -44,7 +44,7 @@ class Refusal:
 
 
 def refusals_of(call: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses, where `call` is the route's name in errors.
+    """Return the keys that a route refuses; `call` is the route's name in errors.
 
     >>> refusals_of("rerank")["top_k"].way
     'give top_n'
