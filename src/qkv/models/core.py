@@ -123,7 +123,7 @@ class Core:
         )
 
     def _build(self) -> None:
-        """Build the network from the parameters; called again after the parameters change."""
+        """Build the network from the parameters; this runs again after the parameters change."""
         self._network = self.design.build(self._weights.parameters)
         if isinstance(self._network, EncoderDecoder):
             first = self._generation.get("decoder_start_token_id")
@@ -286,7 +286,7 @@ class Core:
 
     @property
     def head(self) -> BuiltHead | None:
-        """The layers after the blocks, which compute logits or one vector; None without a head."""
+        """The layers from the blocks' output to logits or one vector; None without a head."""
         network = self.network
         return network.decoder.head if isinstance(network, EncoderDecoder) else network.head
 
@@ -446,7 +446,7 @@ class Core:
             texts: the index of each text among all texts of the call; 0, 1, ... by default.
             top_k: if given, only a summary of attention is recorded, with this number of weights
                 per query.
-            stop: the run ends before this layer; None runs all layers.
+            stop: only layers before this layer are run; None runs all layers.
         """
         options = edits.packed(range(len(batch)) if texts is None else texts, batch, keep)
         record = options.get("record")
@@ -478,7 +478,7 @@ class Core:
             edited: the edits, which may include mean ablations.
             batch: the texts.
             batch_size: the number of texts per batch.
-            stop: the run ends before this layer; None runs all layers.
+            stop: only layers before this layer are run; None runs all layers.
         """
 
         def run(recorder: Callable[[Layout], Recorder]) -> None:

@@ -226,7 +226,7 @@ class Config:
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Raise unless the value is one of `allowed`, whose first entry is the default."""
+        """Raise an error unless the value is one of `allowed`, whose first entry is the default."""
         key, value = self._get(key, allowed[0])
         self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
@@ -292,7 +292,7 @@ class Config:
             )
 
     def need(self, fine: bool, key: str, value: Any, must: str, most: int = 40) -> None:
-        """Raise unless the value of a key is allowed.
+        """Raise an error unless the value of a key is allowed.
 
         Args:
             fine: whether the value is allowed.
@@ -306,7 +306,7 @@ class Config:
             raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
-        """Raise unless qkv supports a value; `text` names the key and the value in the error."""
+        """Raise an error unless qkv supports a value; `text` is the error's key and value."""
         if not fine:
             raise ModelError(
                 f"{self.source}: {text}, which qkv does not support: it knows {', '.join(known)}"

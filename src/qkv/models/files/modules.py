@@ -171,7 +171,7 @@ def _choice(
 
 
 def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
-    """Raise unless qkv supports these modules in this order."""
+    """Raise an error unless qkv supports these modules in this order."""
     kinds = [module.kind for module in modules]
     if kinds == ["Transformer"] and is_cross_encoder(path.parent):
         return

@@ -324,7 +324,7 @@ def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of a tied output matrix whose values differ from the token table.
+    """Yield the name and shape of each tied output matrix that differs from the token table.
 
     If the two are equal, the output matrix is removed from `stored`.
     """

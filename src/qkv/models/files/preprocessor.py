@@ -122,7 +122,7 @@ class Pixels:
 
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
-    """Return the height and width of resized images, or only the shorter side if `shortest`."""
+    """Return the resized height and width, or only the shorter side if `shortest` allows this."""
     value = config.values.get(key, 224)
     if shortest and not isinstance(value, dict):
         value = {"shortest_edge": value}
@@ -150,7 +150,7 @@ def _check_size(
     design: VisionDesign,
     path: Path,
 ) -> None:
-    """Raise unless the prepared images have the size that the model expects."""
+    """Raise an error unless the prepared images have the size that the model expects."""
     last, named = (size, "size") if crop is None else (crop, "crop_size")
     least = (size, size) if isinstance(size, int) else size
     if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):

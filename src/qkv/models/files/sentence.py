@@ -327,7 +327,7 @@ _STEPS: Mapping[str, Callable[[Path, str], Step]] = {
 
 
 def _need_vectors(config: Config) -> None:
-    """Raise unless a module's input and output are both the vector of a text."""
+    """Raise an error unless a module's input and output are both the vector of a text."""
     for name in ("module_input_name", "module_output_name"):
         config.only(name, "sentence_embedding", None)
 

@@ -107,7 +107,7 @@ class CrossAttention:
             lengths: (B,), the number of tokens per text, without padding.
             residual: (B, L, D), added to the result.
             record: collects the activations.
-            top_k: with `record`, the number of largest weights to keep per query.
+            top_k: with `record`, how many of each query's largest weights to keep.
             save: not supported, as there is no backward pass.
         """
         assert not save
@@ -205,8 +205,8 @@ class EncoderDecoder(Transformer):
             visible: a mask of the visible vectors of the encoder, broadcasts to (B, Hq, L, S); None
                 if all vectors are visible.
             record: collects the activations, as (B, L, ...).
-            top_k: with `record`, the number of largest weights to keep per query.
-            stop: the run ends before this layer; None runs all layers and the final norm.
+            top_k: with `record`, how many of each query's largest weights to keep.
+            stop: only layers before this layer are run; None runs all layers and the final norm.
         """
         between = without_holes(mask)
         lengths = between.sum(1)

@@ -316,7 +316,7 @@ class Design:
         yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
 
     def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
-        """Build one layer from the parameters whose names contain its number."""
+        """Build one layer from the parameters whose names contain the layer's number."""
         own = under(parameters, f"blocks.{number}.")
         attn = MultiHeadAttention.from_parameters(
             {n: a for n, a in under(own, "attn.").items() if "_proj." in n},

@@ -134,11 +134,11 @@ class Embedding:
         record: Recorder | None = None,
         cu_lengths: Array | None = None,
     ) -> dict[str, Array]:
-        """Return the gradients of the tables, from the gradient (..., D) of the vectors.
+        """Return the gradients for the tables, given the gradient (..., D) for the vectors.
 
         The gradients are keyed by the names in a design, such as "embed.weight" (V, D). `record`
-        collects the gradients of activations, and unpacks rows to (B, T, D). With a
-        `GradientRecorder`, no gradients of tables are computed.
+        collects the gradients for activations, and unpacks rows to (B, T, D). With a
+        `GradientRecorder`, no gradients for tables are computed.
         """
         gradients = for_parameters(record)
         keep = of_rows(record, cu_lengths) or unkept
@@ -185,7 +185,7 @@ class Embedding:
         return self.positions
 
     def _rows_back(self, grad: Array, ids: Any) -> dict[str, Array]:
-        """Return the gradients of parameters, given the gradient (n, D) of the rows."""
+        """Return the gradients for parameters, given the gradient (n, D) for the rows."""
         table = rows_back(grad, ids.ravel(), self.table.shape)
         if self.scale != 1:
             table *= table.dtype.type(self.scale)
@@ -249,7 +249,7 @@ class PatchEmbedding(Embedding):
         self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
 
     def backward(self, grad: Array, saved: EmbeddingSaved, **recorded: Any) -> dict[str, Array]:
-        """Return the gradients of the first token, the weight of the patches and the positions."""
+        """Return the gradients for the first token, the patches' weight and the positions."""
         gradients = super().backward(grad, saved, **recorded)
         if not gradients:
             return gradients
@@ -305,7 +305,7 @@ def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
 
 
 def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient of a table, given the gradient (n, D) of the rows that were looked up.
+    """Return the gradient for a table, given the gradient (n, D) for the rows looked up.
 
     If a row was looked up several times, its gradients are added.
     """
@@ -355,7 +355,7 @@ def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Ar
 
 
 def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Return the gradient of the table of `for_grid`, given the gradient of the result."""
+    """Return the gradient for the table of `for_grid`, given the gradient for the result."""
     back = [resampling(*pair).T for pair in zip(grid, wanted, strict=True)]
     return np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
 

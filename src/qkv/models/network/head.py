@@ -168,11 +168,11 @@ class BuiltHead:
     def backward(
         self, grad: Array, saved: Mapping[str, Any], *, record: Recorder | None = None
     ) -> Gradient:
-        """Return the gradients of rows and parameters, from the gradient of the logits.
+        """Return the gradients for rows and parameters, given the gradient for the logits.
 
-        The gradient of a tied projection is stored as "head.out_proj.weight" (D, V); add this array
-        to the gradient of the token table. With a `GradientRecorder`, no gradients of parameters
-        are computed.
+        The gradient for a tied projection is named "head.out_proj.weight" (D, V); add this array to
+        the gradient for the token table. With a `GradientRecorder`, no gradients for parameters are
+        computed.
         """
         steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:

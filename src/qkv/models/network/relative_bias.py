@@ -74,7 +74,7 @@ class RelativeBias:
         return sliding_window_view(biases, keys, axis=-1)[None, :, ::-1]
 
     def backward(self, grad: Array, length: int, keys: int, q_offset: int = 0) -> Array:
-        """Return the gradient of the table (count, Hq), given the bias's gradient (..., Hq, L, S).
+        """Return the gradient for the table (count, Hq), given the bias's gradient (..., Hq, L, S).
 
         >>> bias = Buckets(4, 8).with_table(np.zeros((4, 1)))
         >>> bias.backward(np.ones((1, 1, 2, 4)), 2, 4).ravel()

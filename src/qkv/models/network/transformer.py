@@ -36,7 +36,7 @@ class TransformerSaved(NamedTuple):
     embedding: EmbeddingSaved
     layers: list[BlockSaved]
     final_norm: NormSaved | None
-    cu_lengths: Array  # (B + 1,), the first row of each text, and the end of the last text
+    cu_lengths: Array  # (B + 1,), the first row of each text, then the number of rows
 
 
 class Transformer:
@@ -214,11 +214,11 @@ class Transformer:
         Args:
             ids: (total,) token ids that have a row in the table.
             token_positions: (total,) the position of each token in its text.
-            cu_lengths: (B + 1,) the first row of each text, and the end of the last text.
+            cu_lengths: (B + 1,) the first row of each text, then the number of rows.
             record: collects the activations, as (B, T, ...).
             segments: (total,) the segment of each token, for a model with a table of segments;
                 segment 0 by default.
-            stop: the run ends before this layer; None runs all layers and the final norm.
+            stop: only layers before this layer are run; None runs all layers and the final norm.
             options: the other options of `run_layers`.
 
         Returns:
@@ -251,11 +251,11 @@ class Transformer:
 
         Args:
             x: (total, D), the input of layer `first`, for packed texts.
-            cu_lengths: (B + 1,) the first row of each text, and the end of the last text.
+            cu_lengths: (B + 1,) the first row of each text, then the number of rows.
             first: the first layer of the run.
-            stop: the run ends before this layer; None runs all layers from `first` on.
+            stop: only layers before this layer are run; None runs all layers from `first` on.
             record: collects the activations, as (B, T, ...).
-            top_k: with `record`, the number of largest weights to keep per query.
+            top_k: with `record`, how many of each query's largest weights to keep.
             masks: for some layers, a mask of the keys that each head sees; the mask broadcasts to
                 (B, Hq, T, T), where T is the length of the longest text.
             positions: the positions for rotary attention; by default, each text counts from 0.
@@ -279,13 +279,13 @@ class Transformer:
         """Return the gradients of `sum(grad * transformer(ids, ...))`.
 
         Args:
-            grad: (total, D), the gradient of the last vectors.
+            grad: (total, D), the gradient for the last vectors.
             saved: the second value that `training_forward` returned; the backward pass empties it.
-            record: collects the gradients of activations, (B, T, ...), keyed by the names in a
+            record: collects the gradients for activations, (B, T, ...), keyed by the names in a
                 trace.
 
         Returns:
-            The gradients of all parameters except the head's, keyed by the design's names.
+            The gradients for all parameters except the head's, keyed by the design's names.
             A name is, for example, "blocks.0.attn.q_proj.weight".
             With a `GradientRecorder`, the result is empty.
         """
@@ -310,7 +310,7 @@ class Transformer:
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
                 own["relative_bias.weight"] = table
-            for name, array in own.items():  # sums the gradients of layers that share parameters
+            for name, array in own.items():  # sums the gradients for layers that share parameters
                 gradients[name] = gradients[name] + array if name in gradients else array
         more = self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
         return more if gradients is None else gradients | more
@@ -366,7 +366,7 @@ class Transformer:
             masks: for some layers, a mask of the tokens that each head sees; the mask broadcasts to
                 (B, Hq, n, S).
             record: collects the activations.
-            top_k: with `record`, the number of largest weights to keep per query.
+            top_k: with `record`, how many of each query's largest weights to keep.
 
         Returns:
             (B, n, D)

@@ -28,7 +28,7 @@ class Layout(NamedTuple):
         spans: (B, T), the columns that are computed; None if all columns are computed.
         seen: (B, T), the columns that are tokens.
         step: the step of `generate`; None in other calls.
-        other: the layout of the encoder's text, in a decoder's layout.
+        other: in the layout of a decoder's text, the layout of the encoder's text.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
     >>> layout.shown(np.array([[5, 7]]), "hook_embed")

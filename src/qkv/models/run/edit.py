@@ -20,7 +20,7 @@ CANNOT = "its weights or its type cannot compute this text"
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """The description of an array, passed to a function in `edit`.
+    """Describes an array; functions in `edit` receive this description.
 
     Attributes:
         name: the full name of the activation.
@@ -67,7 +67,7 @@ class Spliced(Protocol):
         """Return the replacement of `x`."""
 
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
-        """Return the gradient of `x`, given the gradient of its replacement."""
+        """Return the gradient for `x`, given the gradient for its replacement."""
 
 
 class Masked(NamedTuple):
@@ -176,11 +176,11 @@ class EditedRun:
         """Return a recorder for the backward pass, which passes gradients through the changes.
 
         If an array or a function replaces an activation, the old activation has the gradient 0:
-        `check_functions` rejects targets that need the gradient of a function.
+        `check_functions` rejects targets that need the derivative of a function.
 
         Args:
             layout: the texts of the batch.
-            wanted: a function that returns whether to keep the gradient of a name.
+            wanted: a function that returns whether to keep the gradient for an activation.
             added: as in `GradientRecorder`.
             inputs: the inputs of spliced layers, from `recorder` in the forward pass.
         """

@@ -331,7 +331,7 @@ def swapped(
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
-        ValueError: a token or an entry does not exist; errors count texts from `first`.
+        ValueError: a token or an entry does not exist; errors number texts from `first` on.
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]

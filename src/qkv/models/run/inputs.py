@@ -38,7 +38,7 @@ def ids_given(
 ) -> tuple[bool, list[Tokenized]] | None:
     """Return `(single, tokens)` for ids, where `single` means one text; None for other inputs.
 
-    Errors count the texts from `first`.
+    In errors, the first text has number `first`.
 
     Raises:
         TypeError: a text is not a one-dimensional row of integers.
@@ -311,7 +311,7 @@ class TextReader:
     ) -> tuple[bool, list[str], list[Tokenized]]:
         """Return `(single, strings, tokens)`: ids give no `strings`, and strings give no `tokens`.
 
-        Errors count the texts from `first`.
+        In errors, the first text has number `first`.
         """
         if self.has_images:
             self.refuse_images(texts, call)
@@ -326,7 +326,7 @@ class TextReader:
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
         """Return `(single, tokens)`: whether there is one text, and each text's truncated tokens.
 
-        Ids do not change. Errors count the texts from `first`.
+        Ids do not change. In errors, the first text has number `first`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:

@@ -107,14 +107,14 @@ def _euclidean(rows: Array) -> Array:
     return np.asarray(np.sqrt(np.square(rows).sum(1)))
 
 
-# From vectors (n, D) and (m, D) to similarities (n, m): larger means more similar.
+# Functions from vectors (n, D) and (m, D) to similarities (n, m); larger means more similar.
 _EACH: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": lambda a, b: multiply(to_length_one(a), to_length_one(b).T),
     "dot": lambda a, b: multiply(a, b.T),
     "euclidean": lambda a, b: -_distances(a, b, _euclidean),
     "manhattan": lambda a, b: -_distances(a, b, _manhattan),
 }
-# From vectors (n, D) and (n, D) to similarities (n,).
+# Functions from vectors (n, D) and (n, D) to similarities (n,).
 _PAIRWISE: Mapping[str, Callable[[Array, Array], Array]] = {
     "cosine": lambda a, b: np.asarray((to_length_one(a) * to_length_one(b)).sum(1)),
     "dot": lambda a, b: np.asarray((a * b).sum(1)),

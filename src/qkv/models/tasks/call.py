@@ -155,7 +155,7 @@ def run_layers(
             positions are tokens, without padding.
         first: the first layer to run; -1 is the last layer. If `first` is the number of layers, no
             layer runs.
-        stop: the run ends before this layer; None runs all layers from `first` on.
+        stop: only layers before this layer are run; None runs all layers from `first` on.
         edit: activations of these layers to change, as in `trace`. Replacement arrays, and the
             arrays that functions get, are (B, T, ...).
 

@@ -165,9 +165,9 @@ def gradients(
     names: Mapping[Name, str | list[str]],
     edited: EditedRun,
 ) -> dict[Name, Array]:
-    """Return the gradient of the target for each activation.
+    """Return the target's gradient with respect to each activation.
 
-    Layers that have no influence are not run, and gradients of parameters are not computed.
+    Layers that have no influence are not run, and gradients for parameters are not computed.
 
     Args:
         body: the network.
@@ -221,7 +221,7 @@ def gradients(
 def weighed(
     of: Any, lengths: Sequence[int], words: int, token_id: Callable[[Any], int]
 ) -> tuple[Array, Array]:
-    """Return `(rows, weights)`: (n,), the packed rows whose logits are in the sum, and (n, V).
+    """Return `(rows, weights)`: the rows (n,) whose logits are in the sum, and the weights (n, V).
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],
