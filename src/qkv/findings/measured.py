@@ -379,7 +379,7 @@ def _tokens(model: Model, text: str, call: str) -> Tokenized:
 def _measured(
     model: Model, tokens: Tokenized, position: int, edits: Sequence[dict[str, Any]], call: str
 ) -> list[list[Prediction]]:
-    """Return `(before, after)`: the most probable words at a position without and with edits."""
+    """Return the most probable words at a position, without edits and with edits."""
     if not 0 <= position < len(tokens):
         raise ValueError(
             f"{call}: position is {shown(position)} and the text has {len(tokens)} tokens: give 0 "

@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Encodes documents and queries; takes the model of `qkv.load` and the options of `encode`.
+    """Encodes documents and queries; `model` is as for `qkv.load`, the options as for `encode`.
 
     >>> len(Encoding("random", truncate_dim=3).embed_query(["I love you"])[0])
     3

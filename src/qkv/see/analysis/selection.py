@@ -82,9 +82,9 @@ def rank_heads(
 
     A link joins two different content words, or the requested positions. The usual weight is the
     larger of two numbers: twice the head's average weight for words at the same distance, and the
-    head's average weight on the same key from other words. Links that are not above the usual
-    weight come next, the largest weight first. Links for which one of the two averages is 0.4 or
-    more come last. Ties go to the lowest layer, then the lowest head.
+    head's average weight on the same key from other words. Next come links that are not above the
+    usual weight, the largest weight first. Links come last if one of the two averages is 0.4 or
+    more. Ties go to the lowest layer, then the lowest head.
     """
     links = []
     for layer in seen.layers if layers is None else layers:
@@ -367,8 +367,8 @@ def changed_head(
     """Choose the head whose weights differ most between two runs of one text.
 
     The difference is half the sum of the absolute changes of a query's weights, averaged over the
-    queries. Heads that at least one run ablated (`without`) are not chosen. Ties go to the lowest
-    layer, then the lowest head.
+    queries. Heads that are ablated in at least one run (`without`) are not chosen. Ties go to the
+    lowest layer, then the lowest head.
 
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.

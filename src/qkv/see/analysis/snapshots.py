@@ -52,7 +52,7 @@ def read_run(run: Any) -> Run:
         ValueError: the run has no snapshots, or its log cannot be read.
         TypeError: `run` is neither a folder nor a mapping from step to model or trace.
     """
-    # a late import, because this import also loads the training loop
+    # imported late, because this import also loads the training loop
     from qkv.learn.run_folder import SNAPSHOTS, read_losses, snapshots_in
 
     if isinstance(run, Mapping):

@@ -334,7 +334,7 @@ class Shift:
     pairs: list[Pair]
 
     def moved(self, stage: Stage) -> Array:
-        """Compute the length of each word's arrow from before attention to a stage, `(n,)`."""
+        """Compute the length of each word's arrow, from the static vector to a stage, `(n,)`."""
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 

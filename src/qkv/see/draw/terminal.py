@@ -37,7 +37,7 @@ def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
 
 
 def heading(screen: Screen, name: str, model: str, tokens: Sequence[str]) -> Text:
-    """Write a text's name, its model and its first tokens."""
+    """Write the name, the model and the first tokens of a text."""
     most, line = 60, styled(f"{name}  " if name else "", style="bold")
     count = "1 token" if len(tokens) == 1 else f"{len(tokens)} tokens"
     line.append(f"{screen.safe(model)}, {count}: " if model else f"{count}: ")

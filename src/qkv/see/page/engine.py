@@ -251,7 +251,7 @@ def _reasons(model: Model) -> Iterator[str]:
 
 
 def _sized(model: Model, size: int, call: str) -> str:
-    """State the size of a page with `size` characters.
+    """Say how large a page with `size` characters would be.
 
     Raises:
         ValueError: a browser cannot load a page of this size.

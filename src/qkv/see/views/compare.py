@@ -296,9 +296,9 @@ def compare(
         text_b: another text, trace or array of weights.
         word: a word in both texts; by default a word that the texts share.
         tokens: the tokens of both texts as `(tokens_a, tokens_b)`, if weights are given.
-        model: the model, or its name; by default the default model.
-        layer: the layer to show, from 0, or from the end with -1.
-        head: the head to show, from 0.
+        model: a model or the name of a model; if omitted, the default model.
+        layer: the layer to show, counted from 0; -1 is the last layer.
+        head: the head to show, counted from 0.
         pieces: whether subwords are shown separately, instead of merged into words.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.

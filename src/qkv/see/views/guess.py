@@ -123,8 +123,8 @@ def guess(
     Args:
         text: for an encoder, a text with `Model.mask` in place of each missing word; for a decoder,
             any text. Alternatively, a story from `stories()`, with the story's own interventions.
-        model: the model, or its name; by default the story's model for a story, and the default
-            model for a text.
+        model: a model or the name of a model; if omitted, the story's model or, for a text, the
+            default model.
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.

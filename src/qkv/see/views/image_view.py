@@ -30,8 +30,8 @@ class ImageView(View):
     Attributes:
         trace: the trace of the image.
         image: the image, (H, W, 3) of uint8.
-        layer: the shown layer, from 0.
-        head: the head in the large picture, from 0.
+        layer: the shown layer, counted from 0.
+        head: the head in the large picture, counted from 0.
         query: the position of the token that attends: 0 is the first token, 1 the first patch.
     """
 
@@ -189,8 +189,8 @@ def image_view(
     Args:
         trace: the trace of one image, from `model.trace(image)`.
         image: the image in any size: an array (H, W, 3) or (H, W) of uint8, or a Pillow image.
-        layer: the layer to show, from 0, or from the end with -1.
-        head: the head to show in the large picture, from 0, or from the end with -1.
+        layer: the layer to show, counted from 0; -1 is the last layer.
+        head: the head to show in the large picture, counted from 0; -1 is the last head.
         query: the token that attends: 0 or "[CLS]" for the first token, "3,4" for the patch in row
             3 and column 4.
         theme: "light", "dark", or "auto" for the theme of the site or system.

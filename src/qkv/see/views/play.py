@@ -176,7 +176,7 @@ def _first(guesses: Sequence[tuple[str, float]]) -> str:
 
 
 def _of_address(address: str) -> tuple[str | None, str]:
-    """Return `(text, fragment)` of a page's address: its text, if any, and the part after the #.
+    """Return `(text, fragment)` of an address: the text in it, if any, and the part after the #.
 
     >>> _of_address("http://127.0.0.1/#text=a+cat&layer=3")
     ('a cat', '#text=a+cat&layer=3')

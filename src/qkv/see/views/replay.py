@@ -222,8 +222,8 @@ def replay(
             and losses in `metrics.jsonl`. Or a mapping from each step to a model or to a
             trace of one text.
         text: the text, or the ids of its tokens; leave it out if `run` holds traces.
-        layer: the layer to show first, from 0, or from the end with -1.
-        head: the head to show first, from 0.
+        layer: the layer to show first, counted from 0; -1 is the last layer.
+        head: the head to show first, counted from 0.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
 

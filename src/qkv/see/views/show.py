@@ -131,10 +131,10 @@ def show(
             `(layers, heads, L, L)` or the `outputs.attentions` of `transformers`; they need
             `tokens`.
         tokens: the L tokens, if weights are given.
-        model: the model for a text, or its name; by default the default model. For a trace, the
-            model gives the length of each key's contribution, `|v W_O|`.
-        layer: the layer to show, from 0, or from the end with -1.
-        head: the head to show, from 0.
+        model: the model for a text, or a model's name; if omitted, the default model. For a trace,
+            the model gives the length of each key's contribution, `|v W_O|`.
+        layer: the layer to show, counted from 0; -1 is the last layer.
+        head: the head to show, counted from 0.
         query: the word that attends, or the position of its token. The heads are ranked by the
             links of this word.
         key: the word that is attended to, or the position of its token. With `query` and `key`, the
@@ -204,7 +204,7 @@ class HeadView(OneText):
 
     @property
     def data(self) -> str:
-        """Return the view's HTML for a notebook, like bertviz with `html_action="return"`."""
+        """Return the view's HTML for a notebook, as bertviz does with `html_action="return"`."""
         return self._repr_html_()
 
     def _numbers(self) -> dict[str, Any]:
@@ -325,7 +325,7 @@ def head_view(
 def _of_given(
     given: Mapping[str, Any], words: Mapping[str, Any], layers: Sequence[int] | None
 ) -> list[Heads]:
-    """Read the given attentions, keyed by the names of their arguments."""
+    """Read the attention from the given arguments, as a list of `Heads`."""
     given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
         raise TypeError("head_view: attention is missing: give attention and tokens")

@@ -237,10 +237,11 @@ def walk(
             walk over a trace starts from the trace's Q, K and V. After the heads, the walk shows
             the steps whose numbers are in the trace; the note of the last step names the missing
             numbers.
-        layer: the layer, from 0, or from the end with -1; by default chosen by the rule of `show`.
-        head: the head, from 0; by default chosen by the rule of `show`. For a layer without a
-            model, the default is head 0.
-        model: the model, or its name; for a text, by default the default model.
+        layer: the layer, counted from 0; -1 is the last. The default is chosen by the rule of
+            `show`.
+        head: the head, counted from 0. The default is chosen by the rule of `show`. For a layer
+            without a model, it is head 0.
+        model: a model or the name of a model; for a text, if omitted, the default model.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
