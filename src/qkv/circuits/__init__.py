@@ -1,4 +1,4 @@
-"""Measures of the parts of a model: their roles, effects and circuits."""
+"""Measure the roles, effects and circuits of the parts of a model."""
 
 from qkv.circuits.caching import Cache, cache
 from qkv.circuits.edge_effects import discover, edges, path

@@ -222,7 +222,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
 
 
 def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
-    """Yield groups of at most `MOST_POSITIONS` positions, in order; a longer text runs alone."""
+    """Yield groups of texts in order: at most `MOST_POSITIONS` positions, or one longer text."""
     group: list[Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])

@@ -1,4 +1,4 @@
-"""Effects of edges between heads, MLPs and logits: exact and estimated effects, and circuits."""
+"""Edges between heads, MLPs and logits: exact effects, estimated effects, and circuits."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Means over many texts: scores of attention heads, and differences between two models."""
+"""Scores of attention heads and differences between two models, averaged over many texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def checked_names(of: str | Iterable[str], call: str, known: Sequence[str]) -> t
 
 
 class Measured:
-    """Measures of the attention weights of a batch of texts: one number per query.
+    """The measures of attention weights for a batch of texts: one number per query.
 
     Args:
         batch: the token ids of each text, (T,).
@@ -100,7 +100,7 @@ class Measured:
 
 
 class _Pairs:
-    """Pairs of a query and an earlier position with the same token."""
+    """All pairs of a query and an earlier position with the same token."""
 
     def __init__(self, about: Measured, first: int, count: int) -> None:
         rows = np.arange(first, first + count)[:, None]  # (Q, 1).
@@ -164,7 +164,7 @@ _MEASURES = {
 
 @dataclass(frozen=True)
 class HeadSums:
-    """Sums over queries and counts of queries, from which `head_scores` computes means.
+    """The sums over queries and the counts of queries from which `head_scores` computes means.
 
     `one + other` adds the sums for two parts of a corpus.
 
@@ -319,7 +319,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
 
     Returns:
-        Means over all tokens, keyed by measure: float64 arrays (layers,) or numbers.
+        The means over all tokens, keyed by measure: float64 arrays (layers,) or numbers.
 
     Raises:
         TypeError: `model_a` or `model_b` is not a model, or a text is neither a string nor ids.

@@ -1,4 +1,4 @@
-"""Findings about a function that no known mistake explains."""
+"""Findings about a function's behavior that no known mistake explains."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

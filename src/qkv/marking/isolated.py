@@ -41,7 +41,7 @@ leave = os._exit  # saved before a student's code can replace it
 
 
 class Ended(BaseException):
-    """Raised if the child process has ended or exceeds its time limit.
+    """Raised if the child process has ended or takes too long.
 
     Args:
         key: the key of the mistake to report.

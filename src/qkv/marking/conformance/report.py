@@ -172,7 +172,7 @@ class Report:
 
 
 def _html_line(line: str) -> str:
-    """Mark a removed or an added line of the formula in HTML."""
+    """Write a removed or an added line of the formula as HTML."""
     tag = {"- ": "del", "+ ": "ins"}.get(line[:2])
     return f"<{tag}>{escape(line)}</{tag}>" if tag else escape(line)
 

@@ -61,7 +61,7 @@ class CaseResult:
 
 
 class Runs:
-    """Runs cases one at a time.
+    """Executes cases one at a time.
 
     Args:
         start: starts a process.

@@ -79,7 +79,7 @@ def of_function(thing: Any, names: Mapping[str, str] | None) -> Callee:
 
 
 class Worker:
-    """Calls a function with the arrays of cases.
+    """Passes the arrays of cases to a function.
 
     Args:
         task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays

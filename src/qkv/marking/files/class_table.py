@@ -1,4 +1,4 @@
-"""The files of a class: assign them to students, and write a table of the verdicts."""
+"""Assign the files of a class to students, and write a table of the verdicts."""
 
 import csv
 import io

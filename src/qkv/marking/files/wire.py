@@ -23,7 +23,7 @@ _WHOLE = 1 << 63
 
 
 class Packer:
-    """Packs the objects of one message.
+    """Encodes the objects of one message.
 
     Args:
         known: a function that returns an object's number on the other side, or None.
