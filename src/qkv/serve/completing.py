@@ -294,7 +294,7 @@ def _tokens(rows: Sequence[Row]) -> int:
 
 @dataclass
 class _Writer:
-    """Splits one row's text into pieces, and records how much of it was sent to the client."""
+    """Splits one row's text into pieces, and records how much text was sent to the client."""
 
     model: Model
     row: Row
