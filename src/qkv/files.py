@@ -65,7 +65,7 @@ def check_target(path: str | os.PathLike[str]) -> Path:
 
 
 class _Part(io.FileIO):
-    """A new file that will replace another file. Error messages name the file to replace."""
+    """A new file that will replace another file. Error messages give the name of that file."""
 
     def __init__(self, part: Path, name: str, target: Path) -> None:
         self._name = name

@@ -46,7 +46,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is not a finding; the message names the field and its rule.
+        ValueError: the file is not a finding; the message gives the field and the broken rule.
     """
     size = Path(path).stat().st_size
     if size > _MOST:

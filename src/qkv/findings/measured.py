@@ -104,7 +104,7 @@ class Finding:
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: the file is not a finding; the message names the field and its rule.
+            ValueError: the file is not a finding; the message gives the field and the broken rule.
         """
         fields = read(path)
         del fields["qkv_finding"]

@@ -14,7 +14,7 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # Views of texts with at least 512 tokens show only each query's largest weights.
+LONG = 512  # With so many tokens or more, views show only each query's largest weights.
 _MOST = 1e30  # Larger weights are replaced by NaN.
 
 

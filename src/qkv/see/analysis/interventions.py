@@ -1,4 +1,4 @@
-"""The effect of interventions on a model's guess: removing a head, or hiding a word."""
+"""The effect of removing a head, or hiding a word, on a model's guess."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

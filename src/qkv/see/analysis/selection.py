@@ -186,7 +186,7 @@ def choose_head(
 
 
 def _none(layer: int | None, head: int | None, untrained: bool) -> str:
-    """Write that no head stands out among the heads to choose from."""
+    """Say that none of the heads to choose from stands out."""
     which = "No head" if layer is None else f"No head of layer {layer}"
     which = which if head is None else f"In no layer head {head}"
     return f"{which} stands out in this sentence" + untrained * ", as the model is untrained"

@@ -321,8 +321,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `name` is the name of the step's array.
 #   `side` is "queries", "keys" or "place" (one row, at the query of `start`).
 #   `columns` is "keys", or null if the columns are numbers.
-#   `shown` has the indices of the shown columns (`at`) and their `names`, or is null for all
-#   columns.
+#   `shown` has the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.
 #   `cell` is a [row, column], or null.
 #   `op` describes how each number is computed (see steps/step.py).

@@ -64,7 +64,7 @@ class WithModels(View):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PlayView(WithModels, OneText):
-    """A page with a model inside, and its first state: a position in a text, and a hidden word.
+    """A page with a model inside. The first state is a position in a text, and a hidden word.
 
     The picture, the text in a terminal and `to_dict` describe the first state.
 
