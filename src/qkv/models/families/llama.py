@@ -74,7 +74,7 @@ def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: A
 
 
 def biases(config: Config) -> dict[str, bool]:
-    """Return the fields of a design that depend on the config's `attention_bias`."""
+    """Return those fields of a design that depend on the config's `attention_bias`."""
     return dict.fromkeys(("qkv_bias", "out_bias"), config.flag("attention_bias"))
 
 

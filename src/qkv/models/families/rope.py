@@ -239,7 +239,7 @@ def _yarn(config: Config, sizes: _Sizes) -> Scaling:
 
 
 def _yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's scale of queries and keys for a factor."""
+    """Return the scale that YaRN applies to queries and keys, given its factor and a weight."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 

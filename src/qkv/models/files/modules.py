@@ -36,7 +36,7 @@ class Routing:
         ways: the modules of each route, in order.
         default: the route of texts without a task; None if no route accepts these texts.
         chosen: (task, kind of input) -> route; None matches any task or kind.
-        files: the paths of the files that define the routes, inside the model's folder.
+        files: the paths, inside the model's folder, of the files that define the routes.
     """
 
     ways: Mapping[str, tuple[Module, ...]]

@@ -76,7 +76,7 @@ class Fused:
 def fused(
     name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
 ) -> dict[str, Fused]:
-    """Map qkv's name of each part to its `Fused`, for parts that share the tensor `name`.
+    """Map qkv's name of each part in the shared tensor `name` to the part's `Fused`.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -106,7 +106,7 @@ class Family:
             `*` applies only to the layer with that number.
         rename: a function that takes `names` and a config, and returns all names; only for families
             whose names depend on the config.
-        heads: for some kinds of head, the names of the head's parts, which replace entries of
+        heads: for some kinds of head, the names of the head's parts; they replace entries of
             `names`.
         defaults: the values for keys missing in a config.
         spellings: the names of each key in this family, as in `Config`.

@@ -38,7 +38,7 @@ class ModelError(ValueError):
 
 
 def shards(folder: Path) -> dict[str, str] | None:
-    """Return the file name of each tensor in a folder; None if the folder has no index.
+    """Return the name of each tensor's file in a folder; None if the folder has no index.
 
     Raises:
         ModelError: the index is broken, or the name of a file or a link leads out of the folder.

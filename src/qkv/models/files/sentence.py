@@ -57,7 +57,7 @@ class Sentence:
             gives a zero vector.
         max_seq_length: the maximum number of tokens in a text. If no file sets it, the limit is
             `model_max_length` in tokenizer_config.json, as in sentence-transformers. Without
-            modules.json, only the number of positions limits texts.
+            modules.json, only the number of positions limits the length of texts.
         lowercase: whether a text is converted to lower case first.
         prompts: the prompts for texts, keyed by name. As in sentence-transformers, the prompts
             "query" and "document" always exist; they are empty unless files define them.
@@ -312,7 +312,7 @@ def _norm(folder: Path, subfolder: str) -> Norm:
 
 
 def _length_one(folder: Path, subfolder: str) -> LengthOne:
-    """Return the module that scales vectors to length 1; its file is missing in old folders."""
+    """Return the module that scales vectors to length 1; old folders have no file for it."""
     if (folder / subfolder / CONFIG).is_file() and subfolder:
         _need_vectors(Config.read(folder / subfolder / CONFIG))
     return LengthOne(subfolder)

@@ -49,9 +49,9 @@ def exact_rows(matrix: Array) -> Rows | None:
 def to_rows(matrix: Array) -> Rows:
     """Return int8 rows and scales for a matrix of floats between -127 * 65504 and 127 * 65504.
 
-    Rows that int8 numbers and a scale represent exactly keep their values. Other rows are rounded:
-    the scale is the largest absolute value / 127, in float16, and each error is at most half the
-    scale. A second conversion of the rounded rows returns the same int8 rows and scales.
+    If int8 numbers and a scale represent a row exactly, the row keeps its values. Other rows are
+    rounded: the scale is the largest absolute value / 127, in float16, and each error is at most
+    half the scale. A second conversion of the rounded rows returns the same int8 rows and scales.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)

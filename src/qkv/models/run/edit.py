@@ -42,7 +42,7 @@ Change = Callable[[Array, At], Array]
 
 
 class Step(NamedTuple):
-    """The effect of a record on an activation, and on its gradient in the backward pass."""
+    """The effect of a record on an activation, and on the gradient in the backward pass."""
 
     do: Change
     back: Change
@@ -173,7 +173,7 @@ class EditedRun:
         added: Mapping[str, Array],
         inputs: Mapping[str, Array],
     ) -> GradientRecorder:
-        """Return a recorder for the backward pass, which passes gradients through the changes.
+        """Return a recorder that passes gradients back through the changes, for the backward pass.
 
         If an array or a function replaces an activation, the old activation has the gradient 0:
         `check_functions` rejects targets that need the derivative of a function.

@@ -140,7 +140,7 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """Return the first tokens of a long text, which are exact up to the limit.
+        """Return the first tokens of a long text; up to the limit, they are exact.
 
         This method splits two beginnings of the text, which both end with a word. If the longer
         beginning starts with all tokens of the shorter one, these tokens are final: no token spans

@@ -323,11 +323,11 @@ def given_activation(function: Any, call: str) -> Activation:
 def activation_of(
     sentence: Sentence, config: Mapping[str, Any], name: str, classes: int, call: str
 ) -> str | None:
-    """Return the activation that the files of a cross-encoder give for its logits.
+    """Return the activation for a cross-encoder's logits, as the model's files name it.
 
     The default is a sigmoid for one class, and no activation for several. As in
-    sentence-transformers, config_sentence_transformers.json takes precedence, and only names of
-    torch functions count.
+    sentence-transformers, config_sentence_transformers.json takes precedence, and names that do not
+    begin with "torch." are ignored.
 
     Raises:
         ValueError: the activation is unknown.
