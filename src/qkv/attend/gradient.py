@@ -267,7 +267,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
 
 
 def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
-    """Compute the gradients of packed rows: the counterpart of `_gradients`."""
+    """Compute the gradients for packed rows, as `_gradients` does for other calls."""
     starts, key_starts, plan = packed.starts, packed.key_starts, packed.call.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
     query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
@@ -410,14 +410,14 @@ def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
 
 
 def _grouped_shape(shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
-    """Group the heads of a bias shape `(..., Hq, L, S)` by key head, and return the shape."""
+    """Return the shape of a bias `(..., Hq, L, S)` after its heads are grouped by key head."""
     axes = len(plan.groups) + 1
     *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]
     return (*lead, *(plan.groups[-2:] if heads > 1 else (1, 1)), length, keys)
 
 
 def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
-    """Add a block's gradient to the bias gradient, summed over the broadcast axes of the bias."""
+    """Add a block's gradient to that for the bias, as a sum over axes that the bias broadcasts."""
     index = (*tile.at, keys)
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
     at = tuple(slice(None) if axis in repeated else part for axis, part in enumerate(index))

@@ -121,9 +121,9 @@ def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
 
 
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
-    """Return `(out, lse)`; the output `(total, Hq, dv)` has the call's dtype or a wider one.
+    """Return `(out, lse)`: the output `(total, Hq, dv)` and the log-sum-exp `(total, Hq, 1)`.
 
-    The log-sum-exp `lse (total, Hq, 1)` is float64.
+    The dtype of the output is that of the call, or a wider one. `lse` is float64.
     """
     plan = packed.call.plan
     chosen = body() if plan.is_native else None

@@ -75,8 +75,9 @@ class Block:
         out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
         scale1: the scale of the attention's output, applied after `out_norm1`.
         scale2: the scale of the MLP's output, applied after `out_norm2`.
-        parallel: whether the MLP reads the block's input, as the attention does; otherwise it reads
-            the sum after the attention. The trace of a parallel block has no `resid_mid`.
+        parallel: whether the MLP reads the input of the block, like the attention; otherwise it
+            reads the sum of this input and the attention's output. The trace of a parallel block
+            has no `resid_mid`.
 
     Source:
         Vaswani et al. 2017, section 3.1. For pre-norm, Xiong et al. 2020, "On Layer Normalization

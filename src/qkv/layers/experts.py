@@ -44,8 +44,8 @@ class Routed(Feed, ABC):
     """The base of mixtures of experts; subclasses define `_expert` and `_expert_back`.
 
     The router is a linear layer with a score for each expert. A token goes to the `top_k` experts
-    with the largest scores. The results are weighted by the softmax over the chosen experts'
-    scores, or over all scores if not `normalized`.
+    with the largest scores. The weights of their results are the softmax over these scores
+    or, if not `normalized`, over all scores.
     """
 
     parameters: dict[str, Array]

@@ -26,9 +26,9 @@ def first_parameters(
 ) -> dict[str, Array]:
     """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
-    Weights are normally distributed with variance 1 / rows, so that a layer's output has the
-    variance of its input. They are drawn in float64, so that a seed gives the same weights in every
-    dtype, except for rounding.
+    Weights are normally distributed with variance 1 / rows, so that the output of a layer has the
+    same variance as the input. They are drawn in float64, so that for a given seed, weights of
+    different dtypes differ only by rounding.
     """
     rng = np.random.default_rng(seed)
     parameters = {}
@@ -159,7 +159,7 @@ def narrowed_to(x: Array, parameters: Mapping[str, Array]) -> Array:
 
 
 def is_wide(residual: Array | None) -> bool:
-    """Return whether adding this residual to half precision gives float32."""
+    """Return whether a half-precision result plus this residual is float32."""
     return residual is not None and residual.dtype == np.float32
 
 
@@ -235,7 +235,7 @@ def part_back(
 def project_back(
     x: Array, parameters: Mapping[str, Array], name: str, grad: Array, gradients: ByName | None
 ) -> Array:
-    """Return the gradient of `x` in `project`; store the parameters' gradients in `gradients`."""
+    """Return the gradient for `x` of `project`; store those for the parameters in `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
         return input_grad(parameters[weight], grad)
@@ -248,7 +248,7 @@ def project_back(
 
 
 def for_parameters(record: Recorder | None) -> ByName | None:
-    """Return a dict for the gradients of parameters; None if the backward pass computes none."""
+    """Return an empty dict for the parameters' gradients; None if they are not computed."""
     return None if isinstance(record, GradientRecorder) else {}
 
 
@@ -331,7 +331,7 @@ def check_options(
 
 
 def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
-    """Return the options with which `qkv.attention` repeats a traced attention."""
+    """Return options for `qkv.attention` that give the results of a traced layer again."""
     kept = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()

@@ -184,7 +184,7 @@ class MLP(Feed):
 
         `hook_pre` (..., T, F) is the input of the activation, `hook_post` is the input of the down
         projection, and `hook_mlp_out` (..., T, D) is the layer's output. A gated MLP also has
-        `hook_pre_linear`, which is multiplied by the activation's result.
+        `hook_pre_linear` (..., T, F), the factor of the activation's result.
 
         >>> MLP(4, 16, seed=0).trace(np.ones((3, 4)))["hook_post"].shape
         (3, 16)

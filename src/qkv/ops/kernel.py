@@ -107,8 +107,8 @@ def one_thread() -> Iterator[None]:
 def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
     """Return whether half-precision results stay in `dtype` between operations.
 
-    The kernel multiplies bfloat16 directly, with sums in float32. NumPy code converts all
-    half-precision arrays to float32.
+    The kernel multiplies bfloat16 directly, and adds the products in float32. NumPy code converts
+    all half-precision arrays to float32.
     """
     return is_bfloat16(dtype) and dtype.isnative and body() is not None
 
@@ -116,7 +116,7 @@ def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
 def narrowed(x: Array, weight: Array) -> Array:
     """Round `x` to bfloat16 if `weight` is bfloat16 and the kernel multiplies bfloat16 directly.
 
-    Without rounding, a product of float32 and bfloat16 would be computed in float32.
+    Otherwise the product of float32 and bfloat16 would be computed in float32.
     """
     chosen, kind = body(), weight.dtype
     if chosen is None or not stays_bfloat16(kind) or x.dtype == kind:

@@ -69,11 +69,11 @@ def linear(
         activation: a name that `activate` knows.
         gate: `(..., out)`, by which the activation's result is multiplied.
         residual: `(..., out)`, added last.
-        wide: whether the result is float32 instead of half precision.
+        wide: whether the result is float32 even if the inputs are in half precision.
 
     Returns:
         `(..., out)`, of the type to which NumPy promotes `x` and `weight`.
-        Half-precision products are summed in float32, and rounded once unless `wide`.
+        In half precision, sums are float32; unless `wide`, they are rounded once at the end.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
@@ -144,7 +144,7 @@ def linear_grad(
 
     Returns:
         The gradients of `x` `(..., in)`, of `weight` `(in, out)` and of the bias `(out,)` or None.
-        The gradient of a weight has the weight's memory layout, even if the weight is transposed.
+        The gradient for a weight has the memory layout of the weight, even of a transposed one.
 
     >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
     >>> for gradient in linear_grad(x, weight, grad, bias=True):
@@ -217,8 +217,8 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """Return the block size for a product: enough blocks for all threads, but none too small."""
-    work = (rows + 8) * columns * depth  # reading `right` takes as long as multiplying a few rows
+    """Return a block size for a product that gives all threads work, with no block too small."""
+    work = (rows + 8) * columns * depth  # reading `right` takes about as long as 8 rows
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)
     while high * wide * pieces > rows * columns and max(high, wide) > 128:

@@ -1,4 +1,4 @@
-"""Divide attention on dask arrays into blocks, and find the inputs and rules of each block."""
+"""Divide attention on dask arrays into blocks; find the arrays and rules that each block needs."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """The arguments of one block except the arrays. Positions are relative to the block's start."""
+    """The arguments of a block, without its arrays. Positions count from the start of the block."""
 
     offset: int | Array
     query_lengths: Array | None
@@ -271,7 +271,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """Cut a dask array along `axes` to fit the blocks; do not cut other axes or broadcast axes."""
+    """Cut a dask array at the edges of the blocks, but no axis that broadcasts or is None."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)
@@ -280,7 +280,7 @@ def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]
 
 
 def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
-    """Cut at every chunk boundary of query, key and value; rechunk other arrays to match."""
+    """Cut a call at every chunk boundary of query, key and value; rechunk all arrays to match."""
     plan = call.plan
     query, key, value = (arrays[name] for name in ("query", "key", "value"))
     front = len(plan.lead)

@@ -48,7 +48,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Count:
-    """The count of a block's rows, with marks and a checksum.
+    """The number of rows in a block, positions where it can be cut, and a checksum.
 
     Attributes:
         rows: the number of rows that begin in the block.
@@ -85,7 +85,7 @@ def counts_of(
     size: int = BLOCK,
     way: str = "correct it",
 ) -> list[list[Count]]:
-    """Count the rows in each file's blocks, on the workers of a cluster or in this process.
+    """Count the rows in every block of every file, on a cluster's workers or in this process.
 
     Args:
         files: the sources, as returned by `described`.

@@ -109,14 +109,14 @@ def encode(
     r"""Write a vector for each row of many files, on a Dask cluster or in this process.
 
     The files are read twice: first to count and check their rows, then part by part to encode them.
-    All workers open the files and the destination under the same names, and load the model by its
-    name. Texts are truncated as in `Model.encode`, and the vectors are equal to those of
-    `Model.encode`. A compressed file is read from its beginning for each part, so many small files
-    are faster than one large file.
+    On every worker, the names of the files, the destination and the model must mean the same. Texts
+    are truncated as in `Model.encode`, and the vectors are equal to those of `Model.encode`. For
+    each of its parts, a compressed file is read from its beginning, so several small compressed
+    files are faster than a large one.
 
-    If a run is stopped, its parts remain, and the next run continues from them. The next run checks
-    the checksums of the model's files, of all sources and of the existing parts, and rewrites
-    damaged parts.
+    If a run is stopped, its complete parts remain, and the next run adds the others. It checks the
+    checksums of the model's files, of all sources and of the existing parts, and writes damaged
+    parts again.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
@@ -137,8 +137,8 @@ def encode(
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.
-        ValueError: a row is bad; the folder belongs to another source or model; an argument
-            has a wrong value.
+        ValueError: a row is bad, the folder holds vectors of other sources or of another model,
+            or an argument has a wrong value.
         FileNotFoundError: a source or the model does not exist.
         RuntimeError: another run writes to the folder.
         ConnectionError: the scheduler or all workers were lost.
@@ -196,7 +196,7 @@ def estimate(
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """Encode a sample of a part; return the number of rows and the duration in seconds."""
+    """Encode a sample of a part; return the sample's number of rows and the time in seconds."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)
@@ -213,7 +213,7 @@ def _check_model(model: Model) -> None:
 def _planned(
     model: Named, files: list[Source], client: Any, check: bool, old: dict[str, Any] | None
 ) -> _Plan:
-    """Count all rows and plan a run; keep the part sizes of an earlier run, if there is one."""
+    """Count all rows and plan a run; if there was an earlier run, its part sizes are used again."""
     files = [described(file, CALL) for file in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)

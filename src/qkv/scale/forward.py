@@ -23,15 +23,15 @@ class Part(NamedTuple):
 
     out: Array  # (*lead, Hq, L, dv), in the computation's type.
     lse: Array  # (*lead, Hq, L), float64.
-    rest: Array | None  # The rounding error of `lse`, to be added to `lse`; None means 0.
+    rest: Array | None  # The log-sum-exp is `lse + rest`; None means 0.
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
     """Compute `qkv.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
     Each task computes one block of queries with one block of keys. Results over different keys are
-    joined pairwise, as in `qkv.merge_attention`. Pairs of blocks that are completely masked by
-    causality, window or lengths get no task. Nothing is computed until `compute` is called on a
+    joined pairwise, as in `qkv.merge_attention`. A pair of blocks gets no task if
+    causality, window or lengths mask all of it. Nothing is computed until `compute` is called on a
     result. Each task uses one thread.
 
     Args:
@@ -46,7 +46,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
     Returns:
         The results of `qkv.attention` as dask arrays with the chunks of query.
-        Leading dimensions and heads are cut at all chunk boundaries of query, key and value.
+        Along leading dimensions and heads, chunks also end where those of key and value end.
         The last axis of weights has the chunks of key and value.
         Rounding errors are at most twice those of `qkv.attention`.
 

@@ -92,7 +92,7 @@ class Folder:
             files.rm_file(f"{path.rstrip('/')}/{name}")
 
     def clean(self, keep: set[str]) -> None:
-        """Remove parts that are not in `keep`, and files that killed processes left."""
+        """Remove all parts except those in `keep`, and unfinished files of killed processes."""
         for name in self.names():
             if _LEFT.fullmatch(name) or (PART.fullmatch(name) and name not in keep):
                 self.remove(name)
@@ -128,9 +128,9 @@ class Folder:
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 
-# The schema of a manifest. A dict means an object with these entries; the name "" means that the
-# names of all entries are numbers. A list means elements of one kind. A tuple means one element of
-# each kind.
+# The schema of a manifest. A dict is an object with these entries; the name "" stands for entries
+# whose names are numbers. A list is a list of elements of one kind. A tuple is a list with one
+# element of each kind.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,
@@ -182,9 +182,9 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
 def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
     """Hold the lock of a folder, so that only one run at a time writes to the folder.
 
-    The lock of a local folder ends with the process. In other folders, the lock is a file that the
-    run renews every `BEAT` seconds; another run may take over `DEAD` seconds after the last
-    renewal.
+    When the process ends, the lock of a local folder ends too. In other folders, the lock is a file
+    that the run renews every `BEAT` seconds. If it was not renewed for `DEAD` seconds, another run
+    may take the lock.
 
     Raises:
         RuntimeError: another run holds the lock.

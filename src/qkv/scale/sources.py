@@ -55,8 +55,8 @@ class Part:
         first: the id of the first row; ids count the rows of all sources.
         row: the number of the first row in the source, counted from 0.
         rows: the number of rows.
-        begin: the first byte, or the first row in the row group.
-        end: the byte after the last row, or the row after the last row in the row group.
+        begin: the first byte, or in a row group, the first row.
+        end: the byte after the last row, or in a row group, the row after the last one.
         group: the number of the row group in a Parquet file.
     """
 

@@ -22,7 +22,7 @@ from qkv.models.files.read import CONFIG, NEEDED
 from qkv.ops.kernel import get_num_threads, set_num_threads
 
 NO_WORKER = 300.0  # A run fails after this number of seconds without a worker.
-AHEAD = 8  # The number of tasks submitted in advance per thread of the cluster.
+AHEAD = 8  # The number of tasks per thread of the cluster that are submitted in advance.
 # Option numbers from glibc's malloc.h, and three sizes in bytes: the maximum memory to keep, the
 # maximum threshold, and glibc's default threshold.
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
@@ -128,8 +128,9 @@ def each(
     """Call `function(model, case)` for every case, on a cluster's workers or in this process.
 
     If a worker dies, its case is computed again, as often as Dask's setting
-    `distributed.scheduler.allowed-failures` allows. With a model, each process computes one case at
-    a time, on its share of the cores. Closing the iterator cancels the cases that have not begun.
+    `distributed.scheduler.allowed-failures` allows. With a model, each process computes only one
+    case at a time, with its share of the cores. If the iterator is closed, cases that have not
+    begun are canceled.
 
     Args:
         client: the cluster's client; None for this process.
@@ -210,7 +211,7 @@ class _Crew:
         self._alive = time.monotonic()
 
     def look(self) -> bool:
-        """Return whether a worker is connected; raise an error if none connects in time."""
+        """Return whether a worker is connected; after too long without one, raise an error."""
         now = time.monotonic()
         if now - self._asked < _LOOK:
             return self.room > 0

@@ -134,7 +134,7 @@ class MultiHeadAttention(Parts):
         Args:
             w_q: (D, Hq * d).
             w_k: (D, Hkv * d), where D is the size of the context vectors.
-            w_v: (D, Hkv * dv), with the same D as `w_k`.
+            w_v: (D, Hkv * dv), with the D of `w_k`.
             w_o: (Hq * dv, D); without `w_o` the heads are joined side by side.
             num_heads: Hq.
             layout: "in_out" for these shapes, "out_in" for transposed weights.
@@ -195,7 +195,7 @@ class MultiHeadAttention(Parts):
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
-        if self.rotary is not None:  # Rotate one row now, so that errors are raised here.
+        if self.rotary is not None:  # Rotating one row raises errors early.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @quiet

@@ -27,10 +27,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Weights:
-    """The parameters of a layer, with the names and the layout that the user passed, for errors.
+    """The parameters of a layer. Errors use the names and the layout that the user passed.
 
-    The weights in `parameters` have the layout (in, out). `layout` is the layout that the user
-    passed, and `short` is True if the user passed w_q, w_k, w_v and w_o.
+    In `parameters`, all weights have the layout (in, out). `layout` is the user's layout, and
+    `short` is True if the user passed w_q, w_k, w_v and w_o.
     """
 
     parameters: Mapping[str, Array]
