@@ -58,16 +58,16 @@ def attention_grad(
 ) -> AttentionGradient:
     """Compute the gradients of `sum(grad_out * attention(query, key, value, ...))`.
 
-    In each row, P is the weights, s is the scores, and O is the output. The gradient of P is `dP =
-    grad_out @ value.T`, and the gradient of s is `ds = P * (dP - sum(grad_out * O))`. The chain
-    rule then gives the gradient of each input. P is recomputed from the log-sum-exp, block by
+    In each row, P is the weights, s is the scores, and O is the output. The gradient for P is `dP =
+    grad_out @ value.T`, and the gradient for s is `ds = P * (dP - sum(grad_out * O))`. The chain
+    rule then gives the gradient for each input. P is recomputed from the log-sum-exp, block by
     block, so that memory grows linearly with the length.
 
     Args:
         query: `(..., Hq, L, d)`, as `qkv.attention` takes it.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        grad_out: `(..., Hq, L, dv)`, the gradient of the output.
+        grad_out: `(..., Hq, L, dv)`, the gradient for the output.
         attn_mask: as for `qkv.attention`; it has no gradient.
         forward: `(out, lse)` from `qkv.attention(..., return_lse=True)`, which saves a second
             forward pass.
@@ -108,7 +108,7 @@ def gradient_by_weights(
     weights: tuple[Array, Array] | None,
     record: Callable[[str, Array], Array],
 ) -> tuple[Array, Array, Array]:
-    """Compute the gradients of query, key and value, via the gradients of weights and scores.
+    """Compute the gradients for query, key and value, via the gradients for weights and scores.
 
     Args:
         call: the checked call.
@@ -153,7 +153,7 @@ def varlen_attention_grad(
         query: `(total queries, Hq, d)`, as `qkv.varlen_attention` takes it.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
-        grad_out: `(total queries, Hq, dv)`, the gradient of the output.
+        grad_out: `(total queries, Hq, dv)`, the gradient for the output.
         cu_query_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
         cu_key_lengths: the same for key and value.
         forward: `(out, lse)` from `qkv.varlen_attention(..., return_lse=True)`, which saves a
@@ -163,7 +163,7 @@ def varlen_attention_grad(
 
     Returns:
         The same gradients as `qkv.attention_grad`, with packed rows.
-        The gradients of sinks and slopes are sums over the sequences.
+        The gradients for sinks and slopes are sums over the sequences.
 
     Raises:
         ValueError: the shapes are incompatible.
@@ -250,7 +250,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
     wrong = _by_kernel(call, outputs, gradients)
     if not wrong.any():
         return gradients
-    if call.bias is not None:  # the gradient of a bias may be a sum over heads
+    if call.bias is not None:  # the gradient for a bias may be a sum over heads
         wrong[...] = True
         gradients.bias[...] = 0
     views = gradients._replace(
@@ -310,7 +310,7 @@ def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> A
 
 
 def _zeros_per_head(call: Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
-    """Return zeros for the gradients of sinks `(*groups, n)` and of slopes."""
+    """Return zeros as the gradients for sinks `(*groups, n)` and for slopes."""
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
     return np.zeros((*groups, sinks), call.plan.kind), np.zeros(groups, call.plan.kind)
 

@@ -27,7 +27,7 @@ class Gradients(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The results of a call, and the gradient of its output: the input of the backward pass."""
+    """The results of a call, and the gradient for its output: the input of the backward pass."""
 
     grad_out: Array  # (*lead, Hq, L, dv); for packed rows (total, Hq, dv).
     out: Array  # The shape of `grad_out`.

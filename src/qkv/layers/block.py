@@ -324,10 +324,10 @@ class Block:
         """Return the gradients of `sum(grad * block(x, ...))`.
 
         Args:
-            grad: (..., T, D), the gradient of the block's result.
+            grad: (..., T, D), the gradient for the block's result.
             saved: the second value that `block.training_forward(x, ...)` returned.
-            record: collects the gradients of activations, named as in a trace. With a
-                `GradientRecorder` no gradients of parameters are computed.
+            record: collects the gradients for activations, named as in a trace. With a
+                `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
             `.x`, `.parameters`, keyed by name, and `.options` of the attention.
@@ -347,7 +347,7 @@ class Block:
         keep = rows or unkept
 
         def through(part: str | None, grad: Array) -> Array:
-            """Compute the gradient of a part's input from the gradient of its output."""
+            """Compute the gradient for a part's input from the gradient for its output."""
             if part is None or part not in self._parts:
                 return grad
             recorder = record if part == "attn" else rows

@@ -75,7 +75,7 @@ class Routed(Feed, ABC):
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Store the gradients of one expert's parameters in `gradients`."""
+        """Store the gradients for one expert's parameters in `gradients`."""
 
     def run(
         self,
@@ -108,7 +108,7 @@ class Routed(Feed, ABC):
         The weights of the experts' results have a gradient; the choice of experts has none.
 
         Args:
-            grad: (..., T, D), the gradient of the layer's result. It is also the gradient of the
+            grad: (..., T, D), the gradient for the layer's result. It is also the gradient for the
                 residual.
             saved: the second value that `layer.training_forward(x)` returned.
             record: unused, because the layer records no activations.
@@ -252,7 +252,7 @@ class Experts(Routed):
         return grad_rows, counts, gradients or {}
 
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Store the gradients of one expert's parameters in `gradients`."""
+        """Store the gradients for one expert's parameters in `gradients`."""
         for name, array in own.items():
             gradients[f"experts.{_EXPERT[name]}"][number] = array
 
@@ -366,7 +366,7 @@ class GatedExperts(Routed):
         return back.x, (grad * out).sum(-1), back.parameters
 
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
-        """Store the gradients of one expert's parameters in `gradients`."""
+        """Store the gradients for one expert's parameters in `gradients`."""
         gradients.update({f"experts.{number}.{name}": array for name, array in own.items()})
 
 

@@ -182,10 +182,10 @@ class Gradient:
     """The gradients of the sum of `grad * layer(x)`.
 
     Attributes:
-        x: the gradient of the layer's input.
-        parameters: the gradients of `layer.parameters`, keyed by name.
-        context: the gradient of the context, if there was one.
-        options: the gradients of options of `qkv.attention` that can be learned: "bias",
+        x: the gradient for the layer's input.
+        parameters: the gradients for `layer.parameters`, keyed by name.
+        context: the gradient for the context, if there was one.
+        options: the gradients for options of `qkv.attention` that can be learned: "bias",
             "sinks", "alibi_slopes".
     """
 
@@ -224,7 +224,7 @@ def part_back(
     gradients: ByName | None,
     record: Recorder | None = None,
 ) -> Gradient:
-    """Run the backward pass of a part, and add the gradients of its parameters to `gradients`."""
+    """Run the backward pass of a part, and add the gradients for its parameters to `gradients`."""
     more = {} if record is None else {"record": record}
     back: Gradient = part.backward(grad, saved, **more)
     if gradients is not None:
@@ -253,7 +253,7 @@ def for_parameters(record: Recorder | None) -> ByName | None:
 
 
 def asks(record: Recorder | None, *names: str) -> bool:
-    """Return whether a `GradientRecorder` wants the gradient of one of these activations."""
+    """Return whether a `GradientRecorder` wants the gradient for one of these activations."""
     return isinstance(record, GradientRecorder) and record.wants(*names)
 
 

@@ -150,11 +150,11 @@ class MLP(Feed):
         """Return the gradients of `sum(grad * mlp(x))`.
 
         Args:
-            grad: (..., T, D), the gradient of the layer's result. It is also the gradient of the
+            grad: (..., T, D), the gradient for the layer's result. It is also the gradient for the
                 residual.
             saved: the second value that `mlp.training_forward(x)` returned.
-            record: collects the gradients of activations, named as in a trace. With a
-                `GradientRecorder` no gradients of parameters are computed.
+            record: collects the gradients for activations, named as in a trace. With a
+                `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
             `.x` (..., T, D), and `.parameters`, keyed by name.

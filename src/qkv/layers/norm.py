@@ -81,10 +81,10 @@ class _Norm(Layer):
         """Return the gradients of `sum(grad * norm(x))`.
 
         Args:
-            grad: (..., D), the gradient of the layer's result.
+            grad: (..., D), the gradient for the layer's result.
             saved: the second value that `norm.training_forward(x)` returned.
-            record: collects the gradients of activations, named as in a trace. With a
-                `GradientRecorder` no gradients of parameters are computed.
+            record: collects the gradients for activations, named as in a trace. With a
+                `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
             `.x` (..., D) and `.parameters` "weight" and "bias".
@@ -112,7 +112,7 @@ class _Norm(Layer):
         return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
     def _back_by_scale(self, grad: Array, saved: NormSaved, record: Recorder) -> Array:
-        """Compute the gradient of `x`, and record the gradient of the divisor."""
+        """Compute the gradient for `x`, and record the gradient for the divisor."""
         x, scale = saved
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         weighted = grad * self.scaled().astype(x.dtype, copy=False)
@@ -306,7 +306,7 @@ class LayerScale(Layer):
         """Return the gradients of `sum(grad * scale(x))`.
 
         Args:
-            grad: (..., D), the gradient of the layer's result.
+            grad: (..., D), the gradient for the layer's result.
             saved: the second value that `scale.training_forward(x)` returned.
             record: unused, because a scale has no activations of its own.
 

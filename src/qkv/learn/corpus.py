@@ -62,7 +62,7 @@ class Sequences:
         return self._sequences[next(self._orders)]
 
     def _from_here(self) -> Iterator[int]:
-        """Yield the indices of sequences, beginning at the current state, and update the state."""
+        """Yield indices of sequences, beginning at the current state, and keep it up to date."""
         while True:
             rng = np.random.default_rng([self._seed, self._epoch])
             for number in rng.permutation(len(self._sequences))[self._next :]:
@@ -201,7 +201,7 @@ class Files:
 
 
 def need_two_words(files: Files) -> None:
-    """Raise an error unless the text has two different words, which training needs."""
+    """Raise an error unless the text has two different words; training needs at least two."""
     words: set[str] = set()
     for line in files.lines():
         words.update(re.findall(r"\w+|[^\w\s]", line[:_MOST_READ]))
@@ -217,8 +217,8 @@ Cut = Callable[[Sequence[Line]], list[Array]]  # consecutive lines -> sequences 
 class Corpus:
     """Sequences of token ids from text files, which are read and shuffled in blocks.
 
-    A block is a few megabytes of text. The sequences of a block come in a random order; then the
-    next block is read. After the last block, the first block is read again, in another order.
+    A block is a few megabytes of text. Its sequences are yielded in a random order, and then the
+    next block is read. After the last block, the first is read again; its order is then different.
 
     Args:
         files: the text.
@@ -236,12 +236,12 @@ class Corpus:
         """Return the next sequence.
 
         Raises:
-            ValueError: the files give no sequence, or are not text.
+            ValueError: the files are not text, or are too short to give a sequence.
         """
         return next(self._sequences)
 
     def _from_here(self) -> Iterator[Array]:
-        """Yield the sequences, beginning at the current state, and update the state."""
+        """Yield the sequences, beginning at the current state, and keep it up to date."""
         kept, count = None, 1  # the start of the block in memory; the sequences in a round
         while True:
             if kept != self._begin:  # a single block stays in memory
@@ -346,7 +346,7 @@ def _piece(stream: BinaryIO) -> bytes:
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
     end = raw.rfind(b" ")
-    if end <= 0:  # without a space, cut before the last character, which may be incomplete
+    if end <= 0:  # if there is no space, drop the last character, which may be incomplete
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1

@@ -106,11 +106,12 @@ def train(
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
         checkpoint_seconds: the maximum time in seconds between two checkpoints.
-        snapshots: the steps after which a snapshot is written, in addition to the last step; by
-            default about twelve, at increasing intervals; an empty list writes no snapshots.
-        settings: additional entries of each checkpoint; to resume a run, give the same entries.
+        snapshots: the steps after which a snapshot is written; one is also written after the last
+            step. By default, these are about twelve steps at increasing intervals. With an empty
+            list, no snapshots are written.
+        settings: entries that are added to each checkpoint; a resumed run needs the same entries.
         products: "bfloat16" rounds the factors of each product with weights to bfloat16, also for
-            the gradients of inputs; sums stay float32. On some processors this needs about 4/5 of
+            the gradients for inputs; sums stay float32. On some processors this needs about 4/5 of
             the time that float32 takes.
         show_progress_bar: None shows a progress bar only on a terminal.
 
@@ -327,7 +328,7 @@ class Run:
         self.save_model()
 
     def need_finite(self) -> None:
-        """Raise `Diverged` if parameters are not finite, even if the losses still are."""
+        """Raise `Diverged` if any parameter is not finite, which the losses may not show yet."""
         if not self.network.is_finite():
             raise Diverged("the model gives numbers that are not finite")
         means = (self.optimizer.mean, self.optimizer.square)
@@ -450,13 +451,13 @@ class Run:
             self.network.model().save(self.folder)
 
     def snapshot(self) -> None:
-        """Write the model to a new folder, in float16 if its numbers are small enough."""
+        """Write the model to a new folder, in float16 unless a number is too large for float16."""
         small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
         model = self.network.model(np.float16 if small else None)
         write_snapshot(self.folder, self.step, model.save)
 
     def back_to_good(self, error: Diverged) -> str:
-        """Write the model of the last good checkpoint, and return the message of the error."""
+        """Write the model of the last good checkpoint; return the message for the user."""
         step = self.step
         saved = last_checkpoint(self.folder)
         if saved is not None:
@@ -470,7 +471,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Return steps from 0 to `steps` at increasing intervals; powers of two if `steps` is None.
+    """Return steps from 0 to `steps` at increasing intervals; if None, 0 and powers of two.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]

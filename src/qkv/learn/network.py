@@ -68,7 +68,8 @@ class Network:
     def add(self, gradients: Mapping[str, Array]) -> None:
         """Add gradients, keyed by parameter name, to `gradient`.
 
-        If the output projection is the token table, its gradient is added to that of the table.
+        If the output projection shares the token table, its gradient is added to that for the
+        table.
         """
         weight = self.weight
         for name, gradient in gradients.items():

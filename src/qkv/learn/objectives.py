@@ -46,8 +46,8 @@ class Part:
 
     Attributes:
         objective: the objective.
-        weight: the factor of the loss, or a function that computes it from the completed share of
-            the run.
+        weight: the factor of the loss; or a function of the completed share of the run that returns
+            this factor.
         begin: the share of the run after which the objective begins.
     """
 
@@ -87,7 +87,7 @@ def words_loss(
 ) -> float:
     """Return the mean cross-entropy over the targets, and add its gradient to `network.gradient`.
 
-    The head computes only the rows that have a target, in groups of a few thousand.
+    The LM head computes only rows that have a target, a few thousand rows at a time.
 
     Args:
         network: the network to train.
@@ -223,9 +223,9 @@ class Masked(_Filled):
 
     A share of the non-special tokens is chosen. 80% of the chosen tokens are replaced by the mask
     token, 10% are replaced by another token and 10% stay; all chosen tokens are predicted. With
-    `alike`, words are chosen instead of tokens. All subwords of equal words in a text are then
-    treated in the same way, so that one of them cannot reveal the others. Punctuation marks are
-    always chosen separately.
+    `alike`, words are chosen instead of tokens. If a word occurs several times in a text, all its
+    subwords are then treated in the same way, so that no occurrence reveals another. Punctuation
+    marks are always chosen separately.
 
     Args:
         source: the source of sequences, which include special tokens.

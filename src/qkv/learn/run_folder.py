@@ -121,8 +121,8 @@ def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
 def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
     """Read the loss of each logged step, in order.
 
-    If a step was logged twice, the later loss counts. Lines without a loss (from other programs)
-    and losses that are not finite are skipped.
+    If a step was logged twice, the later loss counts. Losses that are not finite are skipped, and
+    so are lines without a loss, which other programs may write.
 
     Raises:
         ValueError: a line is not JSON.

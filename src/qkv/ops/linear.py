@@ -31,7 +31,7 @@ _narrow: ContextVar[np.dtype[Any] | None] = ContextVar("_narrow", default=None)
 def products_in_bfloat16() -> Iterator[None]:
     """Let the kernel round float32 factors to bfloat16 inside the `with` block.
 
-    The kernel rounds the factors of `linear`, and the factors of the gradient of `x` in
+    The kernel rounds the factors of `linear`, and the factors of the gradient for `x` in
     `linear_grad`. Sums and results stay float32. Without the kernel, nothing changes.
 
     Source:
@@ -139,11 +139,11 @@ def linear_grad(
     Args:
         x: `(..., in)`.
         weight: `(in, out)`, with any strides.
-        grad: `(..., out)`, the gradient of the result.
+        grad: `(..., out)`, the gradient for the result.
         bias: whether the layer has a bias.
 
     Returns:
-        The gradients of `x` `(..., in)`, of `weight` `(in, out)` and of the bias `(out,)` or None.
+        The gradients for `x` `(..., in)`, `weight` `(in, out)` and the bias `(out,)` (or None).
         The gradient for a weight has the memory layout of the weight, even of a transposed one.
 
     >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
@@ -176,7 +176,7 @@ def linear_grad(
 
 
 def input_grad(weight: Array, grad: Array) -> Array:
-    """Compute the gradient of `x` `(..., in)` from the gradient `(..., out)` of `x @ weight`.
+    """Compute the gradient for `x` `(..., in)` from the gradient `(..., out)` for `x @ weight`.
 
     >>> input_grad(np.array([[3.0], [4.0]]), np.array([[10.0]])).tolist()
     [[30.0, 40.0]]

@@ -68,12 +68,12 @@ def norm_grad(
         x: `(..., D)`, the input of the norm.
         weight: `(D,)`.
         scale: `(..., 1)`, the divisors of the forward pass.
-        grad: `(..., D)`, the gradient of the result.
+        grad: `(..., D)`, the gradient for the result.
         centred: whether the mean of each vector was subtracted first.
         bias: whether the norm has a bias.
 
     Returns:
-        The gradients of `x` `(..., D)`, of `weight` `(D,)` and of the bias `(D,)` or None.
+        The gradients for `x` `(..., D)`, for `weight` `(D,)` and for the bias `(D,)` (or None).
 
     >>> x, one = np.array([[3.0, 3.0]]), np.ones(2)
     >>> norm_grad(x, one, np.array([[3.0]]), np.array([[6.0, 0.0]]), centred=False, bias=False)

@@ -33,7 +33,7 @@ Keep = Callable[[str, Array], Array]  # a recorder, or `unkept`
 def attention_backward(
     layer: Parts, grad: Any, saved: AttentionSaved, record: Recorder | None = None
 ) -> Gradient:
-    """Compute the gradients of the layer's inputs from the gradient of its output."""
+    """Compute the gradients for the layer's inputs from the gradient for its output."""
     gradients = for_parameters(record)
     z, inputs = saved.z, saved.inputs
     shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
@@ -53,7 +53,7 @@ def attention_backward(
         heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
-        """Compute the gradient of `x` from the gradient of q, k or v (..., H, T, d)."""
+        """Compute the gradient for `x` from the gradient for q, k or v (..., H, T, d)."""
         if changed and name != "v":
             part = keep(f"hook_rot_{name}", part)
         if name in saved.positions:

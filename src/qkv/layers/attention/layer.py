@@ -358,11 +358,11 @@ class MultiHeadAttention(Parts):
         """Return the gradients of `sum(grad * layer(x, ...))`.
 
         Args:
-            grad: the gradient of the layer's result, of the same shape. It is also the gradient of
-                the residual.
+            grad: the gradient for the layer's result, of the same shape. It is also the gradient
+                for the residual.
             saved: the second value that `layer.training_forward(x, ...)` returned.
-            record: collects the gradients of activations, named as in a trace. With a
-                `GradientRecorder` no gradients of parameters are computed.
+            record: collects the gradients for activations, named as in a trace. With a
+                `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
             `.x`, and `.context` if a context was given.

@@ -41,7 +41,7 @@ class Rotary:
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rotate_back(self, grad: Array, positions: Array, length: int | Array) -> Array:
-        """Compute the gradient of `x` from the gradient of its rotation, by reverse rotation."""
+        """Compute the gradient for `x` from the gradient for its rotation, by reverse rotation."""
         cos, sin = self.rotation(grad, positions, length)
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
