@@ -12,12 +12,12 @@ BLOCK = 256  # the memory grows by multiples of this number of keys
 
 
 class KVCache:
-    """The keys and values of one layer, which grow at each decoding step.
+    """The keys and values of one layer; each decoding step appends new ones.
 
-    `append` returns arguments of `qkv.attention` for the queries of the new tokens; the caller adds
-    `is_causal`. With a window, the cache drops keys that no later query can see, so that memory
-    stays bounded. Rows may have different lengths: `lengths` gives the number of real new keys in
-    each row.
+    For the queries of the new tokens, `append` returns arguments of `qkv.attention`; the caller
+    adds `is_causal`. With a window, the cache drops keys that no later query can see, so that
+    memory stays bounded. Rows may have different lengths: `lengths` is the number of real new keys
+    in each row.
 
     Args:
         window: `(left, right)` as `qkv.attention` takes it, or None to keep everything.

@@ -45,7 +45,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(call: Call) -> Grouped:
-    """Group the query heads of a call by key head; copy only arrays whose dtype must change."""
+    """Group the query heads of a call by key head; an array is copied only to convert its dtype."""
     plan = call.plan
     *lead, kv_heads, group = plan.groups
 

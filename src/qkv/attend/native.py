@@ -133,8 +133,8 @@ def _arguments_packed(
 def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """Return an array that the kernel can read; copy it only if necessary.
 
-    The elements are aligned and in this machine's byte order. The last `contiguous` axes are
-    contiguous; for masks and biases, `contiguous` is 0.
+    The elements of the result are aligned and in this machine's byte order. Its last `contiguous`
+    axes are contiguous; for masks and biases, this number is 0.
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):

@@ -59,7 +59,7 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of a piece if `count` is divided evenly into pieces of at most `most`."""
+    """Return the size of the pieces if `count` is cut evenly, and no piece is above `most`."""
     return -(-count // max(1, -(-count // most)))
 
 
@@ -95,7 +95,7 @@ def masked(call: Grouped, tile: Tile, keys: slice, scores: Array) -> tuple[Array
 
 
 def _products(query: Array, key: Array, scale: float) -> Array:
-    """Compute `query (..., l, d) @ key.T (..., d, s) * scale` in the thread's scratch buffer."""
+    """Compute `query (..., l, d) @ key.T (..., d, s) * scale` in a buffer of this thread."""
     *heads, keys, size = key.shape
     shape = (*query.shape[:-1], keys)
     if query.shape[-2] < FEW or not 1e-3 < abs(scale) < 1e3:

@@ -31,7 +31,7 @@ class Visibility(NamedTuple):
     numbers: tuple[Array, ...]  # float, the same shape.
 
     def key_range(self, rows: tuple[Any, ...], i: slice) -> tuple[int, int]:
-        """Return the range (first, end) of the keys that any query of block `i` may see."""
+        """Return the range (first, end) of all keys that some query of block `i` may see."""
         start, stop = 0, self.keys
         if self.query_lengths is not None and self.query_lengths[rows].max(initial=0) <= i.start:
             return 0, 0
@@ -50,7 +50,7 @@ class Visibility(NamedTuple):
         """Return a mask of the keys `j` that queries `i` see; None if all queries see all keys.
 
         `rows` is an index into `(*lead,)`, and `index` is an index into `(*lead, Hkv, G)`. The
-        result broadcasts to the shape that `index` selects, followed by `(queries, keys)`.
+        result broadcasts to the shape of this selection, followed by `(queries, keys)`.
         """
         rules: list[Array] = []
         query = np.arange(i.start, i.stop)[:, None]  # (l, 1)

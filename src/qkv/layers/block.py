@@ -394,7 +394,7 @@ class Block:
         top_k: int | None = None,
         **options: Any,
     ) -> Trace:
-        """Return a trace of `block(x, ...)`, in which the block is layer 0.
+        """Return a trace of `block(x, ...)`; the block is layer 0 of the trace.
 
         2-D `x` gets a leading batch axis, and packed rows become (B, T, ...). The trace lacks
         `attn.hook_result`, the output of each head; only a `Recorder` can get it. With `top_k`,

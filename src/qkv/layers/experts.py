@@ -53,7 +53,7 @@ class Routed(Feed, ABC):
     count: int
 
     def _set(self, top_k: int, *, normalized: bool) -> None:
-        """Check and set the number of experts for each row."""
+        """Check how many experts each row gets, and set `top_k` and `normalized`."""
         call = type(self).__name__
         self.normalized = normalized
         self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
@@ -105,7 +105,8 @@ class Routed(Feed, ABC):
     ) -> Gradient:
         """Return the gradients of `sum(grad * layer(x))`.
 
-        The weights of the experts' results have a gradient; the choice of experts has none.
+        There are gradients for the weights of the experts' results, but not for the choice of
+        experts.
 
         Args:
             grad: (..., T, D), the gradient for the layer's result. It is also the gradient for the

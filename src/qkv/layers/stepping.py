@@ -51,7 +51,7 @@ class Steps:
     ) -> Array:
         """Apply the blocks to token vectors (B, 1, D) at `positions` (B, 1).
 
-        `lengths` (B,) is 1 for a text with a new token, else 0; None if all texts have one.
+        `lengths` (B,) is 1 for a text with a new token, else 0. None means that all texts have one.
         """
         rotation = {
             key: _rotation(rotary, size, positions)
@@ -179,7 +179,7 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        # The plan is for one key, but the kernel reads the number of keys from the arrays.
+        # The plan says one key, but the kernel takes the number of keys from the arrays.
         call = self.plan._replace(
             query=both[:, :heads, None],
             key=cached["key"],
@@ -261,7 +261,7 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 
 
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
-    """Return two factors (B, 1, d): for the columns of a head, and for their partner columns."""
+    """Return two factors (B, 1, d): one for each column, and one for the other of its pair."""
     cos, sin = rotary.rotation(
         np.empty((len(positions), 1, size), np.float32),
         positions,

@@ -280,7 +280,7 @@ class MultiHeadAttention(Parts):
         top_k: int | None = None,
         **options: Any,
     ) -> tuple[Inputs, Call | None, Array | None]:
-        """Check the arguments of a call; return its inputs, its plan, and the array `out`."""
+        """Check the arguments of a call; return its `Inputs`, the attention plan, and `out`."""
         call = self._weights.call
         check_options(options, packed=cu_lengths is not None, call=call)
         words = self._weights.vectors(x, "x")
@@ -340,7 +340,7 @@ class MultiHeadAttention(Parts):
     ) -> tuple[Array, AttentionSaved | None]:
         """Run the unchecked forward pass; with `save` also return the values for `backward`.
 
-        `plan` is the result of `check`, if it was called. `positions` are the positions of packed
+        `plan` is the plan that `check` returned, or None. `positions` are the positions of packed
         rows; by default each text begins at position 0.
         """
         call = self._weights.call
@@ -408,9 +408,7 @@ class MultiHeadAttention(Parts):
             context = None if context is None else _in_front(context, "context", call=call)
         record = Recorder()
         out = self(x, context, record=record, top_k=top_k, **options)
-        cu = (
-            None if cu_lengths is None else np.asarray(cu_lengths)
-        )  # the call has checked `cu_lengths`
+        cu = None if cu_lengths is None else np.asarray(cu_lengths)  # `self` has checked them
         (of_rows(record, cu) or unkept)("hook_attn_out", out)
         return Trace(record.arrays)
 

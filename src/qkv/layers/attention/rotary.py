@@ -27,7 +27,7 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # A cache of the last arguments and results, because the next layers need the same results.
+    # The last arguments and results, because the next layers usually need the same results.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -35,7 +35,7 @@ class Rotary:
     def rotate(self, x: Array, positions: Array, length: int | Array) -> Array:
         """Rotate queries or keys `(..., L, d)` by their positions in a text of `length` tokens.
 
-        `length` may be an array with a length for each position.
+        `length` may also be an array: for each position, the length of its text.
         """
         cos, sin = self.rotation(x, positions, length)
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)

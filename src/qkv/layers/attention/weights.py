@@ -145,6 +145,6 @@ class Weights:
 
 
 def _columns(num_heads: int, size: int) -> str:
-    """Return the possible numbers of key columns, as text for an error."""
+    """Return, as text for an error, the numbers of columns that the key weight may have."""
     fitting = [n * size for n in range(num_heads, 0, -1) if num_heads % n == 0]
     return " or ".join(map(str, fitting))
