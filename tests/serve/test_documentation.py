@@ -177,7 +177,7 @@ def test_the_limits_are_those_of_the_server() -> None:
     ]
     assert f"a request waits at most {limits.gather * 1000:g} ms for other requests" in PAGE
     assert f"client_max_body_size {limits.body // mib}m;" in PAGE
-    assert f"caches of completions up to {limits.stream_tokens:,} tokens in total" in PAGE
-    assert f"or have had {QUANTUM} turns" in PAGE
+    assert f"completions together hold up to {limits.stream_tokens:,} tokens" in PAGE
+    assert f"have generated {QUANTUM} tokens since their cache was computed" in PAGE
     assert limits.streams == 4
-    assert "the next token of up to four\ncompletions" in PAGE
+    assert "the next token for up to four\ncompletions" in PAGE

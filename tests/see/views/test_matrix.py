@@ -299,7 +299,7 @@ def refusals() -> dict[tuple[str, str], str]:
         found["walk", kind] = "call walk(text, model=...), or qkv.show(trace) for the kept weights"
         found["replay", kind] = 'trace hook_pattern, model.trace(text, names=["pattern"])'
     for kind in weights:
-        found["walk", kind] = "or walk(text, model=...); qkv.show(trace) shows the weights"
+        found["walk", kind] = "or call walk(text, model=...); qkv.show(trace) shows the weights"
     found["walk", "arrays"] = "qkv.show(weights, tokens=...) shows weights"
     for view in ("plot_shift", "plot_shift of two"):
         for kind in ("top_k", *weights):
@@ -314,7 +314,9 @@ def refusals() -> dict[tuple[str, str], str]:
     found["replay", "text"] = "the folder the cat sat"
     found["replay", "arrays"] = "step 0 is a ndarray: give a model or a trace"
     found["replay", "infinite"] = "no snapshot has finite weights"
-    found["replay", "encoder-decoder"] = "of an encoder-decoder's, trace.encoder or trace.decoder"
+    found["replay", "encoder-decoder"] = (
+        "for an encoder-decoder, give trace.encoder or trace.decoder"
+    )
     return found
 
 

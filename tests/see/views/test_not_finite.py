@@ -99,7 +99,9 @@ def test_an_image_without_numbers_is_refused(value: float, lesson: Model) -> Non
     arrays = {name: trace[name].astype(np.float64) for name in trace.names()}
     arrays["blocks.0.attn.hook_pattern"][0, 0, 0] = value
     seen = Trace(arrays, tokens=[patch_names(1, 2)], special=[[True, False, False]])
-    with pytest.raises(ValueError, match="image_view: weights of layer 0 are NaN, infinite or bey"):
+    with pytest.raises(
+        ValueError, match="image_view: weights of layer 0 are NaN, infinite or over"
+    ):
         image_view(seen, np.zeros((4, 8, 3), np.uint8))
 
 
