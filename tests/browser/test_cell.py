@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Locator, Page
+from playwright.sync_api import Locator, Page, expect
 
 from qkv.models import Model
 from qkv.see.draw.colours import shade
@@ -183,6 +183,14 @@ def test_a_score_stands_over_its_products(quick: Visit, html: str, trace: Trace)
     )
 
 
+def products_of(place: Locator, trace: Trace, query: int, key: int) -> np.ndarray:
+    """The products that the page shows, once it shows this cell."""
+    columns = place.locator("thead th")
+    expect(columns.nth(0)).to_have_text(f"Q {trace.tokens[query]}")
+    expect(columns.nth(1)).to_have_text(f"K {trace.tokens[key]}")
+    return rows(place)[1][:, 2]
+
+
 def test_the_score_follows_the_cell_that_is_looked_at(
     quick: Visit, html: str, trace: Trace
 ) -> None:
@@ -193,13 +201,15 @@ def test_the_score_follows_the_cell_that_is_looked_at(
     page.locator("[data-part=head]").get_by_role("application").focus()
     press(page, "ArrowDown", "Control+Home", "Home")
     for i, j in [(0, 0), (0, 1), (1, 1)]:
-        np.testing.assert_allclose(rows(place)[1][:, 2], products[i, j], atol=0.00051)
+        np.testing.assert_allclose(products_of(place, trace, i, j), products[i, j], atol=0.00051)
         press(page, "ArrowRight" if (i, j) == (0, 0) else "ArrowDown")
     press(page, "Escape")
     key = int(trace.pattern(layer=HEAD[0], head=HEAD[1])[PLACE].argmax())
-    np.testing.assert_allclose(rows(place)[1][:, 2], products[PLACE, key], atol=0.00051)
+    found = products_of(place, trace, PLACE, key)
+    np.testing.assert_allclose(found, products[PLACE, key], atol=0.00051)
     page.get_by_role("button", name="next key").click()
-    np.testing.assert_allclose(rows(place)[1][:, 2], products[PLACE, key + 1], atol=0.00051)
+    found = products_of(place, trace, PLACE, key + 1)
+    np.testing.assert_allclose(found, products[PLACE, key + 1], atol=0.00051)
 
 
 def test_a_product_and_its_two_numbers_mark_each_other(
