@@ -1,7 +1,5 @@
 """Test a function on random inputs, and report the findings as points and text."""
 
-from __future__ import annotations  # because np.random loads on first use
-
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
