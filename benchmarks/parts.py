@@ -8,7 +8,7 @@ from unittest import mock
 
 # The functions of each part, with the modules that call them.
 CALLED = {
-    "projections": ("qkv.layers.layer.linear", "qkv.models.network.head.linear"),
+    "projections": ("qkv.layers.base.linear", "qkv.models.network.head.linear"),
     "attention": (
         "qkv.layers.attention.forward.varlen_attention",
         "qkv.layers.attention.forward.answer",

@@ -27,7 +27,7 @@ from qkv.measure import (
     sample,
     time_in_words,
 )
-from qkv.ops.kernel import backend, kernel
+from qkv.ops.kernel import backend, compiled
 
 
 def row_of(**seconds: float) -> dict:
@@ -266,7 +266,7 @@ def test_the_processor_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert qkv.measure.processor() == ("Fast One (family 26, model 2)", ["fma", "avx512f"])
 
 
-@pytest.mark.skipif(kernel is None, reason="the kernel is not built here")
+@pytest.mark.skipif(compiled is None, reason="the kernel is not built here")
 def test_limits_come_from_the_kernel() -> None:
     assert qkv.measure.multiply_adds() > 0
     assert qkv.measure.multiply_adds("bfloat16") > 0
@@ -274,7 +274,7 @@ def test_limits_come_from_the_kernel() -> None:
 
 
 def test_limits_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(qkv.measure, "kernel", None)
+    monkeypatch.setattr(qkv.measure, "compiled", None)
     assert qkv.measure.multiply_adds() > 0
     assert qkv.measure.read_rate() > 0
 

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 import qkv
-from qkv.ops.kernel import BACKENDS, kernel
+from qkv.ops.kernel import BACKENDS, compiled
 
 pytestmark = [
     pytest.mark.attack,
     pytest.mark.skipif(os.name != "posix", reason="this system has no signals to send"),
 ]
-native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
 # Each call would take minutes, or leaves 0 at the end of its result, or both.
 START = """

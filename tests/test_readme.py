@@ -211,7 +211,7 @@ def test_files_that_the_architecture_names_exist() -> None:
         "src/qkv/attend/visibility.py": ("Visibility", "block", "key_range", "check_window"),
         "src/qkv/attend/arguments.py": ("Call", "check_call", "needed", "OPTIONS", "PACKED"),
         "src/qkv/attend/varlen.py": ("ranged",),
-        "src/qkv/layers/layer.py": (
+        "src/qkv/layers/base.py": (
             *("checked", "need_shape", "first_parameters"),
             *("parameter", "vectors_of", "promoted", "project"),
             *("Layer", "Feed", "project_back"),

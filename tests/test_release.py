@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 CHANGELOG = (
@@ -32,18 +32,18 @@ def wheel(root: Path, content: bytes) -> None:
         file.writestr("qkv/_kernel.abi3.so", content)
 
 
-@pytest.mark.skipif(kernel is None, reason="there is no kernel here")
+@pytest.mark.skipif(compiled is None, reason="there is no kernel here")
 def test_a_kernel_fits_that_was_compiled_from_these_sources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chooser = script("kernel")
-    assert kernel is not None
-    assert chooser.sources() == kernel.SOURCES
+    assert compiled is not None
+    assert chooser.sources() == compiled.SOURCES
     (tmp_path / "native").symlink_to(ROOT / "native")
     monkeypatch.setattr(chooser, "ROOT", tmp_path)
     monkeypatch.setattr(chooser, "loads", lambda python, found: found.startswith(b"good"))
     assert chooser.built("python") is None
-    digest = kernel.SOURCES.encode()
+    digest = compiled.SOURCES.encode()
     wheel(tmp_path, b"good " + digest)
     assert chooser.built("python") == b"good " + digest
 

@@ -175,7 +175,7 @@ def test_info_says_that_the_cache_cannot_be_read(
 
 
 def test_info_says_when_the_kernel_was_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "kernel", None)
+    monkeypatch.setattr(sys.modules["qkv.ops.kernel"], "compiled", None)
     told = run("info").stdout
     assert "kernel was not built" in told
     assert "QKV_NEED_KERNEL=1 pip install" in told

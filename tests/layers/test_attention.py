@@ -13,7 +13,7 @@ from qkv.attend import attention, varlen_attention
 from qkv.attend.arguments import OPTIONS
 from qkv.embed import alibi_slopes, sinusoidal_positions
 from qkv.layers import MultiHeadAttention, RMSNorm, Rotary, SelfAttention, self_attention
-from qkv.layers.layer import PACKED
+from qkv.layers.base import PACKED
 from qkv.trace import Recorder
 
 from .support import Array, loops, numbers

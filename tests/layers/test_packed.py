@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.layers.layer import padded_heads, starts_of
+from qkv.layers.base import padded_heads, starts_of
 from qkv.trace.recorder import padded, unpadded
 
 LENGTHS = {

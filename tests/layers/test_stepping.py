@@ -16,10 +16,10 @@ from qkv.layers.stepping import steps_for
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
-from qkv.ops.kernel import body, get_num_threads, kernel, set_num_threads
+from qkv.ops.kernel import body, compiled, get_num_threads, set_num_threads
 from qkv.ops.packing import frozen
 
-if kernel is None:
+if compiled is None:
     pytest.skip("the kernel was not built, and steps need it", allow_module_level=True)
 
 PLAIN = {
@@ -193,11 +193,11 @@ def test_weights_are_packed_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) 
 
     def pack(*arguments: Any) -> None:
         packed.append(arguments)
-        kernel.pack(*arguments)
+        compiled.pack(*arguments)
 
     packing = sys.modules["qkv.ops.packing"]
-    counting = SimpleNamespace(**{**vars(kernel), "pack": pack})
-    monkeypatch.setattr(packing, "kernel", counting)
+    counting = SimpleNamespace(**{**vars(compiled), "pack": pack})
+    monkeypatch.setattr(packing, "compiled", counting)
     # A new shelf, because shelves with the deleted weights of other tests may be dropped any time.
     monkeypatch.setattr(packing, "_shelf", np.empty(0, np.float32))
     for sizes in SIZES.values():

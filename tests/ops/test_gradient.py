@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qkv.ops.activation import ACTIVATIONS, activate, activation_grad
-from qkv.ops.kernel import BODIES, kernel, set_num_threads
+from qkv.ops.kernel import BODIES, compiled, set_num_threads
 from qkv.ops.linear import linear_grad
 from qkv.ops.norm import norm_grad
 from qkv.ops.training import adamw, cross_entropy, gradient_norm
@@ -15,7 +15,7 @@ from qkv.ops.training import adamw, cross_entropy, gradient_norm
 from .support import Array, numbers
 
 pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
-native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -109,7 +109,7 @@ def asked() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("function", asked())
 def test_the_kernel_refuses_what_does_not_fit(function: str) -> None:
     right = asked()[function]
-    call = getattr(kernel, function)
+    call = getattr(compiled, function)
     call(0, *right.values(), 1) if function != "squares" else call(0, right["x"], 1)
     optional = {"left_sums", "right_sums", "grad_bias", "weights", "decays"}
     for name, value in right.items():
@@ -134,6 +134,6 @@ def test_the_kernel_refuses_what_does_not_fit(function: str) -> None:
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
 def test_a_target_that_is_no_column_reads_nothing(body: int) -> None:
     logits, losses, grad = numbers(3, 5), np.zeros(3, np.float32), np.zeros((3, 5), np.float32)
-    kernel.cross_entropy(body, logits, np.array([5, -1, 1 << 60]), None, losses, grad, 1)
+    compiled.cross_entropy(body, logits, np.array([5, -1, 1 << 60]), None, losses, grad, 1)
     assert np.isnan(losses).all()
     np.testing.assert_allclose(grad.sum(1), 1, rtol=1e-6)

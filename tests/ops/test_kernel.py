@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.ops.kernel import BACKENDS, BODIES, body, kernel
+from qkv.ops.kernel import BACKENDS, BODIES, body, compiled
 
-native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
 
 def test_the_best_comes_first_and_numpy_is_always_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +18,7 @@ def test_the_best_comes_first_and_numpy_is_always_there(monkeypatch: pytest.Monk
     assert list(BACKENDS) == [name for name in order if name in BACKENDS]
     assert qkv.backend() == BACKENDS[0]
     assert "numpy" in BACKENDS
-    assert (len(BACKENDS) > 1) == (kernel is not None)
+    assert (len(BACKENDS) > 1) == (compiled is not None)
 
 
 def test_each_backend_can_be_picked(backend: str) -> None:
@@ -118,9 +118,9 @@ ASKED: dict[str, Any] = {
     ids=lambda wrong: " ".join(wrong),
 )
 def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
-    kernel.attend(*ASKED.values())
+    compiled.attend(*ASKED.values())
     with pytest.raises(ValueError, match=r"^kernel: "):
-        kernel.attend(*(ASKED | wrong).values())
+        compiled.attend(*(ASKED | wrong).values())
 
 
 @native
@@ -138,7 +138,7 @@ def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
 )
 def test_the_kernel_refuses_other_types(wrong: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError)):
-        kernel.attend(*(ASKED | wrong).values())
+        compiled.attend(*(ASKED | wrong).values())
 
 
 @native
@@ -146,7 +146,7 @@ def test_the_kernel_does_not_write_where_it_may_not() -> None:
     sealed = np.zeros((2, 4, 5, 3), "f4")
     sealed.flags.writeable = False
     with pytest.raises((BufferError, ValueError)):
-        kernel.attend(*(ASKED | {"out": sealed}).values())
+        compiled.attend(*(ASKED | {"out": sealed}).values())
 
 
 @native
@@ -168,11 +168,11 @@ def test_the_kernel_refuses_starts_beyond_the_rows(
     rest = (None, None, 0, None, None, None, 1.0, 1)
     out, lse = np.zeros((5, 2, 4), "f4"), np.zeros((5, 2, 1))
     with pytest.raises(ValueError, match=r"^kernel: "):
-        kernel.attend_packed(0, query, key, key, out, lse, *edges, *rest)
-    kernel.attend_packed(0, query, key, key, out, lse, np.array([0, 5]), np.array([1, 4]), *rest)
+        compiled.attend_packed(0, query, key, key, out, lse, *edges, *rest)
+    compiled.attend_packed(0, query, key, key, out, lse, np.array([0, 5]), np.array([1, 4]), *rest)
     wide = [np.ones((n, 2, 257), "f4") for n in (5, 4)]
     with pytest.raises(ValueError, match=r"^kernel: .* MAX_SIZE"):
-        kernel.attend_packed(0, *wide, key, out, lse, np.array([0, 5]), np.array([0, 4]), *rest)
+        compiled.attend_packed(0, *wide, key, out, lse, np.array([0, 5]), np.array([0, 4]), *rest)
 
 
 def test_lse_changes_nothing_but_what_comes_with_it(backend: str) -> None:
@@ -202,14 +202,14 @@ def test_the_kernel_computes_up_to_its_largest_size(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("QKV_BACKEND", raising=False)
     asked: list[int] = []
     for name in ("attend", "attend_packed", "summarize"):
-        monkeypatch.setattr(kernel, name, lambda *given: asked.append(given[1].shape[-1]))
+        monkeypatch.setattr(compiled, name, lambda *given: asked.append(given[1].shape[-1]))
     for d in (255, 256, 257):
         x = np.ones((2, 2, d), np.float32)
         qkv.attention(x, x, x)
         qkv.attention(x, x, x, softcap=5.0)
         qkv.summarize_attention(x, x, x)
         qkv.varlen_attention(x, x, x, [0, 2], [0, 2])
-    assert kernel.MAX_SIZE == 256
+    assert compiled.MAX_SIZE == 256
     assert asked == [255] * 4 + [256] * 4
 
 
@@ -217,17 +217,17 @@ def test_the_kernel_computes_up_to_its_largest_size(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("here", BODIES.values())
 def test_the_kernel_takes_lse_or_none(here: int) -> None:
     given = ASKED | {"body": here, "lse": np.zeros((2, 4, 5, 1))}
-    kernel.attend(*given.values())
+    compiled.attend(*given.values())
     np.testing.assert_allclose(given["lse"], 8 + math.log(7), rtol=2e-6)
     out = np.zeros_like(ASKED["out"])
-    kernel.attend(*(given | {"lse": None, "out": out}).values())
+    compiled.attend(*(given | {"lse": None, "out": out}).values())
     np.testing.assert_allclose(out, 1, rtol=2e-6)
     summary = (np.zeros((2, 4, 5, 3), "i8"), np.zeros((2, 4, 5, 3), "f4"), np.zeros((2, 4, 1, 7)))
     asked = list(given.values())[:-1]
-    kernel.summarize(*asked, *summary)
+    compiled.summarize(*asked, *summary)
     asked[list(given).index("lse")] = None
     with pytest.raises(ValueError, match=r"^kernel: an array is missing"):
-        kernel.summarize(*asked, *summary)
+        compiled.summarize(*asked, *summary)
 
 
 # Where arrays stand

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from qkv.ops.kernel import BODIES, kernel, narrowed, set_num_threads
+from qkv.ops.kernel import BODIES, compiled, narrowed, set_num_threads
 from qkv.ops.linear import linear, linear_grad, multiply
 
 from .support import Array, close, grown, numbers, slope
 
 module = sys.modules["qkv.ops.packing"]
 pytestmark = pytest.mark.usefixtures("backend")  # run every test on each backend
-native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
 
 def sealed(array: Array) -> Array:
@@ -301,16 +301,16 @@ def test_nothing_is_read_or_written_beside_the_arrays(dtype: str, body: int) -> 
     one = {"f4": 1, "f2": 1, "u2": 0x3F80}[dtype]
     for rows, depth, width in [(1, 5, 3), (15, 9, 17), (3, 385, 33)]:
         weight = np.full((depth, width), one, dtype)
-        packed = np.zeros(kernel.packed_size(body, depth, width, weight) + 8, np.float32)
+        packed = np.zeros(compiled.packed_size(body, depth, width, weight) + 8, np.float32)
         packed[-8:] = 7
-        kernel.pack(body, weight, packed[:-8], 1)
+        compiled.pack(body, weight, packed[:-8], 1)
         assert (packed[-8:] == 7).all()
         around = [np.full((rows + 2, n + 40), nan, dtype) for n in (depth, width, width, width)]
         inside = [a[1:-1, 20:-20] for a in around]
         for a in inside[:3]:
             a[...] = one
         x, gate, residual, y = inside
-        kernel.linear(body, x, packed[:-8], None, 4, gate, residual, y, 2)
+        compiled.linear(body, x, packed[:-8], None, 4, gate, residual, y, 2)
         values = y.view(bfloat16) if dtype == "u2" else y
         np.testing.assert_array_equal(
             values.astype(np.float32), np.float32(depth + 1).astype(values.dtype).astype("f4")
@@ -383,14 +383,14 @@ def test_a_frozen_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch, backend
     packed: list[Any] = []
 
     class Counting:
-        linear, packed_size = kernel.linear, kernel.packed_size
+        linear, packed_size = compiled.linear, compiled.packed_size
 
         @staticmethod
         def pack(*arguments: Any) -> None:
             packed.append(arguments)
-            kernel.pack(*arguments)
+            compiled.pack(*arguments)
 
-    monkeypatch.setattr(module, "kernel", Counting)
+    monkeypatch.setattr(module, "compiled", Counting)
     monkeypatch.setattr(module, "_shelf", np.empty(0, np.float32))  # not shared with other tests
     x, weight = numbers(3, 4), numbers(4, 5, seed=1)
     here = backend != "numpy"
@@ -501,8 +501,8 @@ def test_halves_times_float32_follow_what_is_written() -> None:
 )
 def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
     weight = np.ones((4, 5), "f4")
-    packed = np.zeros(kernel.packed_size(0, 4, 5, weight), "f4")
-    kernel.pack(0, weight, packed, 1)
+    packed = np.zeros(compiled.packed_size(0, 4, 5, weight), "f4")
+    compiled.pack(0, weight, packed, 1)
     asked = {
         "body": 0,
         "x": np.ones((3, 4), "f4"),
@@ -514,23 +514,23 @@ def test_the_kernel_refuses_what_does_not_fit(wrong: dict[str, Any]) -> None:
         "y": np.zeros((3, 5), "f4"),
         "threads": 1,
     }
-    kernel.linear(*asked.values())
+    compiled.linear(*asked.values())
     assert (asked["y"] == 5).all()
     with pytest.raises((ValueError, TypeError)):
-        kernel.linear(*(asked | wrong).values())
+        compiled.linear(*(asked | wrong).values())
 
 
 @native
 def test_weights_are_packed_into_room_of_their_size_only() -> None:
     weight = np.ones((4, 5), "f4")
-    size = kernel.packed_size(0, 4, 5, weight)
+    size = compiled.packed_size(0, 4, 5, weight)
     for memory in (np.zeros(size - 1, "f4"), np.zeros(2 * size, "f4"), np.zeros(size, "f8"), None):
         with pytest.raises(ValueError, match=r"^kernel: "):
-            kernel.pack(0, weight, memory, 1)
+            compiled.pack(0, weight, memory, 1)
     with pytest.raises(ValueError, match=r"^kernel: "):
-        kernel.pack(0, weight.astype("f8"), np.zeros(size, "f4"), 1)
+        compiled.pack(0, weight.astype("f8"), np.zeros(size, "f4"), 1)
     with pytest.raises(ValueError, match=r"^kernel: "):
-        kernel.packed_size(0, 1 << 62, 1 << 62, weight)
+        compiled.packed_size(0, 1 << 62, 1 << 62, weight)
 
 
 # NumPy's product

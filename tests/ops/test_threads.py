@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.ops.kernel import BACKENDS, get_num_threads, kernel, set_num_threads
+from qkv.ops.kernel import BACKENDS, compiled, get_num_threads, set_num_threads
 from qkv.ops.linear import linear
 from qkv.ops.threads import go_on, one_blas_thread, run_all
 
@@ -162,7 +162,7 @@ def test_a_number_of_threads_that_cannot_be_in_the_environment(
         get_num_threads()
 
 
-native = pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+native = pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 
 
 def _arrays(L: int = 300, S: int = 400) -> list[np.ndarray]:

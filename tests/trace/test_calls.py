@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import qkv
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import compiled
 
 ROOT = str(Path(qkv.__file__).parent)
 
@@ -35,7 +35,7 @@ def crossings(model: qkv.Model, text: str) -> Counter[str]:
     return found
 
 
-@pytest.mark.skipif(kernel is None, reason="the kernel was not built")
+@pytest.mark.skipif(compiled is None, reason="the kernel was not built")
 @pytest.mark.parametrize(
     "text", ["The oak is a small [MASK].", "The little dog runs to the old house near the river"]
 )

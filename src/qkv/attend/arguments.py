@@ -15,10 +15,10 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, native, real_number
 from qkv.attend.visibility import check_lengths, check_offset, check_window
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import compiled
 
 Shape = tuple[int, ...]
-MAX_SIZE = 0 if kernel is None else kernel.MAX_SIZE
+MAX_SIZE = 0 if compiled is None else compiled.MAX_SIZE
 # The options that select results, the options that packed rows support, and all options.
 RETURNS = ("return_weights", "return_lse", "out")
 PACKED = (

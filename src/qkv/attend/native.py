@@ -9,7 +9,7 @@ import numpy as np
 
 from qkv.arrays import Array, native
 from qkv.attend.arguments import Call, Packed
-from qkv.ops.kernel import bits, get_num_threads, is_bfloat16, kernel
+from qkv.ops.kernel import bits, compiled, get_num_threads, is_bfloat16
 
 
 class Gradients(NamedTuple):
@@ -47,12 +47,12 @@ def attend(
     `out (*lead, Hq, L, dv)` has a contiguous last axis, `lse (*lead, Hq, L, 1)` is float64, and
     `weights (*lead, Hq, L, S)` are float32 zeros.
     """
-    kernel.attend(*_arguments(chosen, call, out, lse, weights))
+    compiled.attend(*_arguments(chosen, call, out, lse, weights))
 
 
 def attend_packed(chosen: int, packed: Packed, out: Array, lse: Array | None) -> None:
     """Compute a call with packed rows; write to `out (total, Hq, dv)` and `lse (total, Hq, 1)`."""
-    kernel.attend_packed(*_arguments_packed(chosen, packed, out, lse))
+    compiled.attend_packed(*_arguments_packed(chosen, packed, out, lse))
 
 
 def summarize(
@@ -63,7 +63,7 @@ def summarize(
     `indices` and `weights (*lead, Hq, L, top_k)` are int64 and float32; `received (*lead, Hq, 1,
     S)` are float64 zeros.
     """
-    kernel.summarize(*_arguments(chosen, call, out, lse, indices, weights, received))
+    compiled.summarize(*_arguments(chosen, call, out, lse, indices, weights, received))
 
 
 def differentiate(
@@ -84,10 +84,10 @@ def differentiate(
     arrays = (exact, bits(_readable(grad_out)), *gradients[:3])
     sums = (slopes, sinks, wrong)
     if isinstance(call, Packed):
-        kernel.differentiate_packed(*_arguments_packed(chosen, call, out, lse, *arrays, *sums))
+        compiled.differentiate_packed(*_arguments_packed(chosen, call, out, lse, *arrays, *sums))
     else:
         bias = None if call.bias is None else gradients.bias
-        kernel.differentiate(*_arguments(chosen, call, out, lse, *arrays, bias, *sums))
+        compiled.differentiate(*_arguments(chosen, call, out, lse, *arrays, bias, *sums))
     if slopes is not None:
         gradients.slopes[...] = slopes
     if sinks is not None:

@@ -12,7 +12,7 @@ from qkv.circuits.inputs import check_words
 from qkv.circuits.patching import Metric, pair_of
 from qkv.circuits.residual import INPUTS, Stream, Wiring, check_residual, mlp_parts
 from qkv.circuits.results import Edge, Graph, node_of, strongest
-from qkv.layers.layer import quiet
+from qkv.layers.base import quiet
 from qkv.layers.norm import NormSaved
 from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread

@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.circuits.inputs import MOST_POSITIONS, Read, batches, check_model, room, watch, windows
 from qkv.circuits.results import Result
-from qkv.layers.layer import starts_of
+from qkv.layers.base import starts_of
 from qkv.models.model import Model, handed_on
 from qkv.trace.recorder import padded
 

@@ -15,7 +15,7 @@ from qkv.circuits.inputs import Logit
 from qkv.circuits.patching import TOKENS, Pair
 from qkv.layers import Block, LayerNorm, MultiHeadAttention
 from qkv.layers.attention.forward import Inputs, Positions, attention_out, project_heads
-from qkv.layers.layer import narrowed_to, promoted, quiet
+from qkv.layers.base import narrowed_to, promoted, quiet
 from qkv.models.model import Model
 from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen

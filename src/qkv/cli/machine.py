@@ -53,7 +53,7 @@ def info(model: str | None, as_json: bool) -> None:
 
     from qkv.models import load, places
     from qkv.models.files.find import DEFAULT, WRITER
-    from qkv.ops.kernel import BACKENDS, backend, get_num_threads, kernel
+    from qkv.ops.kernel import BACKENDS, backend, compiled, get_num_threads
 
     about = {
         "version": import_module("qkv").__version__,
@@ -61,7 +61,7 @@ def info(model: str | None, as_json: bool) -> None:
         "numpy": np.__version__,
         "backend": backend(),
         "backends": list(BACKENDS),
-        "bf16_products": kernel is not None and any(whole for _, whole in kernel.bodies()),
+        "bf16_products": compiled is not None and any(whole for _, whole in compiled.bodies()),
         "threads": get_num_threads(),
         "default_model": os.environ.get("QKV_MODEL") or DEFAULT,
         "default_decoder": os.environ.get("QKV_MODEL") or WRITER,
@@ -84,7 +84,7 @@ def info(model: str | None, as_json: bool) -> None:
         return
     for name, value in about.items():
         tell(f"{name.replace('_', ' '):16}{visible(_in_words(value))}")
-    if kernel is None:
+    if compiled is None:
         click.echo(NO_KERNEL)
     click.echo("models")
     for name, source, folder in places():

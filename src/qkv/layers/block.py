@@ -11,7 +11,7 @@ from qkv.attend.arguments import Call
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts
 from qkv.layers.attention import MultiHeadAttention, Norm
-from qkv.layers.layer import (
+from qkv.layers.base import (
     Feed,
     Gradient,
     check_options,

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, Shape, compute_type, whole_number
 from qkv.attend.softmax import softmax
-from qkv.layers.layer import (
+from qkv.layers.base import (
     Feed,
     Gradient,
     checked,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, Shape, float_type, whole_number
-from qkv.layers.layer import (
+from qkv.layers.base import (
     Feed,
     Gradient,
     checked,

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type, float_type, whole_number
-from qkv.layers.layer import (
+from qkv.layers.base import (
     Gradient,
     Layer,
     asks,

@@ -16,8 +16,8 @@ from qkv.attend.arguments import takes
 from qkv.attend.cache import KVCache, put
 from qkv.layers.attention import MultiHeadAttention, Rotary, SelfAttention
 from qkv.layers.attention.forward import Inputs, attention_plan
+from qkv.layers.base import quiet
 from qkv.layers.block import Block
-from qkv.layers.layer import quiet
 from qkv.layers.mlp import MLP
 from qkv.layers.norm import LayerNorm, RMSNorm
 from qkv.ops.kernel import body_and_threads, stays_bfloat16

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.layers.layer import starts_of
+from qkv.layers.base import starts_of
 from qkv.learn.corpus import Source
 from qkv.learn.network import Network
 from qkv.ops.training import cross_entropy

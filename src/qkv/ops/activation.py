@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import CHUNK, body_for, contiguous, get_num_threads, kernel, working
+from qkv.ops.kernel import CHUNK, body_for, compiled, contiguous, get_num_threads, working
 
 
 def activate(x: Array, name: str) -> Array:
@@ -69,7 +69,7 @@ def _map(chosen: int, code: int, x: Array, grad: Array | None) -> Array:
     """Compute the activation of `x` in the kernel, or its gradient if `grad` is given."""
     x = contiguous(x)
     y, grad = np.empty_like(x), None if grad is None else contiguous(grad)
-    kernel.map(chosen, code, x, grad, y, get_num_threads())
+    compiled.map(chosen, code, x, grad, y, get_num_threads())
     return y
 
 

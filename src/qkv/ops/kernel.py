@@ -15,9 +15,11 @@ try:
     from qkv import _kernel
 except ImportError:  # the kernel was not built, or was built for another machine
     _kernel = None  # type: ignore[assignment]
-kernel = _kernel
+compiled = _kernel
 BODIES = (
-    {} if kernel is None else {f"native-{name}": i for i, (name, _) in enumerate(kernel.bodies())}
+    {}
+    if compiled is None
+    else {f"native-{name}": i for i, (name, _) in enumerate(compiled.bodies())}
 )
 BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the best first.
 MOST_THREADS = 1024  # The same limit as in native/arguments.h.
@@ -124,7 +126,7 @@ def narrowed(x: Array, weight: Array) -> Array:
     if x.dtype != FLOAT32 or not is_contiguous(x):
         return x.astype(kind)
     y = np.empty(x.shape, kind)
-    kernel.narrow(chosen, x, bits(y), get_num_threads())
+    compiled.narrow(chosen, x, bits(y), get_num_threads())
     return y
 
 

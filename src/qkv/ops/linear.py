@@ -17,8 +17,8 @@ from qkv.ops.kernel import (
     bits_type,
     body_and_threads,
     body_for,
+    compiled,
     get_num_threads,
-    kernel,
     working,
 )
 from qkv.ops.packing import packed, packed_once
@@ -91,7 +91,7 @@ def linear(
             kind = _narrow.get() or kind
         y = np.empty((rows, width), bits_type(result))
         added = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
-        kernel.linear(
+        compiled.linear(
             chosen, as_rows(x, rows, depth, kind), packed(weight, chosen, kind, threads), added,
             code, _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),
             y, threads,
@@ -168,10 +168,10 @@ def linear_grad(
     grad_bias = np.empty(width, x.dtype) if bias else None
     if transposed:
         grad_weight = np.empty((width, depth), x.dtype).T
-        kernel.outer(chosen, grad, rows, grad_weight.T, grad_bias, None, threads)
+        compiled.outer(chosen, grad, rows, grad_weight.T, grad_bias, None, threads)
     else:
         grad_weight = np.empty((depth, width), x.dtype)
-        kernel.outer(chosen, rows, grad, grad_weight, None, grad_bias, threads)
+        compiled.outer(chosen, rows, grad, grad_weight, None, grad_bias, threads)
     return grad_x, grad_weight, grad_bias
 
 
@@ -191,7 +191,7 @@ def input_grad(weight: Array, grad: Array) -> Array:
     grad_x = np.empty((count, depth), grad.dtype)
     rows = as_rows(grad.reshape(count, width), count, width, kind)
     weights = packed_once(weight.T, chosen, kind, threads)
-    kernel.linear(chosen, rows, weights, None, 0, None, None, grad_x, threads)
+    compiled.linear(chosen, rows, weights, None, 0, None, None, grad_x, threads)
     return grad_x.reshape(*grad.shape[:-1], depth)
 
 

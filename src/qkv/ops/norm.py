@@ -11,9 +11,9 @@ from qkv.ops.kernel import (
     bits_type,
     body_and_threads,
     body_for,
+    compiled,
     contiguous,
     get_num_threads,
-    kernel,
     working,
 )
 
@@ -45,7 +45,7 @@ def normalize(
             bias = np.require(bias, FLOAT32, ["C", "A"])
         weight = np.require(weight, FLOAT32, ["C", "A"])
         x, shape = as_rows(x, rows, size, kind), x.shape
-        kernel.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
+        compiled.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
         return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
     if centred:
         # The variance is computed from centred numbers, because the formula "mean of squares minus
@@ -85,7 +85,7 @@ def norm_grad(
         count = math.prod(x.shape[:-1])
         grad_x, grad_weight = np.empty(x.shape, x.dtype), np.empty(size, x.dtype)
         grad_bias = np.empty(size, x.dtype) if bias else None
-        kernel.norm_grad(
+        compiled.norm_grad(
             chosen, as_rows(x, count, size), contiguous(weight), contiguous(scale),
             as_rows(grad, count, size), centred, grad_x, grad_weight, grad_bias, get_num_threads(),
         )  # fmt: skip

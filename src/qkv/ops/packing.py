@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.ops.activation import activation_named
-from qkv.ops.kernel import FLOAT32, bits, bits_type, kernel
+from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
 from qkv.ops.threads import lock
 
 # Packed weights, keyed by id, body and type; an entry is removed when its weight is deleted.
@@ -94,14 +94,14 @@ def packed_once(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -
 def packed_size(shape: tuple[int, ...], chosen: int, kind: np.dtype[Any]) -> int:
     """Return the size of a packed weight of this shape, counted in float32 numbers."""
     depth, width = shape
-    return kernel.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
+    return compiled.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
 
 
 def _pack_into(
     packed: Array, weight: Array, chosen: int, kind: np.dtype[Any], threads: int
 ) -> None:
     """Pack a weight into the memory `packed`, which has the size `packed_size`."""
-    kernel.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
+    compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
 def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:
@@ -202,7 +202,7 @@ class Prepared:
 
         def run(x: Array, gate: Array | None = None, residual: Array | None = None) -> Array:
             y = np.empty((len(x), width), bits if residual is None else residual.dtype)
-            kernel.linear(chosen, x, weights, addend, code, gate, residual, y, threads)
+            compiled.linear(chosen, x, weights, addend, code, gate, residual, y, threads)
             return y
 
         return run
@@ -217,7 +217,7 @@ class Prepared:
 
         def run(x: Array) -> Array:
             y, scale = np.empty(x.shape, x.dtype), np.empty(len(x), np.float32)
-            kernel.norm(chosen, x, factor, addend, eps, centred, y, scale, threads)
+            compiled.norm(chosen, x, factor, addend, eps, centred, y, scale, threads)
             return y
 
         return run

@@ -9,10 +9,10 @@ from qkv.ops.kernel import (
     CHUNK,
     as_rows,
     body_for,
+    compiled,
     contiguous,
     get_num_threads,
     is_contiguous,
-    kernel,
     working,
 )
 
@@ -42,7 +42,7 @@ def cross_entropy(
         targets = contiguous(targets.astype(np.int64, copy=False))
         losses, grad = np.empty(len(logits), logits.dtype), np.empty(logits.shape, logits.dtype)
         factor = None if factor is None else contiguous(factor)
-        kernel.cross_entropy(chosen, logits, targets, factor, losses, grad, get_num_threads())
+        compiled.cross_entropy(chosen, logits, targets, factor, losses, grad, get_num_threads())
         return losses, grad
     at = np.arange(len(targets)), targets
     with np.errstate(invalid="ignore"):
@@ -123,7 +123,7 @@ def adamw(
     if decays is not None:
         arrays.append(decays)
     if (chosen := body_for(*arrays)) is not None and all(map(is_contiguous, arrays)):
-        kernel.adamw(
+        compiled.adamw(
             chosen, parameters, gradient, mean, square, decays, same,
             rate, factor, eps, first, 1 - first, second, 1 - second, size, root, get_num_threads(),
         )  # fmt: skip
@@ -149,6 +149,6 @@ def gradient_norm(x: Array) -> float:
     """
     flat = x.reshape(-1)
     if (chosen := body_for(x)) is not None:
-        return math.sqrt(kernel.squares(chosen, contiguous(flat), get_num_threads()))
+        return math.sqrt(compiled.squares(chosen, contiguous(flat), get_num_threads()))
     parts = (flat[k : k + CHUNK].astype(np.float64) for k in range(0, flat.size, CHUNK))
     return math.sqrt(math.fsum(np.square(part).sum() for part in parts))

@@ -11,7 +11,7 @@ from qkv.attend.arguments import check_call
 from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
-from qkv.layers.layer import (
+from qkv.layers.base import (
     PADDED,
     Gradient,
     asks,

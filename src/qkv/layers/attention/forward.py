@@ -23,7 +23,7 @@ from qkv.attend.grouped import join_heads, split_heads
 from qkv.attend.varlen import answer_packed, in_rows
 from qkv.attend.visibility import check_offset
 from qkv.layers.attention.rotary import Rotary
-from qkv.layers.layer import (
+from qkv.layers.base import (
     PADDED,
     ByName,
     is_wide,

@@ -22,7 +22,7 @@ from qkv.layers.attention.forward import (
 )
 from qkv.layers.attention.rotary import Rotary, as_rotary
 from qkv.layers.attention.weights import Weights
-from qkv.layers.layer import (
+from qkv.layers.base import (
     Gradient,
     check_options,
     checked,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from qkv.arrays import Array, shown
-from qkv.layers.layer import checked, need_shape, word_vectors
+from qkv.layers.base import checked, need_shape, word_vectors
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 WEIGHTS = tuple(f"{name}.weight" for name in PROJECTIONS)

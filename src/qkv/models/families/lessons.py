@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike
 from qkv.arrays import Array
 from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
+from qkv.layers.base import Gradient
 from qkv.layers.block import BlockSaved
-from qkv.layers.layer import Gradient
 from qkv.models.families.gpt import attention
 from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import Config

@@ -12,7 +12,7 @@ from qkv.attend.attention import answer
 from qkv.attend.grouped import split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
 from qkv.layers.attention.forward import attention_out, record_weights
-from qkv.layers.layer import narrowed_to, project, quiet, starts_of
+from qkv.layers.base import narrowed_to, project, quiet, starts_of
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY

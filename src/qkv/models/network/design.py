@@ -19,8 +19,8 @@ from qkv.layers import (
     RMSNorm,
     Rotary,
 )
+from qkv.layers.base import Feed, shapes_of
 from qkv.layers.experts import expert_shapes, gated_expert_shapes
-from qkv.layers.layer import Feed, shapes_of
 from qkv.layers.mlp import mlp_sizes
 from qkv.models.network.decoder import CrossAttention, DecoderBlock
 from qkv.models.network.embedding import Embedding

@@ -8,7 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, compute_type
 from qkv.layers import LayerNorm, RMSNorm
-from qkv.layers.layer import for_parameters, part_back, project_back
+from qkv.layers.base import for_parameters, part_back, project_back
 from qkv.layers.norm import NormSaved
 from qkv.ops.kernel import narrowed
 from qkv.ops.linear import linear, linear_grad

@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.layers.attention import Norm
-from qkv.layers.layer import (
+from qkv.layers.base import (
     Gradient,
     for_parameters,
     need_single,

@@ -12,8 +12,8 @@ from qkv.arrays import Array, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.attention.forward import Positions
+from qkv.layers.base import for_parameters, need_single, part_back, quiet, starts_of
 from qkv.layers.block import BlockSaved
-from qkv.layers.layer import for_parameters, need_single, part_back, quiet, starts_of
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import Steps, made_of, steps_for
 from qkv.models.network.embedding import Embedding, EmbeddingSaved

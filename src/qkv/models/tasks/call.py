@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
-from qkv.layers.layer import starts_of
+from qkv.layers.base import starts_of
 from qkv.models.core import Core
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.run.batches import Layout, columns

@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.layers.layer import starts_of
+from qkv.layers.base import starts_of
 from qkv.models.core import Core
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.batches import layout_of

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array
 from qkv.edits import Ablate, Edit, Hide, edits_of
-from qkv.layers.layer import starts_of
+from qkv.layers.base import starts_of
 from qkv.models.core import Core
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import unpacked, without_holes

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, as_array
 from qkv.layers import Block, MultiHeadAttention, Rotary
-from qkv.layers.layer import settings as settings_of
+from qkv.layers.base import settings as settings_of
 from qkv.models import Model
 from qkv.models.dual_encoder import DualEncoder
 from qkv.models.families.lessons import AttentionOnly
