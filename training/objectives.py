@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from qkv.layers.layer import starts_of
 
 from qkv.arrays import Array
+from qkv.layers.base import starts_of
 from qkv.learn import Masked, Words, words_loss
 from qkv.learn.network import Network
 from qkv.ops.training import cross_entropy

@@ -7,19 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown
-from qkv.attend import native
-from qkv.attend.arguments import (
-    OPTIONS,
-    PACKED,
-    RETURNS,
-    Call,
-    Packed,
-    Plan,
-    check_call,
-    check_options,
-    rounded,
-    takes,
-)
+from qkv.attend import arguments, native
 from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
@@ -30,7 +18,7 @@ from qkv.ops.kernel import body
 from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
-_NOT_PACKED = {*OPTIONS} - {*PACKED} | {"return_lse"}
+_NOT_PACKED = {*arguments.OPTIONS} - {*arguments.PACKED} | {"return_lse"}
 EXACT = 64.0  # The maximum log-sum-exp for which weights are as exact as the formula's.
 EXACT_WIDE = 1e3  # The same limit for a float64 log-sum-exp.
 
@@ -92,8 +80,10 @@ def attention_grad(
            [1., 1.]])
     """
     name = "attention_grad"
-    check_options(options, call=name, without=RETURNS, why=": a gradient is all it gives")
-    call = check_call(query, key, value, attn_mask, call=name, **options)
+    arguments.check_options(
+        options, call=name, without=arguments.RETURNS, why=": a gradient is all it gives"
+    )
+    call = arguments.check_call(query, key, value, attn_mask, call=name, **options)
     plan = call.plan
     outputs = _outputs(
         plan, plan.out, grad_out, forward, lambda: solve([call], lse=True)[0][:2], name
@@ -103,7 +93,7 @@ def attention_grad(
 
 
 def gradient_by_weights(
-    call: Call,
+    call: arguments.Call,
     grad_out: Array,
     weights: tuple[Array, Array] | None,
     record: Callable[[str, Array], Array],
@@ -178,7 +168,7 @@ def varlen_attention_grad(
     array([0.39, 1.61, 1.  ])
     """
     name = "varlen_attention_grad"
-    check_options(options, call=name, without=_NOT_PACKED)
+    arguments.check_options(options, call=name, without=_NOT_PACKED)
     packed = check_packed(query, key, value, cu_query_lengths, cu_key_lengths, **options, call=name)
     plan = packed.call.plan
     shape = (plan.length, plan.heads, plan.out[-1])
@@ -187,7 +177,7 @@ def varlen_attention_grad(
 
 
 def _outputs(
-    plan: Plan,
+    plan: arguments.Plan,
     shape: tuple[int, ...],
     grad_out: Any,
     forward: Any,
@@ -213,7 +203,7 @@ def _outputs(
 def _result(
     gradients: Gradients,
     inputs: tuple[Array, Array, Array],
-    plan: Plan,
+    plan: arguments.Plan,
     options: Mapping[str, Any],
     lead: int,
 ) -> AttentionGradient:
@@ -233,7 +223,7 @@ def _result(
     return AttentionGradient(query, key, value, bias, sinks, slopes)
 
 
-def _gradients(call: Call, outputs: Outputs) -> Gradients:
+def _gradients(call: arguments.Call, outputs: Outputs) -> Gradients:
     """Compute gradients with the kernel, and use NumPy for the heads that the kernel rejects.
 
     It rejects heads with a log-sum-exp above `outputs.exact`, or with infinite or NaN values.
@@ -266,7 +256,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
     return gradients
 
 
-def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
+def _packed_gradients(packed: arguments.Packed, outputs: Outputs) -> Gradients:
     """Compute the gradients for packed rows, as `_gradients` does for other calls."""
     starts, key_starts, plan = packed.starts, packed.key_starts, packed.call.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
@@ -295,10 +285,12 @@ def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
     return gradients
 
 
-def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
+def _by_kernel(
+    call: arguments.Call | arguments.Packed, outputs: Outputs, gradients: Gradients
+) -> Array:
     """Fill `gradients` with the kernel; return booleans `(*lead, Hkv)`, True for rejected heads."""
-    plan = call.call.plan if isinstance(call, Packed) else call.plan
-    chosen, takes_values = body(), takes(plan.dtype, plan.out[-1])
+    plan = call.call.plan if isinstance(call, arguments.Packed) else call.plan
+    chosen, takes_values = body(), arguments.takes(plan.dtype, plan.out[-1])
     if chosen is None or not (plan.is_native and takes_values and gradients.query.size):
         return np.ones(gradients.slopes.shape[:-1], bool)
     grad_out, out, lse, _ = outputs
@@ -309,7 +301,7 @@ def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> A
     return native.differentiate(chosen, call, outputs, gradients)
 
 
-def _zeros_per_head(call: Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
+def _zeros_per_head(call: arguments.Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
     """Return zeros as the gradients for sinks `(*groups, n)` and for slopes."""
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
     return np.zeros((*groups, sinks), call.plan.kind), np.zeros(groups, call.plan.kind)
@@ -322,7 +314,7 @@ def _heads(
 
     The gradients of these heads are set to 0, because `_head` adds to them.
     """
-    outputs = outputs.each(lambda array: rounded(array, call.kind))
+    outputs = outputs.each(lambda array: arguments.rounded(array, call.kind))
     heads = []
     for *text, head in np.argwhere(wrong).tolist():
         index = tuple(slice(t, t + 1) for t in (*text, head))
@@ -409,7 +401,7 @@ def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
     return np.asarray(positions >= lengths[tile.rows][..., None, None, None])[..., None]
 
 
-def _grouped_shape(shape: tuple[int, ...], plan: Plan) -> tuple[int, ...]:
+def _grouped_shape(shape: tuple[int, ...], plan: arguments.Plan) -> tuple[int, ...]:
     """Return the shape of a bias `(..., Hq, L, S)` after its heads are grouped by key head."""
     axes = len(plan.groups) + 1
     *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]

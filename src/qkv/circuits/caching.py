@@ -9,15 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, float_type, narrowed, shown
-from qkv.circuits.inputs import (
-    MOST_POSITIONS,
-    Read,
-    check_index,
-    check_model,
-    recorded,
-    sites,
-    windows,
-)
+from qkv.circuits import inputs
 from qkv.files import named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import Stored, header
@@ -107,7 +99,7 @@ class Cache:
 
     def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
         """Return `(file, rows)`: the file that holds a text, and the slice of the text's rows."""
-        number = check_index(number, len(self), "cache", "text")
+        number = inputs.check_index(number, len(self), "cache", "text")
         file = int(np.searchsorted(self._ends, number, side="right"))
         starts = self._files[file][_STARTS].read()
         first = number - (int(self._ends[file - 1]) if file else 0)
@@ -157,8 +149,8 @@ def cache(
     ...     len(cached), cached[1]["resid_post", 2].shape
     (2, (1, 4, 192))
     """
-    model = check_model(model, _CALL)
-    chosen, kind = sites(model, names, _CALL, "names"), float_type(dtype, call=_CALL)
+    model = inputs.check_model(model, _CALL)
+    chosen, kind = inputs.sites(model, names, _CALL, "names"), float_type(dtype, call=_CALL)
     path = named_folder(folder, _CALL)
     about = {"qkv_cache": 1, "model": model.name, "names": chosen, "dtype": kind.name}
     done = _begun(path, about)
@@ -167,7 +159,7 @@ def cache(
     writer = _Writer(path, about if done is None else _manifest(path), kind)
     count = 0
     with progress("Caching", None, unit="texts") as advance:
-        for window in windows(model, texts, _CALL, empty=True):
+        for window in inputs.windows(model, texts, _CALL, empty=True):
             for text in window:
                 if not len(text.ids):
                     raise ValueError(f"{_CALL}: text {text.number} has no token: omit it")
@@ -175,7 +167,7 @@ def cache(
             if old and done is not None:
                 _compare(model, done, old, chosen)
             for part in _groups(window[len(old) :]):
-                writer.add(part, recorded(model, [text.ids for text in part], chosen))
+                writer.add(part, inputs.recorded(model, [text.ids for text in part], chosen))
                 advance(len(part))
             count += len(window)
     if count < known:
@@ -201,7 +193,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
     return Cache(path)
 
 
-def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[str]) -> None:
+def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Sequence[str]) -> None:
     """Check that the texts are the cached texts, and compare the activations of text 0."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
@@ -212,7 +204,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
     first = texts[0]
     if first.number:
         return
-    for name, rows in recorded(model, [first.ids], names).items():
+    for name, rows in inputs.recorded(model, [first.ids], names).items():
         stored = done[0][name][0].astype(np.float64)
         if not np.allclose(rows, stored, rtol=0.02, atol=0.02 * np.abs(stored).max()):
             raise ValueError(
@@ -221,12 +213,12 @@ def _compare(model: Model, done: Cache, texts: Sequence[Read], names: Sequence[s
             )
 
 
-def _groups(texts: Sequence[Read]) -> Iterator[list[Read]]:
+def _groups(texts: Sequence[inputs.Read]) -> Iterator[list[inputs.Read]]:
     """Yield groups of texts in order: at most `MOST_POSITIONS` positions, or one longer text."""
-    group: list[Read] = []
+    group: list[inputs.Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])
-        if group and longest * (len(group) + 1) > MOST_POSITIONS:
+        if group and longest * (len(group) + 1) > inputs.MOST_POSITIONS:
             yield group
             group = []
         group.append(text)
@@ -247,7 +239,7 @@ class _Writer:
         self.rows: dict[str, list[Array]] = {name: [] for name in self.about["names"]}
         self.size = 0
 
-    def add(self, texts: Sequence[Read], rows: Mapping[str, Array]) -> None:
+    def add(self, texts: Sequence[inputs.Read], rows: Mapping[str, Array]) -> None:
         """Add texts and the rows of their activations."""
         self.ids += [text.ids for text in texts]
         for name, array in rows.items():

@@ -13,18 +13,8 @@ from qkv.circuits.plot_view import PlotView, graph_view, in_rows, is_graph
 from qkv.circuits.results import Result
 from qkv.circuits.scanning import HeadScan, Scan
 from qkv.see.analysis.measures import strongest
+from qkv.see.draw import panels
 from qkv.see.draw.colours import scale_end, signed_end
-from qkv.see.draw.panels import (
-    PICTURE,
-    Bars,
-    Column,
-    HeatMap,
-    Panel,
-    Prose,
-    Table,
-    number_format,
-    number_spec,
-)
 from qkv.see.page.payload import check_theme
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
@@ -153,7 +143,7 @@ class _Drawing:
         """A sentence about the strongest number and its index."""
         if not np.isfinite(self.values).any():
             return f"{self.title}: no number is finite."
-        form = number_format(self.values)
+        form = panels.number_format(self.values)
         if self.tokens is not None:
             last = tuple(size - 1 for size in self.values.shape)
             value = form(float(self.values[last]))
@@ -284,12 +274,12 @@ def _together(parts: Sequence[_Drawing]) -> str:
     """Describe several results in a sentence."""
     if parts[0].of.startswith("share of"):
         numbers = np.array([part.values.sum() for part in parts])
-        return f"The parts sum to {number_format(numbers)(numbers.sum())} ({parts[0].of})."
+        return f"The parts sum to {panels.number_format(numbers)(numbers.sum())} ({parts[0].of})."
     axes = " and ".join(axis.kind for axis in parts[0].axes)
     return ", ".join(part.title for part in parts) + (f", by {axes}." if axes else ".")
 
 
-def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[Panel]]:
+def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
     """Return panels; drawings of one kind with at most one axis share a bar chart."""
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
@@ -297,8 +287,8 @@ def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[Panel]]:
         of, ground = kind
         share = of in _SHARES and not (values < 0).any()
         scales[kind] = (0.0, scale_end([values], stretch)) if share else signed_end(values, ground)
-    maps: list[Panel] = []
-    rows: list[list[Panel]] = []
+    maps: list[panels.Panel] = []
+    rows: list[list[panels.Panel]] = []
     for part in parts:
         if part.values.ndim == 2:
             maps.append(_heat_map(part, scales[part.kind]))
@@ -312,9 +302,9 @@ def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[Panel]]:
     return rows
 
 
-def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> HeatMap:
+def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> panels.HeatMap:
     rows, columns = part.axes
-    return HeatMap(
+    return panels.HeatMap(
         title=part.title,
         explained=f"rows: {rows.kind}, columns: {columns.kind}",
         values=part.values,
@@ -330,7 +320,7 @@ def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> Hea
     )
 
 
-def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]:
+def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[panels.Panel]]:
     """Return a small heat map for each index of the first axis, and a large map for one index."""
     count = len(part.values)
     each = [part.at(number) for number in range(count)]
@@ -339,17 +329,17 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]
     chosen = each[count - 1 if is_rollout else part.strongest[0]]
     large = replace(chosen, title=f"{part.title}: {chosen.title}")
     kept = strongest(np.array([sizes.max() for sizes in part.sizes]), MOST_MAPS)
-    tiles: list[Panel] = [
-        _heat_map(replace(each[number], tokens=None), scale, compact=True, shown_in=PICTURE)
+    tiles: list[panels.Panel] = [
+        _heat_map(replace(each[number], tokens=None), scale, compact=True, shown_in=panels.PICTURE)
         for number in kept
     ]
-    form = number_format(part.values)
-    table = Table(
+    form = panels.number_format(part.values)
+    table = panels.Table(
         title=f"Strongest in each {part.axes[0].kind}",
         names=[each[number].title for number in kept],
         columns=[
-            Column(part.of, [form(float(each[n].values[each[n].strongest])) for n in kept]),
-            Column("at", [each[n].described(each[n].strongest) for n in kept], left=True),
+            panels.Column(part.of, [form(float(each[n].values[each[n].strongest])) for n in kept]),
+            panels.Column("at", [each[n].described(each[n].strongest) for n in kept], left=True),
         ],
     )
     said = "The small maps have the same rows, columns and colours as the large map."
@@ -358,11 +348,13 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[Panel]]
     return [
         [_heat_map(large, scale)],
         *in_rows(tiles, 6),
-        [table, Prose(text=said, shown_in=PICTURE)],
+        [table, panels.Prose(text=said, shown_in=panels.PICTURE)],
     ]
 
 
-def _bars(parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool) -> list[Panel]:
+def _bars(
+    parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool
+) -> list[panels.Panel]:
     """Return a bar chart of drawings with at most one axis."""
     values = np.concatenate([part.values.ravel() for part in parts])
     names = [
@@ -373,15 +365,15 @@ def _bars(parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool)
     sizes = np.concatenate([part.sizes.ravel() for part in parts])
     kept = strongest(sizes, MOST_BARS)
     first = parts[0]
-    bars = Bars(
+    bars = panels.Bars(
         title=first.title if alone else first.of,
         explained=first.of if alone else "",
         names=[names[number] for number in kept],
         values=[float(values[number]) for number in kept],
-        form=number_spec(values),
+        form=panels.number_spec(values),
         top=scale[1] - first.ground,
         ground=first.ground,
     )
     if len(kept) == len(values):
         return [bars]
-    return [bars, Prose(text=f"Shown: the {len(kept)} largest of {len(values)} numbers.")]
+    return [bars, panels.Prose(text=f"Shown: the {len(kept)} largest of {len(values)} numbers.")]

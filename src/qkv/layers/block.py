@@ -10,22 +10,8 @@ from qkv.arrays import Array, compute_type
 from qkv.attend.arguments import Call
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts
+from qkv.layers import base
 from qkv.layers.attention import MultiHeadAttention, Norm
-from qkv.layers.base import (
-    Feed,
-    Gradient,
-    check_options,
-    for_parameters,
-    narrowed_to,
-    need_single,
-    part_back,
-    quiet,
-    result_type,
-    settings,
-    upstream,
-    vectors_of,
-    word_vectors,
-)
 from qkv.layers.norm import LayerScale
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import of_rows, unkept
@@ -106,7 +92,7 @@ class Block:
         self,
         attn: MultiHeadAttention,
         norm1: Norm | None,
-        mlp: Feed | None,
+        mlp: base.Feed | None,
         norm2: Norm | None,
         *,
         post_norm: bool,
@@ -184,7 +170,7 @@ class Block:
             return [*names, "hook_resid_post"]
         return [*names, *[_AFTER] * self.post_norm]
 
-    @quiet
+    @base.quiet
     def __call__(
         self,
         x: ArrayLike,
@@ -215,13 +201,13 @@ class Block:
             array, cu=cu, cache=cache, lengths=lengths, record=record, top_k=top_k, **options
         )[0]
 
-    @quiet
+    @base.quiet
     def training_forward(
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """Return `(result, saved)`: the block's result (..., T, D), and values for `backward`."""
         array, cu, options["plan"] = self._checked(x, cu_lengths, None, None, options)
-        need_single(array, self.parameters, call=type(self).__name__)
+        base.need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, cu=cu, save=True, **options)
 
     def _checked(
@@ -229,8 +215,8 @@ class Block:
     ) -> tuple[Array, Array | None, Call | None]:
         """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""
         call = type(self).__name__
-        check_options(options, packed=cu_lengths is not None, call=call, returns=False)
-        array = vectors_of(x, self.attn.embed_dim, call=call, of="block")
+        base.check_options(options, packed=cu_lengths is not None, call=call, returns=False)
+        array = base.vectors_of(x, self.attn.embed_dim, call=call, of="block")
         if cu_lengths is not None:
             cu_lengths = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
         texts: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
@@ -251,7 +237,7 @@ class Block:
         `options` are the options of `MultiHeadAttention.run`. In a decoder, cross-attention gets
         only `cache`, `lengths` and `top_k`.
         """
-        dtype = result_type([x], self.parameters, call=type(self).__name__)
+        dtype = base.result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
         parts: dict[str, Any] = {}
         of_parts: dict[str, dict[str, Any]] = {"attn": {"cu": cu, **options}, "mlp": {}}
@@ -275,7 +261,7 @@ class Block:
         def added(name: str, last: tuple[str, ...], array: Array, residual: Array) -> Array:
             """Apply a part, then its output norm and scale, and add the residual."""
             part, hook, more = self._parts[name], f"hook_{name}_out", of_parts.get(name, {})
-            array = narrowed_to(array, part.parameters)
+            array = base.narrowed_to(array, part.parameters)
             out: Array
             followers = [other for other in last if other in self._parts]
             if followers or (record is not None and record.wants(hook)):
@@ -317,10 +303,10 @@ class Block:
         *first, last = parts
         return [*[(name, (norm, out, "")) for name, (norm, out, _) in first], last]
 
-    @quiet
+    @base.quiet
     def backward(
         self, grad: ArrayLike, saved: BlockSaved, *, record: Recorder | None = None
-    ) -> Gradient:
+    ) -> base.Gradient:
         """Return the gradients of `sum(grad * block(x, ...))`.
 
         Args:
@@ -341,8 +327,8 @@ class Block:
         >>> gradient.x.shape, gradient.parameters.keys() == block.parameters.keys()
         ((3, 5, 8), True)
         """
-        gradients, options = for_parameters(record), dict[str, Array]()
-        total = upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
+        gradients, options = base.for_parameters(record), dict[str, Array]()
+        total = base.upstream(grad, saved.shape, saved.dtype, call=type(self).__name__)
         rows = of_rows(record, saved.parts["attn"].inputs.cu)
         keep = rows or unkept
 
@@ -352,7 +338,9 @@ class Block:
                 return grad
             recorder = record if part == "attn" else rows
             inner = recorder and recorder.under(f"{self._norm_names.get(part, part)}.")
-            back = part_back(self._parts[part], grad, saved.parts[part], part, gradients, inner)
+            back = base.part_back(
+                self._parts[part], grad, saved.parts[part], part, gradients, inner
+            )
             options.update(back.options)
             return back.x
 
@@ -380,7 +368,7 @@ class Block:
                 continue
             total = total + through(norm, read if shared is None else read + shared)
         total = keep("hook_resid_pre", total)
-        return Gradient(total, gradients or {}, options=options)
+        return base.Gradient(total, gradients or {}, options=options)
 
     def forward(self, x: ArrayLike, **options: Any) -> Array:
         """Call the block."""
@@ -410,10 +398,12 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = word_vectors(x, call=call, name="x").copy()  # a copy, because the trace keeps it
+        array = base.word_vectors(
+            x, call=call, name="x"
+        ).copy()  # a copy, because the trace keeps it
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()
         self(array, cu_lengths=cu_lengths, record=record.under("blocks.0."), top_k=top_k, **options)
         cu = None if cu_lengths is None else np.asarray(cu_lengths)  # already checked
-        return Trace(record.arrays, settings={0: settings(options, cu)})
+        return Trace(record.arrays, settings={0: base.settings(options, cu)})

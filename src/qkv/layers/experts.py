@@ -11,20 +11,7 @@ from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, Shape, compute_type, whole_number
 from qkv.attend.softmax import softmax
-from qkv.layers.base import (
-    Feed,
-    Gradient,
-    checked,
-    for_parameters,
-    is_wide,
-    need_shape,
-    parameter,
-    project,
-    project_back,
-    promoted,
-    quiet,
-    upstream,
-)
+from qkv.layers import base
 from qkv.layers.mlp import MLP, mlp_sizes
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
@@ -40,7 +27,7 @@ class RoutedSaved(NamedTuple):
     shape: tuple[int, ...]  # (..., T, D).
 
 
-class Routed(Feed, ABC):
+class Routed(base.Feed, ABC):
     """The base of mixtures of experts; subclasses define `_expert` and `_expert_back`.
 
     The router is a linear layer with a score for each expert. A token goes to the `top_k` experts
@@ -86,7 +73,7 @@ class Routed(Feed, ABC):
         save: bool = False,
     ) -> tuple[Array, RoutedSaved]:
         """Run the unchecked forward pass; also return the values for `backward`."""
-        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         rows = x.reshape(-1, self.dim)  # (rows, D)
         chosen, weights, probabilities = self._route(rows)
         out: Array = np.zeros(rows.shape, compute_type(dtype))
@@ -96,13 +83,13 @@ class Routed(Feed, ABC):
         out = out.reshape(x.shape)
         if residual is not None:
             out = out + residual
-        out = out if is_wide(residual) else out.astype(dtype, copy=False)
+        out = out if base.is_wide(residual) else out.astype(dtype, copy=False)
         return out, RoutedSaved(rows, chosen, weights, probabilities, x.shape)
 
-    @quiet
+    @base.quiet
     def backward(
         self, grad: ArrayLike, saved: RoutedSaved, *, record: Recorder | None = None
-    ) -> Gradient:
+    ) -> base.Gradient:
         """Return the gradients of `sum(grad * layer(x))`.
 
         There are gradients for the weights of the experts' results, but not for the choice of
@@ -118,9 +105,9 @@ class Routed(Feed, ABC):
             `.x` (..., T, D), and `.parameters`, keyed by name.
         """
         rows, chosen, weights, probabilities, shape = saved
-        grad = upstream(grad, shape, rows.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, shape, rows.dtype, call=type(self).__name__)
         grad = grad.reshape(-1, self.dim)
-        gradients = for_parameters(record)
+        gradients = base.for_parameters(record)
         if gradients is not None:
             gradients |= {
                 name: np.zeros(array.shape, grad.dtype)
@@ -143,8 +130,8 @@ class Routed(Feed, ABC):
             probabilities = np.zeros_like(scores)
             np.put_along_axis(probabilities, chosen, weights, -1)
         scores -= probabilities * mean  # of the softmax
-        grad_rows += project_back(rows, self.parameters, "router_proj", scores, gradients)
-        return Gradient(grad_rows.reshape(shape), gradients or {})
+        grad_rows += base.project_back(rows, self.parameters, "router_proj", scores, gradients)
+        return base.Gradient(grad_rows.reshape(shape), gradients or {})
 
     def _route(self, rows: Array) -> tuple[Array, Array, Array | None]:
         """Return the experts of each row, their weights, and the softmax of all scores.
@@ -153,7 +140,7 @@ class Routed(Feed, ABC):
         """
         # Scores may be close to each other, so half precision would be too imprecise.
         wide = rows.astype(compute_type(rows.dtype), copy=False)
-        scores = project(wide, self.parameters, "router_proj")  # (rows, E)
+        scores = base.project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
         if self.normalized:
             return chosen, softmax(np.take_along_axis(scores, chosen, -1)), None
@@ -206,7 +193,7 @@ class Experts(Routed):
         limit: float = 7.0,
     ) -> None:
         call = type(self).__name__
-        self.parameters = checked(parameters, call=call)
+        self.parameters = base.checked(parameters, call=call)
         self.dim, self.hidden, self.count = _sizes(self.parameters, call=call)
         self._set(top_k, normalized=True)
         for name, value in (("alpha", alpha), ("limit", limit)):
@@ -237,19 +224,19 @@ class Experts(Routed):
     ) -> tuple[Array, Array, Mapping[str, Array]]:
         """Return the gradients for an expert's rows, their weights and the expert's parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
-        gradients = for_parameters(record)
-        both = project(rows, own, "gate_up")  # (rows, 2 * F)
+        gradients = base.for_parameters(record)
+        both = base.project(rows, own, "gate_up")  # (rows, 2 * F)
         limit, alpha = both.dtype.type(self.limit), both.dtype.type(self.alpha)
         gate, up = np.minimum(both[:, ::2], limit), np.clip(both[:, 1::2], -limit, limit)
         open_ = 1 / (1 + np.exp(-alpha * gate))
         hidden = (up + 1) * gate * open_
-        counts = (grad * project(hidden, own, "down")).sum(-1)
-        change = project_back(hidden, own, "down", weight * grad, gradients)
+        counts = (grad * base.project(hidden, own, "down")).sum(-1)
+        change = base.project_back(hidden, own, "down", weight * grad, gradients)
         change_both = np.empty_like(both)
         slope = (up + 1) * open_ * (1 + alpha * gate * (1 - open_))
         change_both[:, ::2] = np.where(both[:, ::2] <= limit, change * slope, 0)
         change_both[:, 1::2] = np.where(np.abs(both[:, 1::2]) <= limit, change * gate * open_, 0)
-        grad_rows = project_back(rows, own, "gate_up", change_both, gradients)
+        grad_rows = base.project_back(rows, own, "gate_up", change_both, gradients)
         return grad_rows, counts, gradients or {}
 
     def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
@@ -281,7 +268,7 @@ def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...
 
 def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
     """Return D, F and E; raise an error for the first parameter that does not fit."""
-    down = parameter(parameters, "experts.down", "(E, F, D)", call=call)
+    down = base.parameter(parameters, "experts.down", "(E, F, D)", call=call)
     count, hidden, dim = down.shape
     shapes = expert_shapes(dim, hidden, count)
     if parameters.keys() != shapes.keys():
@@ -290,7 +277,7 @@ def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int
         )
     for name, shape in shapes.items():
         why = f"experts.down has shape {down.shape}"
-        need_shape(parameters[name], shape, call=call, name=name, why=why)
+        base.need_shape(parameters[name], shape, call=call, name=name, why=why)
     return dim, hidden, count
 
 
@@ -338,7 +325,7 @@ class GatedExperts(Routed):
         normalized: bool = True,
     ) -> None:
         call = type(self).__name__
-        self.parameters = checked(parameters, call=call)
+        self.parameters = base.checked(parameters, call=call)
         self.dim, self.hidden, self.count = _gated_sizes(self.parameters, call=call)
         self._set(top_k, normalized=normalized)
         self.activation = activation
@@ -385,8 +372,8 @@ def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str
 
 def _gated_sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
     """Return D, F and E; raise an error for the first parameter that does not fit."""
-    router = parameter(parameters, "router_proj.weight", "(D, E)", call=call)
-    down = parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
+    router = base.parameter(parameters, "router_proj.weight", "(D, E)", call=call)
+    down = base.parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
     count, (hidden, dim) = router.shape[1], down.shape
     shapes = dict(gated_expert_shapes(dim, hidden, count))
     if parameters.keys() != shapes.keys():
@@ -397,5 +384,5 @@ def _gated_sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, in
         )
     for name, shape in shapes.items():
         why = f"experts.0.down_proj.weight has shape {down.shape}"
-        need_shape(parameters[name], shape, call=call, name=name, why=why)
+        base.need_shape(parameters[name], shape, call=call, name=name, why=why)
     return dim, hidden, count

@@ -9,22 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, Shape, float_type, whole_number
-from qkv.layers.base import (
-    Feed,
-    Gradient,
-    checked,
-    first_parameters,
-    for_parameters,
-    is_wide,
-    need_shapes,
-    parameter,
-    project,
-    project_back,
-    promoted,
-    quiet,
-    shapes_of,
-    upstream,
-)
+from qkv.layers import base
 from qkv.ops.activation import activate, activation_grad, activation_named
 from qkv.trace import Recorder, Trace
 from qkv.trace.recorder import unkept
@@ -40,7 +25,7 @@ class MLPSaved(NamedTuple):
     up: Array | None  # (..., T, F), the other factor of a gated MLP.
 
 
-class MLP(Feed):
+class MLP(base.Feed):
     """An MLP: `down(activation(up(x)))`, or with a gate `down(activation(gate(x)) * up(x))`.
 
     Args:
@@ -82,7 +67,7 @@ class MLP(Feed):
         dim = whole_number(dim, call=call, name="dim", least=1)
         hidden = whole_number(hidden, call=call, name="hidden", least=1)
         kind, sizes = float_type(dtype, call=call), mlp_sizes(dim, hidden, gated=gated)
-        self._set(first_parameters(sizes, bias=bias, seed=seed, dtype=kind), activation)
+        self._set(base.first_parameters(sizes, bias=bias, seed=seed, dtype=kind), activation)
 
     @classmethod
     def from_parameters(
@@ -96,20 +81,20 @@ class MLP(Feed):
             activation: as for the class.
         """
         layer = cls.__new__(cls)
-        layer._set(checked(parameters, call=cls.__name__), activation)
+        layer._set(base.checked(parameters, call=cls.__name__), activation)
         return layer
 
     def _set(self, parameters: dict[str, Array], activation: str) -> None:
         """Check the parameters and the activation, then set all attributes."""
         call = type(self).__name__
         activation_named(activation, call=call)
-        up = parameter(parameters, "up_proj.weight", "(D, F)", call=call)
-        parameter(parameters, "down_proj.weight", "(F, D)", call=call)
+        up = base.parameter(parameters, "up_proj.weight", "(D, F)", call=call)
+        base.parameter(parameters, "down_proj.weight", "(F, D)", call=call)
         self.dim, self.hidden = up.shape
         shapes: dict[str, Shape] = {}
         for name, size in mlp_sizes(*up.shape, gated=True).items():
-            shapes |= shapes_of(name, *size, bias=True)
-        need_shapes(parameters, shapes, call=call, why=f"up_proj.weight has shape {up.shape}")
+            shapes |= base.shapes_of(name, *size, bias=True)
+        base.need_shapes(parameters, shapes, call=call, why=f"up_proj.weight has shape {up.shape}")
         self.parameters, self.activation = parameters, activation
         self.gated = "gate_proj.weight" in parameters
         self.hooks = ("hook_pre", *["hook_pre_linear"] * self.gated, "hook_post")
@@ -123,30 +108,30 @@ class MLP(Feed):
         save: bool = False,
     ) -> tuple[Array, MLPSaved | None]:
         """Run the unchecked forward pass; with `save` also return the values for `backward`."""
-        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         first = "gate_proj" if self.gated else "up_proj"
         saved, keep = None, record or unkept
         if save or (record is not None and record.wants("hook_pre", "hook_pre_linear")):
-            pre = keep("hook_pre", project(x, self.parameters, first))
+            pre = keep("hook_pre", base.project(x, self.parameters, first))
             gate = up = None
             hidden = activate(pre, self.activation)  # (..., T, F)
             if self.gated:
                 gate = hidden
-                up = keep("hook_pre_linear", project(x, self.parameters, "up_proj"))
+                up = keep("hook_pre_linear", base.project(x, self.parameters, "up_proj"))
                 hidden = gate * up
             saved = MLPSaved(x, pre, hidden, gate, up) if save else None
         else:
-            hidden = project(x, self.parameters, first, activation=self.activation)
+            hidden = base.project(x, self.parameters, first, activation=self.activation)
             if self.gated:
-                hidden = project(x, self.parameters, "up_proj", gate=hidden)
+                hidden = base.project(x, self.parameters, "up_proj", gate=hidden)
         hidden = keep("hook_post", hidden)
-        out = project(hidden, self.parameters, "down_proj", residual=residual)
-        return (out if is_wide(residual) else out.astype(dtype, copy=False)), saved
+        out = base.project(hidden, self.parameters, "down_proj", residual=residual)
+        return (out if base.is_wide(residual) else out.astype(dtype, copy=False)), saved
 
-    @quiet
+    @base.quiet
     def backward(
         self, grad: ArrayLike, saved: MLPSaved, *, record: Recorder | None = None
-    ) -> Gradient:
+    ) -> base.Gradient:
         """Return the gradients of `sum(grad * mlp(x))`.
 
         Args:
@@ -164,20 +149,20 @@ class MLP(Feed):
         >>> mlp.backward(np.ones((3, 4)), saved).parameters["up_proj.weight"].shape
         (4, 16)
         """
-        gradients = for_parameters(record)
+        gradients = base.for_parameters(record)
         x, pre, hidden, gate, up = saved
-        grad = upstream(grad, x.shape, x.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, x.shape, x.dtype, call=type(self).__name__)
         keep = record or unkept
-        change = project_back(hidden, self.parameters, "down_proj", grad, gradients)
+        change = base.project_back(hidden, self.parameters, "down_proj", grad, gradients)
         change = keep("hook_post", change)
         first, grad_x = "up_proj", None
         if gate is not None and up is not None:
             first, linear = "gate_proj", keep("hook_pre_linear", change * gate)
-            grad_x = project_back(x, self.parameters, "up_proj", linear, gradients)
+            grad_x = base.project_back(x, self.parameters, "up_proj", linear, gradients)
             change = change * up
         change = keep("hook_pre", activation_grad(pre, change, self.activation))
-        more = project_back(x, self.parameters, first, change, gradients)
-        return Gradient(more if grad_x is None else more + grad_x, gradients or {})
+        more = base.project_back(x, self.parameters, first, change, gradients)
+        return base.Gradient(more if grad_x is None else more + grad_x, gradients or {})
 
     def trace(self, x: ArrayLike) -> Trace:
         """Return a trace with every activation of `layer(x)`.

@@ -10,18 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from qkv.arrays import Array, compute_type, float_type, whole_number
-from qkv.layers.base import (
-    Gradient,
-    Layer,
-    asks,
-    checked,
-    for_parameters,
-    need_shape,
-    parameter,
-    promoted,
-    quiet,
-    upstream,
-)
+from qkv.layers import base
 from qkv.ops.norm import norm_grad, normalize
 from qkv.trace import Recorder, Trace
 
@@ -33,7 +22,7 @@ class NormSaved(NamedTuple):
     scale: Array  # (..., 1), the divisors.
 
 
-class _Norm(Layer):
+class _Norm(base.Layer):
     """The base class of LayerNorm and RMSNorm, for vectors (..., D)."""
 
     hooks = ("hook_scale", "hook_normalized")
@@ -62,7 +51,7 @@ class _Norm(Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, NormSaved]:
         """Run the unchecked forward pass; also return the values for `backward`."""
-        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         weight, bias = self.scaled(), self.parameters.get("bias")
         out, scale = normalize(x, weight, bias, eps=self.eps, centred=self._is_centred)
         out = out.astype(dtype, copy=False)
@@ -74,10 +63,10 @@ class _Norm(Layer):
             out = record("hook_normalized", out)
         return out, NormSaved(x, scale)
 
-    @quiet
+    @base.quiet
     def backward(
         self, grad: ArrayLike, saved: NormSaved, *, record: Recorder | None = None
-    ) -> Gradient:
+    ) -> base.Gradient:
         """Return the gradients of `sum(grad * norm(x))`.
 
         Args:
@@ -94,11 +83,11 @@ class _Norm(Layer):
         >>> norm.backward([[1.0, 0.0]], saved).parameters["weight"]
         array([-1.,  0.])
         """
-        grad = upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
         if record is not None:
             grad = record("hook_normalized", grad)
-            if asks(record, "hook_scale"):
-                return Gradient(self._back_by_scale(grad, saved, record), {})
+            if base.asks(record, "hook_scale"):
+                return base.Gradient(self._back_by_scale(grad, saved, record), {})
         grad_x, weight, bias = norm_grad(
             saved.x,
             self.scaled(),
@@ -107,9 +96,9 @@ class _Norm(Layer):
             centred=self._is_centred,
             bias="bias" in self.parameters,
         )
-        if for_parameters(record) is None:
-            return Gradient(grad_x, {})
-        return Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
+        if base.for_parameters(record) is None:
+            return base.Gradient(grad_x, {})
+        return base.Gradient(grad_x, {"weight": weight} | ({} if bias is None else {"bias": bias}))
 
     def _back_by_scale(self, grad: Array, saved: NormSaved, record: Recorder) -> Array:
         """Compute the gradient for `x`, and record the gradient for the divisor."""
@@ -233,7 +222,7 @@ class RMSNorm(_Norm):
 
 def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> dict[str, Array]:
     """Check that the parameters of a norm are a weight (D,) and arrays of the same shape."""
-    arrays = checked(parameters, call=call)
+    arrays = base.checked(parameters, call=call)
     if "weight" not in arrays or not arrays.keys() <= known:
         raise ValueError(
             f"{call}: the parameters are {', '.join(sorted(arrays)) or 'none'}: "
@@ -243,7 +232,7 @@ def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> di
     if weight.ndim != 1:
         raise ValueError(f"{call}: weight has shape {weight.shape}: it must be (D,)")
     for name, array in arrays.items():
-        need_shape(array, weight.shape, call=call, name=name, why="that of weight")
+        base.need_shape(array, weight.shape, call=call, name=name, why="that of weight")
     return arrays
 
 
@@ -253,7 +242,7 @@ class ScaleSaved(NamedTuple):
     x: Array  # (..., D)
 
 
-class LayerScale(Layer):
+class LayerScale(base.Layer):
     """A scale `x * weight` for the output of a part of a block, before the residual is added.
 
     Args:
@@ -283,8 +272,8 @@ class LayerScale(Layer):
     def from_parameters(cls, parameters: Mapping[str, ArrayLike]) -> LayerScale:
         """Return a layer with this "weight" (D,), without copying it."""
         layer, call = cls.__new__(cls), cls.__name__
-        arrays = checked(parameters, call=call)
-        layer.dim = len(parameter(arrays, "weight", "(D)", call=call))
+        arrays = base.checked(parameters, call=call)
+        layer.dim = len(base.parameter(arrays, "weight", "(D)", call=call))
         if len(arrays) > 1:
             other = next(name for name in arrays if name != "weight")
             raise ValueError(f"{call}: there is no parameter {other}: give weight alone")
@@ -295,14 +284,14 @@ class LayerScale(Layer):
         self, x: Array, *, record: Recorder | None = None, save: bool = False
     ) -> tuple[Array, ScaleSaved]:
         """Run the unchecked forward pass; also return the values for `backward`."""
-        x, dtype = promoted(x, self.parameters, call=type(self).__name__)
+        x, dtype = base.promoted(x, self.parameters, call=type(self).__name__)
         out = x * self.parameters["weight"].astype(x.dtype, copy=False)
         return out.astype(dtype, copy=False), ScaleSaved(x)
 
-    @quiet
+    @base.quiet
     def backward(
         self, grad: ArrayLike, saved: ScaleSaved, *, record: Recorder | None = None
-    ) -> Gradient:
+    ) -> base.Gradient:
         """Return the gradients of `sum(grad * scale(x))`.
 
         Args:
@@ -319,9 +308,9 @@ class LayerScale(Layer):
         >>> gradient.x.tolist(), gradient.parameters["weight"].tolist()
         ([[0.5, 5.0]], [2.0, 40.0])
         """
-        grad = upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
+        grad = base.upstream(grad, saved.x.shape, saved.x.dtype, call=type(self).__name__)
         weight = self.parameters["weight"].astype(grad.dtype, copy=False)
-        if for_parameters(record) is None:
-            return Gradient(grad * weight, {})
+        if base.for_parameters(record) is None:
+            return base.Gradient(grad * weight, {})
         total = (grad * saved.x).reshape(-1, self.dim).sum(0)
-        return Gradient(grad * weight, {"weight": total})
+        return base.Gradient(grad * weight, {"weight": total})

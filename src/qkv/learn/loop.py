@@ -16,21 +16,10 @@ import numpy as np
 
 from qkv.arrays import Array, whole_number
 from qkv.files import named_folder
+from qkv.learn import run_folder
 from qkv.learn.network import Network
 from qkv.learn.objectives import Objective, Part
 from qkv.learn.optimizer import AdamW, Schedule
-from qkv.learn.run_folder import (
-    METRICS,
-    MOST_STEPS,
-    Checkpoint,
-    Metrics,
-    last_checkpoint,
-    need_same,
-    saving,
-    snapshots_in,
-    write_checkpoint,
-    write_snapshot,
-)
 from qkv.ops.linear import products_in_bfloat16
 from qkv.progress import training_progress
 from qkv.signals import Interrupted, answering, leave
@@ -170,7 +159,7 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
         ValueError: the steps, the minutes or the seed are out of range.
     """
     if steps is not None:
-        steps = whole_number(steps, call="train", name="steps", least=1, most=MOST_STEPS)
+        steps = whole_number(steps, call="train", name="steps", least=1, most=run_folder.MOST_STEPS)
     if minutes is not None and not 0 < minutes < math.inf:
         raise ValueError(f"train: minutes is {minutes}: it must be above 0, and finite")
     return steps, whole_number(seed, call="train", name="seed", least=0, most=math.inf)
@@ -265,13 +254,13 @@ class Run:
     def begin(self, resume: bool, settings: dict[str, Any]) -> None:
         """Begin a new run, or resume from the last checkpoint of the folder."""
         self.about, folder = {"settings": settings}, self.folder
-        saved = last_checkpoint(folder)
+        saved = run_folder.last_checkpoint(folder)
         if resume:
             if saved is None:
                 raise ValueError(f"train: {folder} holds no checkpoint to resume from")
-            need_same(saved.about["settings"], settings, saved.path)
+            run_folder.need_same(saved.about["settings"], settings, saved.path)
             self.restore(saved)
-            for step, path in snapshots_in(folder).items():
+            for step, path in run_folder.snapshots_in(folder).items():
                 if step > self.step:  # a snapshot that this run will write again
                     shutil.rmtree(path, ignore_errors=True)
             return
@@ -285,7 +274,7 @@ class Run:
                 f"train: {self.network.source.name} gives numbers that are not finite: begin with "
                 "another model"
             )
-        with saving("the folder", folder):
+        with run_folder.saving("the folder", folder):
             folder.mkdir(parents=True, exist_ok=True)
         self.save()
 
@@ -299,14 +288,14 @@ class Run:
         """Run steps until the run is complete or a signal stops it."""
         saved_at = time.monotonic()
         with (
-            closing(Metrics(self.folder, self.step)) as metrics,
+            closing(run_folder.Metrics(self.folder, self.step)) as metrics,
             training_progress(show_progress_bar) as show,
         ):
             if self.step in self.snapshots:
                 self.snapshot()
             while self.share < 1 and not asked:
                 row = self.advance()
-                with saving(METRICS, self.folder):
+                with run_folder.saving(run_folder.METRICS, self.folder):
                     metrics.write(row)
                 show(self.share, in_words(row, self.steps, self.watch.loss()))
                 if self.step in self.snapshots:
@@ -411,14 +400,14 @@ class Run:
             **{"updates": self.optimizer.count, "watch": asdict(self.watch)},
             "objectives": {part.objective.name: part.objective.state() for part in self.parts},
         }
-        write_checkpoint(self.folder, self.step, self.arrays(), about)
+        run_folder.write_checkpoint(self.folder, self.step, self.arrays(), about)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of a checkpoint: parameters and running means, all (n,)."""
         means = {"mean": self.optimizer.mean, "square": self.optimizer.square}
         return {"parameters": self.network.flat, **means}
 
-    def restore(self, saved: Checkpoint) -> None:
+    def restore(self, saved: run_folder.Checkpoint) -> None:
         """Restore the state from a checkpoint, and warn if later checkpoints are damaged.
 
         Raises:
@@ -447,19 +436,19 @@ class Run:
 
     def save_model(self) -> None:
         """Write the present model."""
-        with saving(f"the model of step {self.step}", self.folder):
+        with run_folder.saving(f"the model of step {self.step}", self.folder):
             self.network.model().save(self.folder)
 
     def snapshot(self) -> None:
         """Write the model to a new folder, in float16 unless a number is too large for float16."""
         small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
         model = self.network.model(np.float16 if small else None)
-        write_snapshot(self.folder, self.step, model.save)
+        run_folder.write_snapshot(self.folder, self.step, model.save)
 
     def back_to_good(self, error: Diverged) -> str:
         """Write the model of the last good checkpoint; return the message for the user."""
         step = self.step
-        saved = last_checkpoint(self.folder)
+        saved = run_folder.last_checkpoint(self.folder)
         if saved is not None:
             self.restore(saved)
             self.save_model()

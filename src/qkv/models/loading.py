@@ -16,23 +16,13 @@ from qkv.models.dual_encoder import DualEncoder
 from qkv.models.elsewhere import LOADING, advising
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
+from qkv.models.files import read
 from qkv.models.files.config import Config, lacking
 from qkv.models.files.find import DEFAULT, find_model
 from qkv.models.files.modules import read_routing
 from qkv.models.files.names import Names, Weights, read_weights
 from qkv.models.files.notices import read_notices
 from qkv.models.files.preprocessor import Pixels
-from qkv.models.files.read import (
-    CONFIG,
-    GENERATION,
-    MOST_TOKENIZER,
-    TOKENIZER,
-    ModelError,
-    first_line,
-    need_file,
-    plain,
-    read_json,
-)
 from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
@@ -84,7 +74,7 @@ def load(
     if name_or_path is None:
         name_or_path = chosen or DEFAULT
     kind = None if dtype is None else _float_type(dtype)
-    if name_or_path == "random" and not Path("random", CONFIG).is_file():
+    if name_or_path == "random" and not Path("random", read.CONFIG).is_file():
         if revision is not None:
             raise ValueError(f"load: qkv creates random, which has no revisions: omit {revision!r}")
         return random_model(dtype=kind or np.float32)
@@ -98,8 +88,10 @@ def load(
         name = Path(name).expanduser().resolve().name
     try:
         return _read(folder, name, kind)
-    except ModelError as error:
-        raise ModelError(plain(f"load: {str(error).removeprefix('load: ')}", 2000)) from error
+    except read.ModelError as error:
+        raise read.ModelError(
+            read.plain(f"load: {str(error).removeprefix('load: ')}", 2000)
+        ) from error
 
 
 def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
@@ -122,16 +114,16 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
     home = folder / sentence.home
     if sentence.static:
         return _static(folder, name, sentence, kind)
-    if not (home / CONFIG).exists():
-        raise ModelError(f"{home}: {lacking(home)}")
-    values = read_json(home / CONFIG)
-    design, names = described(values, home / CONFIG)
+    if not (home / read.CONFIG).exists():
+        raise read.ModelError(f"{home}: {lacking(home)}")
+    values = read.read_json(home / read.CONFIG)
+    design, names = described(values, home / read.CONFIG)
     tensors = Tensors(home)
     bare = not isinstance(design, DualDesign) and design.head is None
     design = _with_what_is_there(design, names, tensors)
     weights = read_weights(names, design, tensors, kind)
     if bare:
-        _warn_of_left_out(Config(values, str(home / CONFIG)), weights)
+        _warn_of_left_out(Config(values, str(home / read.CONFIG)), weights)
     kind_of: Callable[..., Model] = Model
     if isinstance(design, Seq2SeqDesign):
         kind_of = Seq2SeqModel
@@ -139,7 +131,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
         kind_of = partial(VisionModel, pixels=Pixels.read(home, design))
     elif isinstance(design, DualDesign):
         looks = Pixels.read(home, design.vision)
-        kind_of = partial(DualEncoder, pixels=looks, towers=towers(values, home / CONFIG))
+        kind_of = partial(DualEncoder, pixels=looks, towers=towers(values, home / read.CONFIG))
     elif design.head is not None and design.head.pool is not None and not design.head.embeds:
         kind_of = CrossEncoderModel
     return kind_of(
@@ -147,9 +139,11 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
         config=values,
         design=design,
         weights=weights,
-        tokenizer=_tokenizer(home / TOKENIZER),
+        tokenizer=_tokenizer(home / read.TOKENIZER),
         sentence=sentence,
-        generation=read_json(home / GENERATION) if (home / GENERATION).is_file() else None,
+        generation=read.read_json(home / read.GENERATION)
+        if (home / read.GENERATION).is_file()
+        else None,
         notices=read_notices(folder),
     )
 
@@ -158,12 +152,12 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | N
     """Read a model that is a table of vectors; the tokenizer limits the length of texts."""
     home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
-    need_file(home / TOKENIZER, MOST_TOKENIZER)
-    tokenizer = _tokenizer(home / TOKENIZER, BareTokenizer)
+    read.need_file(home / read.TOKENIZER, read.MOST_TOKENIZER)
+    tokenizer = _tokenizer(home / read.TOKENIZER, BareTokenizer)
     cut = tokenizer.truncation if isinstance(tokenizer, BareTokenizer) else None
     if cut is not None and cut["direction"] != "right":
-        raise ModelError(
-            f"{home / TOKENIZER}: it truncates texts on the {cut['direction']}: "
+        raise read.ModelError(
+            f"{home / read.TOKENIZER}: it truncates texts on the {cut['direction']}: "
             "qkv truncates on the right"
         )
     return Model(
@@ -203,8 +197,8 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
     if config.head() or (config.architecture() and not is_bare and parts):
         warnings.warn(
             f"{config.source}: qkv does not compute the head of "
-            f"{plain(config.architecture(), 80)} and leaves out "
-            f"{plain(', '.join(parts), 200) or 'nothing, as the files hold no tensor of it'}: "
+            f"{read.plain(config.architecture(), 80)} and leaves out "
+            f"{read.plain(', '.join(parts), 200) or 'nothing, as the files hold no tensor of it'}: "
             "the rest of the model works and gives vectors (trace, encode), but no logits "
             "(predict, rank, generate)",
             UserWarning,
@@ -215,7 +209,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
 def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:
     """Load a model as `load` does; the words of these texts become the vocabulary of "random"."""
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
-    if name == "random" and not Path("random", CONFIG).is_file():
+    if name == "random" and not Path("random", read.CONFIG).is_file():
         return random_model(texts)
     return load(name_or_path)
 
@@ -226,7 +220,7 @@ def _tokenizer(
     """Read and test the tokenizer in a file; return None if the file does not exist."""
     if not path.is_file():
         return None
-    need_file(path, MOST_TOKENIZER)
+    read.need_file(path, read.MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
         tokenizer.tokenize("a")  # some broken files fail only here
@@ -234,8 +228,10 @@ def _tokenizer(
         # a panic in the tokenizers library raises a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = first_line(error.__cause__ or error)  # the message without the name of the call
-        raise ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
+        reason = read.first_line(
+            error.__cause__ or error
+        )  # the message without the name of the call
+        raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 
 

@@ -10,17 +10,8 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, compute_type, is_float, native
+from qkv.ops import kernel
 from qkv.ops.activation import activate_in_numpy, activation_named
-from qkv.ops.kernel import (
-    FLOAT32,
-    as_rows,
-    bits_type,
-    body_and_threads,
-    body_for,
-    compiled,
-    get_num_threads,
-    working,
-)
 from qkv.ops.packing import packed, packed_once
 from qkv.ops.threads import run_all
 
@@ -79,22 +70,22 @@ def linear(
     array([[0.]])
     """
     code = 0 if activation is None else activation_named(activation, call="linear").code
-    (chosen, threads), kind = body_and_threads(), _product_type(x.dtype, weight.dtype)
+    (chosen, threads), kind = kernel.body_and_threads(), _product_type(x.dtype, weight.dtype)
     fits = (
         weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]
     )  # if shapes do not fit, NumPy raises the error
     if chosen is not None and fits and kind is not None and kind != np.float64:
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
-        result = FLOAT32 if wide else kind
-        if kind == FLOAT32:
+        result = kernel.FLOAT32 if wide else kind
+        if kind == kernel.FLOAT32:
             kind = _narrow.get() or kind
-        y = np.empty((rows, width), bits_type(result))
-        added = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])
-        compiled.linear(
-            chosen, as_rows(x, rows, depth, kind), packed(weight, chosen, kind, threads), added,
-            code, _rows_of_result(gate, shape, result), _rows_of_result(residual, shape, result),
-            y, threads,
+        y = np.empty((rows, width), kernel.bits_type(result))
+        added = None if bias is None else np.require(bias, kernel.FLOAT32, ["C", "A"])
+        kernel.compiled.linear(
+            chosen, kernel.as_rows(x, rows, depth, kind), packed(weight, chosen, kind, threads),
+            added, code, _rows_of_result(gate, shape, result),
+            _rows_of_result(residual, shape, result), y, threads,
         )  # fmt: skip
         return y.view(result).reshape(shape)
     if kind is not None:
@@ -117,7 +108,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]
     if x is None:
         return None
     whole = x if x.shape == shape else np.broadcast_to(x, shape)
-    return as_rows(whole, math.prod(shape[:-1]), shape[-1], kind)
+    return kernel.as_rows(whole, math.prod(shape[:-1]), shape[-1], kind)
 
 
 @functools.cache
@@ -153,25 +144,25 @@ def linear_grad(
     [[10.0], [20.0]]
     [10.0]
     """
-    x, weight, grad = working(x, weight, grad)
+    x, weight, grad = kernel.working(x, weight, grad)
     depth, width = weight.shape
     count = math.prod(x.shape[:-1])
     rows, grad = x.reshape(count, depth), grad.reshape(count, width)
     transposed = weight.flags.f_contiguous and not weight.flags.c_contiguous
     grad_x = input_grad(weight, grad).reshape(x.shape)
-    chosen = body_for(x) if x.size and grad.size else None
+    chosen = kernel.body_for(x) if x.size and grad.size else None
     if chosen is None:
         grad_weight = multiply(grad.T, rows).T if transposed else multiply(rows.T, grad)
         return grad_x, grad_weight, grad.sum(0) if bias else None
-    rows, grad = as_rows(rows, count, depth), as_rows(grad, count, width)
-    threads = get_num_threads()
+    rows, grad = kernel.as_rows(rows, count, depth), kernel.as_rows(grad, count, width)
+    threads = kernel.get_num_threads()
     grad_bias = np.empty(width, x.dtype) if bias else None
     if transposed:
         grad_weight = np.empty((width, depth), x.dtype).T
-        compiled.outer(chosen, grad, rows, grad_weight.T, grad_bias, None, threads)
+        kernel.compiled.outer(chosen, grad, rows, grad_weight.T, grad_bias, None, threads)
     else:
         grad_weight = np.empty((depth, width), x.dtype)
-        compiled.outer(chosen, rows, grad, grad_weight, None, grad_bias, threads)
+        kernel.compiled.outer(chosen, rows, grad, grad_weight, None, grad_bias, threads)
     return grad_x, grad_weight, grad_bias
 
 
@@ -181,17 +172,17 @@ def input_grad(weight: Array, grad: Array) -> Array:
     >>> input_grad(np.array([[3.0], [4.0]]), np.array([[10.0]])).tolist()
     [[30.0, 40.0]]
     """
-    weight, grad = working(weight, grad)
+    weight, grad = kernel.working(weight, grad)
     depth, width = weight.shape
-    chosen = body_for(grad) if weight.size and grad.size else None
+    chosen = kernel.body_for(grad) if weight.size and grad.size else None
     if chosen is None:
         return multiply(grad, weight.T)
-    count, threads = grad.size // width, get_num_threads()
-    kind = _narrow.get() or FLOAT32
+    count, threads = grad.size // width, kernel.get_num_threads()
+    kind = _narrow.get() or kernel.FLOAT32
     grad_x = np.empty((count, depth), grad.dtype)
-    rows = as_rows(grad.reshape(count, width), count, width, kind)
+    rows = kernel.as_rows(grad.reshape(count, width), count, width, kind)
     weights = packed_once(weight.T, chosen, kind, threads)
-    compiled.linear(chosen, rows, weights, None, 0, None, None, grad_x, threads)
+    kernel.compiled.linear(chosen, rows, weights, None, 0, None, None, grad_x, threads)
     return grad_x.reshape(*grad.shape[:-1], depth)
 
 

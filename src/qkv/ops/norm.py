@@ -5,17 +5,7 @@ import math
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import (
-    FLOAT32,
-    as_rows,
-    bits_type,
-    body_and_threads,
-    body_for,
-    compiled,
-    contiguous,
-    get_num_threads,
-    working,
-)
+from qkv.ops import kernel
 
 
 def normalize(
@@ -37,15 +27,15 @@ def normalize(
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
     (array([[-1.,  1.]]), array([[2.]]))
     """
-    (chosen, threads), kind = body_and_threads(), x.dtype
+    (chosen, threads), kind = kernel.body_and_threads(), x.dtype
     rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     if chosen is not None and kind != np.float64 and size:
-        y, scale = np.empty((rows, size), bits_type(kind)), np.empty(rows, np.float32)
+        y, scale = np.empty((rows, size), kernel.bits_type(kind)), np.empty(rows, np.float32)
         if bias is not None:
-            bias = np.require(bias, FLOAT32, ["C", "A"])
-        weight = np.require(weight, FLOAT32, ["C", "A"])
-        x, shape = as_rows(x, rows, size, kind), x.shape
-        compiled.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
+            bias = np.require(bias, kernel.FLOAT32, ["C", "A"])
+        weight = np.require(weight, kernel.FLOAT32, ["C", "A"])
+        x, shape = kernel.as_rows(x, rows, size, kind), x.shape
+        kernel.compiled.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
         return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
     if centred:
         # The variance is computed from centred numbers, because the formula "mean of squares minus
@@ -79,15 +69,16 @@ def norm_grad(
     >>> norm_grad(x, one, np.array([[3.0]]), np.array([[6.0, 0.0]]), centred=False, bias=False)
     (array([[ 1., -1.]]), array([6., 0.]), None)
     """
-    x, weight, scale, grad = working(x, weight, scale, grad)
+    x, weight, scale, grad = kernel.working(x, weight, scale, grad)
     size = x.shape[-1]
-    if (chosen := body_for(x)) is not None and size:
+    if (chosen := kernel.body_for(x)) is not None and size:
         count = math.prod(x.shape[:-1])
         grad_x, grad_weight = np.empty(x.shape, x.dtype), np.empty(size, x.dtype)
         grad_bias = np.empty(size, x.dtype) if bias else None
-        compiled.norm_grad(
-            chosen, as_rows(x, count, size), contiguous(weight), contiguous(scale),
-            as_rows(grad, count, size), centred, grad_x, grad_weight, grad_bias, get_num_threads(),
+        kernel.compiled.norm_grad(
+            chosen, kernel.as_rows(x, count, size), kernel.contiguous(weight),
+            kernel.contiguous(scale), kernel.as_rows(grad, count, size), centred,
+            grad_x, grad_weight, grad_bias, kernel.get_num_threads(),
         )  # fmt: skip
         return grad_x, grad_weight, grad_bias
     if centred:

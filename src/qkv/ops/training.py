@@ -5,16 +5,7 @@ import math
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.ops.kernel import (
-    CHUNK,
-    as_rows,
-    body_for,
-    compiled,
-    contiguous,
-    get_num_threads,
-    is_contiguous,
-    working,
-)
+from qkv.ops import kernel
 
 
 def cross_entropy(
@@ -35,14 +26,16 @@ def cross_entropy(
     (array([1.38629436]), array([[ 0.5 , -0.75,  0.25]]))
     """
     _check_targets(logits, targets, weights)
-    (logits,) = working(logits)
+    (logits,) = kernel.working(logits)
     factor = None if weights is None else weights.astype(logits.dtype, copy=False)
-    if (chosen := body_for(logits)) is not None:
-        logits = as_rows(logits, *logits.shape)
-        targets = contiguous(targets.astype(np.int64, copy=False))
+    if (chosen := kernel.body_for(logits)) is not None:
+        logits = kernel.as_rows(logits, *logits.shape)
+        targets = kernel.contiguous(targets.astype(np.int64, copy=False))
         losses, grad = np.empty(len(logits), logits.dtype), np.empty(logits.shape, logits.dtype)
-        factor = None if factor is None else contiguous(factor)
-        compiled.cross_entropy(chosen, logits, targets, factor, losses, grad, get_num_threads())
+        factor = None if factor is None else kernel.contiguous(factor)
+        kernel.compiled.cross_entropy(
+            chosen, logits, targets, factor, losses, grad, kernel.get_num_threads()
+        )
         return losses, grad
     at = np.arange(len(targets)), targets
     with np.errstate(invalid="ignore"):
@@ -122,15 +115,16 @@ def adamw(
     decays, same = (decay, 0.0) if isinstance(decay, np.ndarray) else (None, decay)
     if decays is not None:
         arrays.append(decays)
-    if (chosen := body_for(*arrays)) is not None and all(map(is_contiguous, arrays)):
-        compiled.adamw(
+    if (chosen := kernel.body_for(*arrays)) is not None and all(map(kernel.is_contiguous, arrays)):
+        kernel.compiled.adamw(
             chosen, parameters, gradient, mean, square, decays, same,
-            rate, factor, eps, first, 1 - first, second, 1 - second, size, root, get_num_threads(),
+            rate, factor, eps, first, 1 - first, second, 1 - second, size, root,
+            kernel.get_num_threads(),
         )  # fmt: skip
         return
     kind = parameters.dtype.type
-    for start in range(0, len(parameters), CHUNK):
-        part = slice(start, start + CHUNK)
+    for start in range(0, len(parameters), kernel.CHUNK):
+        part = slice(start, start + kernel.CHUNK)
         p, m, s = parameters[part], mean[part], square[part]
         g = gradient[part] * kind(factor)
         m *= first
@@ -148,7 +142,11 @@ def gradient_norm(x: Array) -> float:
     5.0
     """
     flat = x.reshape(-1)
-    if (chosen := body_for(x)) is not None:
-        return math.sqrt(compiled.squares(chosen, contiguous(flat), get_num_threads()))
-    parts = (flat[k : k + CHUNK].astype(np.float64) for k in range(0, flat.size, CHUNK))
+    if (chosen := kernel.body_for(x)) is not None:
+        return math.sqrt(
+            kernel.compiled.squares(chosen, kernel.contiguous(flat), kernel.get_num_threads())
+        )
+    parts = (
+        flat[k : k + kernel.CHUNK].astype(np.float64) for k in range(0, flat.size, kernel.CHUNK)
+    )
     return math.sqrt(math.fsum(np.square(part).sum() for part in parts))

@@ -10,18 +10,8 @@ from qkv.attend import attention_grad, varlen_attention_grad
 from qkv.attend.arguments import check_call
 from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
 from qkv.attend.grouped import join_heads, split_heads
+from qkv.layers import base
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
-from qkv.layers.base import (
-    PADDED,
-    Gradient,
-    asks,
-    for_parameters,
-    padded_heads,
-    part_back,
-    project_back,
-    unpadded_heads,
-    upstream,
-)
 from qkv.trace import Recorder
 from qkv.trace.activations import WEIGHTS
 from qkv.trace.recorder import of_heads, of_rows, unkept
@@ -32,22 +22,22 @@ Keep = Callable[[str, Array], Array]  # a recorder, or `unkept`
 
 def attention_backward(
     layer: Parts, grad: Any, saved: AttentionSaved, record: Recorder | None = None
-) -> Gradient:
+) -> base.Gradient:
     """Compute the gradients for the layer's inputs from the gradient for its output."""
-    gradients = for_parameters(record)
+    gradients = base.for_parameters(record)
     z, inputs = saved.z, saved.inputs
     shape = (*z.shape[:-3], z.shape[-2], layer.output_dim)
-    grad = upstream(grad, shape, inputs.dtype, call=inputs.call)
-    if asks(record, "hook_result"):
+    grad = base.upstream(grad, shape, inputs.dtype, call=inputs.call)
+    if base.asks(record, "hook_result"):
         z = _from_results(layer, grad, z, of_rows(record, inputs.cu) or unkept)
     else:
         if "out_proj.weight" in layer.parameters:
-            grad = project_back(join_heads(z), layer.parameters, "out_proj", grad, gradients)
+            grad = base.project_back(join_heads(z), layer.parameters, "out_proj", grad, gradients)
         z = split_heads(grad, layer.num_heads)
     changed = bool(saved.norms or saved.positions)
     keep = of_heads(record, inputs.cu) or unkept
     z = keep("hook_z", z)
-    if saved.weighed is not None or asks(record, *WEIGHTS):
+    if saved.weighed is not None or base.asks(record, *WEIGHTS):
         heads = _from_weights(z, saved, record or unkept)
     else:
         heads = _attention_grad(z, saved)
@@ -65,20 +55,20 @@ def attention_backward(
             whole = norm.dim != part.shape[-1]  # all heads side by side
             vectors = join_heads(part) if whole else part
             inner = record and record.under(f"{name}_norm.")
-            vectors = part_back(
+            vectors = base.part_back(
                 norm, vectors, saved.norms[name], f"{name}_norm", gradients, inner
             ).x
             part = split_heads(vectors, part.shape[-3]) if whole else vectors
         part = keep(f"hook_{name}", part)
-        return project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
+        return base.project_back(x, layer.parameters, f"{name}_proj", join_heads(part), gradients)
 
     query = to_words("q", heads.query, inputs.words)
     others = to_words("k", heads.key, inputs.others) + to_words("v", heads.value, inputs.others)
     options = {name: getattr(heads, name) for name in _LEARNED}
     options = {name: array for name, array in options.items() if array is not None}
     if inputs.context is None:
-        return Gradient(query + others, gradients or {}, options=options)
-    return Gradient(query, gradients or {}, context=others, options=options)
+        return base.Gradient(query + others, gradients or {}, options=options)
+    return base.Gradient(query, gradients or {}, context=others, options=options)
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
@@ -94,12 +84,12 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]
     if cu is not None:
-        parts, lengths = padded_heads(parts, cu), np.diff(cu)
+        parts, lengths = base.padded_heads(parts, cu), np.diff(cu)
         options |= {"query_lengths": lengths, "key_lengths": lengths}
     call = check_call(*parts[:3], **options, call=saved.inputs.call)
     weights = None if saved.weighed is None else saved.weighed[1:]
     heads = gradient_by_weights(call, parts[3], weights, record)
-    query, key, value = heads if cu is None else (unpadded_heads(part, cu) for part in heads)
+    query, key, value = heads if cu is None else (base.unpadded_heads(part, cu) for part in heads)
     return AttentionGradient(query, key, value, None, None, None)
 
 
@@ -110,9 +100,9 @@ def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
     assert lse is not None
     if cu is None:
         return attention_grad(*parts, forward=(z, lse), **options)
-    if any(name in options for name in PADDED):
+    if any(name in options for name in base.PADDED):
         lengths = np.diff(cu)
-        padded = padded_heads([*parts, z, lse.T[..., None]], cu)
+        padded = base.padded_heads([*parts, z, lse.T[..., None]], cu)
         heads = attention_grad(
             *padded[:4],
             forward=(padded[4], padded[5][..., 0]),
@@ -120,7 +110,7 @@ def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
             key_lengths=lengths,
             **options,
         )
-        query, key, value = (unpadded_heads(part, cu) for part in heads[:3])
+        query, key, value = (base.unpadded_heads(part, cu) for part in heads[:3])
         return heads._replace(query=query, key=key, value=value)
     query, key, value, grad = (np.swapaxes(part, 0, 1) for part in parts)  # (total, H, d)
     heads = varlen_attention_grad(

@@ -22,17 +22,8 @@ from qkv.attend.cache import KVCache
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.attend.varlen import answer_packed, in_rows
 from qkv.attend.visibility import check_offset
+from qkv.layers import base
 from qkv.layers.attention.rotary import Rotary
-from qkv.layers.base import (
-    PADDED,
-    ByName,
-    is_wide,
-    padded_heads,
-    project,
-    unpadded_heads,
-    working,
-    working_type,
-)
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
@@ -152,7 +143,9 @@ def attention_forward(
         saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
     z = (of_heads(record, cu) or unkept)("hook_z", z)
     out = attention_out(z, layer.parameters, residual, record, cu)
-    return Result(out if is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved)
+    return Result(
+        out if base.is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved
+    )
 
 
 class Projected(NamedTuple):
@@ -170,7 +163,7 @@ def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) 
     keep, parts = of_heads(record, inputs.cu) or unkept, {}
     for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
-        part = split_heads(project(x, layer.parameters, f"{name}_proj"), count)
+        part = split_heads(base.project(x, layer.parameters, f"{name}_proj"), count)
         parts[name] = keep(f"hook_{name}", part)
     shapes = {name: part.shape for name, part in parts.items()}
     norms = {}
@@ -212,7 +205,7 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
         (*other_lead, layer.num_kv_heads, keys, layer.d_query),
         (*other_lead, layer.num_kv_heads, keys, layer.d_value),
     )
-    kind = working_type(inputs.dtype)
+    kind = base.working_type(inputs.dtype)
     stand_ins = (np.broadcast_to(np.zeros((), kind), shape) for shape in shapes)
     call = check_call(*stand_ins, **options, call=inputs.call)
     if inputs.cu is None:
@@ -234,8 +227,8 @@ def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
 
 
 def _in_working_type(inputs: Inputs) -> Inputs:
-    words, context = working(inputs.words, inputs.dtype), inputs.context
-    context = None if context is None else working(context, inputs.dtype)
+    words, context = base.working(inputs.words, inputs.dtype), inputs.context
+    context = None if context is None else base.working(context, inputs.dtype)
     return replace(inputs, words=words, context=context)
 
 
@@ -313,18 +306,18 @@ def _attend(
     """
     options, cu = inputs.options, inputs.cu
     weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
-    is_padded = cu is not None and any(options.get(name) is not None for name in PADDED)
+    is_padded = cu is not None and any(options.get(name) is not None for name in base.PADDED)
     is_seen = record is not None and record.wants(*WEIGHTS, *SUMMARY)
     plan = plan or attention_plan(layer, inputs)
     if cu is None or is_padded or is_seen:
-        call = plan.of(*(parts if cu is None else padded_heads(parts, cu)))
+        call = plan.of(*(parts if cu is None else base.padded_heads(parts, cu)))
         kept = None if record is None else record_weights(call, record, top_k)
         if kept is not None or cu is None or is_padded:
             out, *extra = answer(call, weights=weights, lse=lse) if kept is None else kept[:1]
             if cu is None:
                 return out, extra, kept
             rows = [unpadded(np.swapaxes(part, 1, 2), cu) for part in extra]
-            return unpadded_heads(out, cu), rows, kept
+            return base.unpadded_heads(out, cu), rows, kept
     out, *extra = answer_packed(in_rows(plan, parts, cu), lse=lse)
     return np.swapaxes(out, 0, 1), extra, None
 
@@ -365,7 +358,11 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
 
 
 def attention_out(
-    z: Array, parameters: ByName, residual: Array | None, record: Recorder | None, cu: Array | None
+    z: Array,
+    parameters: base.ByName,
+    residual: Array | None,
+    record: Recorder | None,
+    cu: Array | None,
 ) -> Array:
     """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 
@@ -386,4 +383,4 @@ def attention_out(
             for other in (parameters.get("out_proj.bias"), residual):
                 total = total if other is None else total + other.astype(total.dtype, copy=False)
             return total
-    return project(join_heads(z), parameters, "out_proj", residual=residual)
+    return base.project(join_heads(z), parameters, "out_proj", residual=residual)

@@ -10,6 +10,7 @@ from qkv.arrays import Array, as_array, check_out, float_type, whole_number
 from qkv.attend.arguments import RETURNS, Call
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts
+from qkv.layers import base
 from qkv.layers.attention.backward import attention_backward
 from qkv.layers.attention.forward import (
     AttentionSaved,
@@ -22,15 +23,6 @@ from qkv.layers.attention.forward import (
 )
 from qkv.layers.attention.rotary import Rotary, as_rotary
 from qkv.layers.attention.weights import Weights
-from qkv.layers.base import (
-    Gradient,
-    check_options,
-    checked,
-    first_parameters,
-    need_single,
-    quiet,
-    result_type,
-)
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import SUMMARY
 from qkv.trace.recorder import of_rows, unkept
@@ -115,7 +107,7 @@ class MultiHeadAttention(Parts):
         }
         if out_proj:
             sizes["out_proj"] = (num_heads * d_value, embed_dim)
-        parameters = first_parameters(sizes, bias=bias, seed=seed, dtype=kind)
+        parameters = base.first_parameters(sizes, bias=bias, seed=seed, dtype=kind)
         self._set(Weights(parameters, call), num_heads, rotary)
 
     @classmethod
@@ -170,7 +162,7 @@ class MultiHeadAttention(Parts):
             k_norm: the same for keys.
         """
         call = cls.__name__
-        layer = cls._of(Weights(checked(parameters, call=call), call), num_heads, rotary)
+        layer = cls._of(Weights(base.checked(parameters, call=call), call), num_heads, rotary)
         size = layer.d_query
         norms = (("q_norm", q_norm, layer.num_heads), ("k_norm", k_norm, layer.num_kv_heads))
         for name, norm, heads in norms:
@@ -198,7 +190,7 @@ class MultiHeadAttention(Parts):
         if self.rotary is not None:  # Rotating one row raises errors early.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
-    @quiet
+    @base.quiet
     def __call__(
         self,
         x: ArrayLike,
@@ -250,7 +242,7 @@ class MultiHeadAttention(Parts):
             extra = [array[0] for array in extra]
         return (out, *extra) if extra else out
 
-    @quiet
+    @base.quiet
     def training_forward(
         self,
         x: ArrayLike,
@@ -261,10 +253,10 @@ class MultiHeadAttention(Parts):
     ) -> tuple[Array, AttentionSaved]:
         """Return `(result, saved)`: the layer's result (..., L, D), and values for `backward`."""
         call = self._weights.call
-        check_options(options, packed=cu_lengths is not None, call=call, returns=False)
+        base.check_options(options, packed=cu_lengths is not None, call=call, returns=False)
         inputs, plan, _ = self.check(x, context, cu_lengths=cu_lengths, **options)
         for array in (inputs.words, inputs.others):
-            need_single(array, self.parameters, call=call)
+            base.need_single(array, self.parameters, call=call)
         out, _, saved = attention_forward(self, inputs, plan=plan, save=True)
         assert saved is not None
         return out, saved
@@ -282,7 +274,7 @@ class MultiHeadAttention(Parts):
     ) -> tuple[Inputs, Call | None, Array | None]:
         """Check the arguments of a call; return its `Inputs`, the attention plan, and `out`."""
         call = self._weights.call
-        check_options(options, packed=cu_lengths is not None, call=call)
+        base.check_options(options, packed=cu_lengths is not None, call=call)
         words = self._weights.vectors(x, "x")
         others = None if context is None else self._weights.vectors(context, "context")
         if others is None and self.context_dim != self.embed_dim:
@@ -304,7 +296,7 @@ class MultiHeadAttention(Parts):
                 )
             cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
         vectors = [words] if others is None else [words, others]
-        dtype = result_type(vectors, self.parameters, call=call)
+        dtype = base.result_type(vectors, self.parameters, call=call)
         target = options.pop("out", None)
         inputs = Inputs(words, others, dtype, options, call, cu, cache, lengths)
         shape = (*inputs.lead, words.shape[-2], self.output_dim)
@@ -344,17 +336,19 @@ class MultiHeadAttention(Parts):
         rows; by default each text begins at position 0.
         """
         call = self._weights.call
-        dtype = result_type([x] if context is None else [x, context], self.parameters, call=call)
+        dtype = base.result_type(
+            [x] if context is None else [x, context], self.parameters, call=call
+        )
         inputs = Inputs(x, context, dtype, options, call, cu, cache, lengths, positions)
         out, _, saved = attention_forward(
             self, inputs, plan=plan, residual=residual, record=record, top_k=top_k, save=save
         )
         return out, saved
 
-    @quiet
+    @base.quiet
     def backward(
         self, grad: ArrayLike, saved: AttentionSaved, *, record: Recorder | None = None
-    ) -> Gradient:
+    ) -> base.Gradient:
         """Return the gradients of `sum(grad * layer(x, ...))`.
 
         Args:

@@ -13,16 +13,9 @@ from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Mistake, Steps, mended
 from qkv.marking.outcome import Outcome, close, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
+from qkv.marking.tasks.attention import marker
 from qkv.marking.tasks.attention.findings import large_scores
 from qkv.marking.tasks.attention.learner import learner
-from qkv.marking.tasks.attention.marker import (
-    PER_KEY,
-    AttentionMarking,
-    first_calls,
-    takes_batches,
-    try_causal,
-    try_masks,
-)
 from qkv.marking.tasks.attention.steps import CORE, Case
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
 from qkv.marking.tasks.mistakes import formula, masks
@@ -161,7 +154,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
     return of_mistake(times_inf, wrong)
 
 
-def _no_row_left(m: AttentionMarking) -> Finding | None:
+def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
     """Describe a function that masks visible keys before softmax and masked keys after softmax."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
@@ -188,8 +181,8 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
             f"check: {call.name} has no parameter for a mask: name a parameter mask, attn_mask or"
             " attention_mask"
         )
-    m = AttentionMarking(task, call, "qkv", batches=batches)
-    first_calls(m)
+    m = marker.AttentionMarking(task, call, "qkv", batches=batches)
+    marker.first_calls(m)
     if m.wrong:
         return m.result()
     m.ask(CORE, formula.core("qkv"), lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m))
@@ -198,8 +191,8 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
     m.cases["a mask"].append(
         replace(m.cases["a mask"][1], mask=some)
     )  # the first query sees every key
-    batches = not m.wrong and takes_batches(m)
-    each_pair = try_masks(m, batches, masks.WEAK, replace(PER_KEY, kind="wrong"))
+    batches = not m.wrong and marker.takes_batches(m)
+    each_pair = marker.try_masks(m, batches, masks.WEAK, replace(marker.PER_KEY, kind="wrong"))
     if each_pair and not m.wrong:
         known = (*formula.LARGE, *masks.LARGE)
         m.test(Group("a mask on scores of 1000", _LARGE, known, large_scores))
@@ -208,7 +201,7 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
         padded = [replace(m.cases["batches"][-1], mask=padding)]
         may_refuse = not m.needs_batches
         m.test(Group("padding of two texts", padded, masks.TEXTS, may_refuse=may_refuse))
-    try_causal(m, each_pair)
+    marker.try_causal(m, each_pair)
     return m.result()
 
 

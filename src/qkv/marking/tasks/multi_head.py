@@ -10,15 +10,8 @@ from qkv.marking.engine import Group, generator
 from qkv.marking.mistake import mended
 from qkv.marking.outcome import kind_of
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention import findings
+from qkv.marking.tasks.attention import findings, marker
 from qkv.marking.tasks.attention.learner import learner
-from qkv.marking.tasks.attention.marker import (
-    AttentionMarking,
-    adds_its_mask,
-    first_calls,
-    is_made_for_numbers,
-    refused_batch,
-)
 from qkv.marking.tasks.attention.steps import CORE, Case, drawn, flip, join, softmax
 from qkv.marking.tasks.mistakes import heads
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
@@ -82,7 +75,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         raise TypeError(
             f"check: {call.name} has no parameter for the number of heads: add num_heads"
         )
-    m = AttentionMarking("heads", call, _NAMES)
+    m = marker.AttentionMarking("heads", call, _NAMES)
     (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
     # 2 words, heads of 2 columns; 4 words, heads of 2 columns; 3 words, heads of 5 columns
     even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
@@ -97,7 +90,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         known = (*known, *PROJECTED)
     m.cases[CORE] = some
     m.of_weight_one = drawn(_NAMES, 320, (1, 4, 4, 4))
-    first_calls(m)
+    marker.first_calls(m)
     if m.wrong:
         return m.result()
     known = (*known, *core(_NAMES))
@@ -124,7 +117,7 @@ def _unprojected(case: Case) -> Case:
     return replace(case, output=np.eye(case.arrays["w_v"].shape[-1]))
 
 
-def _try_output(m: AttentionMarking) -> None:
+def _try_output(m: marker.AttentionMarking) -> None:
     """Try square and non-square output projections."""
     two, four = m.cases["two heads"]
     rng = generator(400)
@@ -137,9 +130,9 @@ def _try_output(m: AttentionMarking) -> None:
     m.test(Group("the output projection", cases, PROJECTED))
 
 
-def _try_batches(m: AttentionMarking) -> None:
+def _try_batches(m: marker.AttentionMarking) -> None:
     """Try two texts at once, with one head and with two."""
-    refused = refused_batch(m)
+    refused = marker.refused_batch(m)
     if refused is None:
         m.ask("batches", BATCHES, findings.wrong_batch)
         batch = replace(m.cases["batches"][-1], heads=2)
@@ -153,7 +146,7 @@ def _try_batches(m: AttentionMarking) -> None:
         m.find(_TEXTS.finding("heads-one-text", refused))
 
 
-def _try_mask(m: AttentionMarking) -> None:
+def _try_mask(m: marker.AttentionMarking) -> None:
     """Try a mask that all heads share."""
     (_, case) = m.cases["two heads"]
     visible = np.array([[True, False, True], [True, True, False], [True, False, False]])
@@ -161,13 +154,13 @@ def _try_mask(m: AttentionMarking) -> None:
     masked, known = replace(case, mask=visible), (*MASK, *HIDING)
     as_bool, adding = m.run([masked]), replace(m.call, adds_mask=True, unmasked=0.0)
     (nothing,) = m.run([replace(case, mask=empty_row)], adding)
-    for_numbers = m.call.number_as_mask or is_made_for_numbers(nothing)
-    if adds_its_mask(m, as_bool, m.run([masked], adding), known, for_numbers):
+    for_numbers = m.call.number_as_mask or marker.is_made_for_numbers(nothing)
+    if marker.adds_its_mask(m, as_bool, m.run([masked], adding), known, for_numbers):
         m.call = adding
     m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
 
 
-def _try_uneven_heads(m: AttentionMarking, case: Case) -> None:
+def _try_uneven_heads(m: marker.AttentionMarking, case: Case) -> None:
     """Try to split six columns into four heads, which should raise an error."""
     run = m.call.refused(case)
     if run.error is not None:

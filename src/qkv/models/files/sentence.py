@@ -10,27 +10,16 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.models.files import read
 from qkv.models.files.config import Config
 from qkv.models.files.modules import STEPS, Module
-from qkv.models.files.read import (
-    CONFIG,
-    MODULES,
-    MOST_JSON,
-    PROMPTS,
-    SENTENCE,
-    WEIGHTS,
-    ModelError,
-    is_number,
-    need_file,
-    read_json,
-)
 from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step, to_length_one
 from qkv.ops.packing import frozen
 
 # Files that may set the maximum number of tokens; only the first existing file counts.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-LIMITS = (SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
+LIMITS = (read.SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _NO_LIMIT = 10**20  # transformers writes 10**30 for "no limit"
 NO_PROMPTS = {"query": "", "document": ""}
@@ -39,7 +28,7 @@ SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # `save` writes the files in BESIDE next to config.json, and those in TOP into the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
-TOP = (PROMPTS, MODULES)
+TOP = (read.PROMPTS, read.MODULES)
 
 
 @dataclass(frozen=True)
@@ -117,7 +106,7 @@ class Sentence:
         try:
             values = json.loads(self.files.get(path, b"{}"))
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{path}: it is not valid JSON: {error}") from error
+            raise read.ModelError(f"{path}: it is not valid JSON: {error}") from error
         return Config(values if isinstance(values, dict) else {}, path)
 
     def prepared(self, text: str) -> str:
@@ -171,9 +160,9 @@ class Sentence:
                 continue
             inputs, outputs = step.sizes
             if inputs != width:
-                raise ModelError(
-                    f"{step.home}/{CONFIG}: {step.size_key} is {inputs} and the previous module's "
-                    f"vectors have {width} numbers: both must be equal"
+                raise read.ModelError(
+                    f"{step.home}/{read.CONFIG}: {step.size_key} is {inputs} and the previous "
+                    f"module's vectors have {width} numbers: both must be equal"
                 )
             width = outputs
         return width if self.truncate_dim is None else min(width, self.truncate_dim)
@@ -186,14 +175,14 @@ class Sentence:
         for step in self.steps:
             arrays = {name: np.ascontiguousarray(array) for name, array in step.arrays().items()}
             if arrays:
-                files[f"{step.home}/{WEIGHTS}"] = save(arrays)
+                files[f"{step.home}/{read.WEIGHTS}"] = save(arrays)
         return files
 
 
 def tokenizer_limit(config: Config) -> int | None:
     """Return the limit in tokenizer_config.json; None for no limit."""
     limit = config.values.get("model_max_length")
-    fine = limit is None or (is_number(limit) and limit >= 1 and not limit % 1)
+    fine = limit is None or (read.is_number(limit) and limit >= 1 and not limit % 1)
     config.need(fine, "model_max_length", limit, "a whole number >= 1")
     return None if limit is None or limit >= _NO_LIMIT else int(limit)
 
@@ -241,18 +230,22 @@ def read_sentence(
     home = fields["home"] = modules[0].subfolder if modules else ""
     fields["static"] = kinds[:1] == ["StaticEmbedding"]
     if "Pooling" in kinds:
-        fields |= _pooling(folder / modules[1].subfolder / CONFIG)
+        fields |= _pooling(folder / modules[1].subfolder / read.CONFIG)
     last = [module for module in modules if module.kind in STEPS]
     fields["steps"] = tuple(_STEPS[module.kind](folder, module.subfolder) for module in last)
-    files = [PROMPTS, *listed, *(f"{module.subfolder}/{CONFIG}" for module in modules[1:])]
-    fields |= _prompts(folder / PROMPTS)
+    files = [
+        read.PROMPTS,
+        *listed,
+        *(f"{module.subfolder}/{read.CONFIG}" for module in modules[1:]),
+    ]
+    fields |= _prompts(folder / read.PROMPTS)
     if not fields["static"]:
         fields |= _limit(folder / home, bool(modules))
     files += [str(PurePosixPath(home, name)) for name in BESIDE]
     contents = {}
     for name in files:
         if (folder / name).is_file():
-            need_file(folder / name, MOST_JSON)
+            read.need_file(folder / name, read.MOST_JSON)
             contents[name] = (folder / name).read_bytes()
     return Sentence(**fields, files=contents)
 
@@ -269,7 +262,7 @@ def _pooling(path: Path) -> dict[str, Any]:
     else:
         modes = [str(mode) for mode in chosen] if isinstance(chosen, list) else [str(chosen)]
     if not modes or not set(modes) <= set(POOLING):
-        raise ModelError(
+        raise read.ModelError(
             f"{path}: the pooling is {', '.join(modes) or 'none':.200}: "
             f"qkv supports {', '.join(POOLING)}"
         )
@@ -278,7 +271,7 @@ def _pooling(path: Path) -> dict[str, Any]:
 
 def _dense(folder: Path, subfolder: str) -> Dense:
     """Read the linear layer in `subfolder` of the model's folder."""
-    config = Config.read(folder / subfolder / CONFIG)
+    config = Config.read(folder / subfolder / read.CONFIG)
     inputs, outputs = config.size("in_features", 0), config.size("out_features", 0)
     has_bias = config.flag("bias", True)
     activation = config.choice(
@@ -304,7 +297,7 @@ def _dense(folder: Path, subfolder: str) -> Dense:
 
 def _norm(folder: Path, subfolder: str) -> Norm:
     """Read the LayerNorm in `subfolder` of the model's folder."""
-    config = Config.read(folder / subfolder / CONFIG)
+    config = Config.read(folder / subfolder / read.CONFIG)
     size = (config.size("dimension", 0),)
     config.finish(())
     arrays = _arrays(folder / subfolder, {"norm.weight": size, "norm.bias": size})
@@ -313,8 +306,8 @@ def _norm(folder: Path, subfolder: str) -> Norm:
 
 def _length_one(folder: Path, subfolder: str) -> LengthOne:
     """Return the module that scales vectors to length 1; old folders have no file for it."""
-    if (folder / subfolder / CONFIG).is_file() and subfolder:
-        _need_vectors(Config.read(folder / subfolder / CONFIG))
+    if (folder / subfolder / read.CONFIG).is_file() and subfolder:
+        _need_vectors(Config.read(folder / subfolder / read.CONFIG))
     return LengthOne(subfolder)
 
 
@@ -339,9 +332,9 @@ def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, 
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != size or tensor.kind not in FLOATS:
             actual = "nothing" if tensor is None else f"{tensor.kind} {tensor.shape}"
-            raise ModelError(
+            raise read.ModelError(
                 f"{tensors.source}: {name} is {actual} and must be floats {size} according to "
-                f"{CONFIG}"
+                f"{read.CONFIG}"
             )
     wide = np.float64 if any(tensors[name].kind == "F64" for name in expected) else np.float32
     return {name: tensors[name].read().astype(wide, copy=False) for name in expected}
@@ -372,16 +365,16 @@ def _prompts(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    values = read_json(path)
+    values = read.read_json(path)
     prompts, default = values.get("prompts") or {}, values.get("default_prompt_name")
     strings = isinstance(prompts, dict) and all(isinstance(one, str) for one in prompts.values())
     if not strings:
-        raise ModelError(
+        raise read.ModelError(
             f"{path}: prompts is {prompts!r:.80}: it must be an object with a string for each name"
         )
     prompts = NO_PROMPTS | prompts
     if default is not None and (not isinstance(default, str) or default not in prompts):
-        raise ModelError(
+        raise read.ModelError(
             f"{path}: default_prompt_name is {default!r:.40}: give one of {', '.join(prompts)}"
         )
     similarity = values.get("similarity_fn_name")

@@ -9,15 +9,8 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.layers import base
 from qkv.layers.attention import Norm
-from qkv.layers.base import (
-    Gradient,
-    for_parameters,
-    need_single,
-    part_back,
-    project_back,
-    shapes_of,
-)
 from qkv.models.network.pooling import POOLING, activated
 from qkv.ops.activation import activation_grad
 from qkv.ops.kernel import narrowed
@@ -81,10 +74,10 @@ class Head:
         dim = 2 * dim if self.pool == _BOTH else dim
         if self.dense:
             wide = dim if self.width is None else self.width
-            yield from shapes_of("head.dense_proj", dim, wide, bias=self.dense_bias)
+            yield from base.shapes_of("head.dense_proj", dim, wide, bias=self.dense_bias)
             dim = wide
         if self.norm:
-            yield from shapes_of("head.norm", dim, bias=self.norm_bias)
+            yield from base.shapes_of("head.norm", dim, bias=self.norm_bias)
         if self.projects and not self.tied:
             yield "head.out_proj.weight", (dim, self.outputs)
         if self.bias:
@@ -130,7 +123,7 @@ class BuiltHead:
     ) -> tuple[Array, dict[str, Any]]:
         """Return the logits, and the values for `backward`."""
         for array in self.parameters.values():
-            need_single(array, {}, call="head")
+            base.need_single(array, {}, call="head")
         return self._run(rows, cu_lengths, ids)
 
     def _run(
@@ -167,36 +160,40 @@ class BuiltHead:
 
     def backward(
         self, grad: Array, saved: Mapping[str, Any], *, record: Recorder | None = None
-    ) -> Gradient:
+    ) -> base.Gradient:
         """Return the gradients for rows and parameters, given the gradient for the logits.
 
         The gradient for a tied projection is named "head.out_proj.weight" (D, V); add this array to
         the gradient for the token table. With a `GradientRecorder`, no gradients for parameters are
         computed.
         """
-        steps, gradients = self.steps, for_parameters(record)
+        steps, gradients = self.steps, base.for_parameters(record)
         if steps.pool is not None:
             grad = np.where(np.diff(saved["cu"])[:, None] == 0, 0, grad)
         if steps.softcap is not None:
             grad = grad * (1 - np.square(saved["softcap"] / grad.dtype.type(steps.softcap)))
         if steps.projects:
-            grad = project_back(saved["out"], self.parameters, "head.out_proj", grad, gradients)
+            grad = base.project_back(
+                saved["out"], self.parameters, "head.out_proj", grad, gradients
+            )
         if steps.scale != 1:
             grad = grad * grad.dtype.type(steps.scale)
         if self.norm is not None:
             inner = record and record.under("head.norm.")
-            grad = part_back(self.norm, grad, saved["norm"], "head.norm", gradients, inner).x
+            grad = base.part_back(self.norm, grad, saved["norm"], "head.norm", gradients, inner).x
         if steps.activation == "tanh":
             grad = grad * (1 - np.square(np.tanh(saved["activation"])))
         elif steps.activation is not None:
             grad = activation_grad(saved["activation"], grad, steps.activation)
         if steps.dense:
-            grad = project_back(saved["dense"], self.parameters, "head.dense_proj", grad, gradients)
+            grad = base.project_back(
+                saved["dense"], self.parameters, "head.dense_proj", grad, gradients
+            )
         if steps.pool == "end":
             grad = _at_back(grad, saved["ends"], saved["shape"])
         elif steps.pool is not None:
             grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
-        return Gradient(grad, gradients or {})
+        return base.Gradient(grad, gradients or {})
 
     def _linear(self, name: str, rows: Array) -> Array:
         """Apply a linear layer of the head; for half precision, the result is float32."""

@@ -14,19 +14,8 @@ from qkv.see.analysis.measures import Link, strongest, strongest_links
 from qkv.see.analysis.selection import TERMINAL, ChosenHead, Notation
 from qkv.see.analysis.word_vectors import Movement, fit_plane, named_points, words_before_and_after
 from qkv.see.analysis.words import quoted
+from qkv.see.draw import panels
 from qkv.see.draw.colours import scale_end
-from qkv.see.draw.panels import (
-    MOST_ROWS,
-    PICTURE,
-    Arrows,
-    Bars,
-    Column,
-    HeatMap,
-    Later,
-    Links,
-    Panel,
-    Table,
-)
 from qkv.see.page.payload import start_at, text_payload
 from qkv.see.views.view import Heading, View
 from qkv.text.tokenized import unknown_in
@@ -67,10 +56,10 @@ class HeadShown(View):
 
     def _maps(
         self, names: Sequence[str], outlined: Sequence[Sequence[int]] = ((), ())
-    ) -> list[Panel]:
+    ) -> list[panels.Panel]:
         """Show the head in each text, as pictures side by side."""
         parts = zip(names, self._all_heads(), outlined, strict=True)
-        options: dict[str, Any] = {"explained": EACH_ROW, "shown_in": PICTURE}
+        options: dict[str, Any] = {"explained": EACH_ROW, "shown_in": panels.PICTURE}
         return [
             weights_map(part, self.head, self.top, f"{name}: {self.where}", rows, **options)
             for name, part, rows in parts
@@ -117,7 +106,7 @@ class OneText(HeadShown):
         """Describe the head in a sentence: its headline, or its strongest link."""
         return link_in_words(self.shown, self.head)
 
-    def panels(self) -> list[list[Panel]]:
+    def panels(self) -> list[list[panels.Panel]]:
         """Show the head, and the links of other heads that stand out."""
         head = head_panels(self.shown, self.head, self.links, self.top)
         return [*head, *other_heads(self.shown, self.elsewhere, self.one_link)]
@@ -169,11 +158,11 @@ def weights_map(
     title: str,
     outlined: Sequence[int] = (),
     **options: Any,
-) -> HeatMap:
+) -> panels.HeatMap:
     """Show the weights of one head; for a long text, show only the weights that were kept."""
     if not heads.weights:
-        queries, keys, values = heads.excerpt(head.layer, head.head, MOST_ROWS)
-        return HeatMap(
+        queries, keys, values = heads.excerpt(head.layer, head.head, panels.MOST_ROWS)
+        return panels.HeatMap(
             title=title,
             values=values,
             rows=[heads.queries.names[i] for i in queries],
@@ -182,10 +171,10 @@ def weights_map(
             outlined=[i for i, query in enumerate(queries) if query in outlined],
             missing="not among the weights that were kept",
             whole=(len(heads.queries.tokens), len(heads.keys.tokens)),
-            **(options | {"shown_in": PICTURE}),
+            **(options | {"shown_in": panels.PICTURE}),
         )
     weights = heads.weights[heads.layers.index(head.layer)][head.head]
-    return HeatMap(
+    return panels.HeatMap(
         title=title,
         values=weights,
         rows=heads.queries.names,
@@ -200,7 +189,7 @@ def weights_map(
 
 def head_panels(
     heads: Heads, head: ChosenHead, links: Sequence[Link], top: float
-) -> list[list[Panel]]:
+) -> list[list[panels.Panel]]:
     """Show a head's weights and largest links; for a long text, also the most attended tokens."""
     query = [first_query(heads, head)]
     weights = weights_map(heads, head, top, f"Weights of {head.where}", query, explained=EACH_ROW)
@@ -210,16 +199,18 @@ def head_panels(
         explained, most = f"the {kept} largest weights of each query were kept", 10
     rows, columns = heads.queries.names, heads.keys.names
     named = [(rows[x.query], columns[x.key], x.weight) for x in links[:most]]
-    first: list[Panel] = [weights]
+    first: list[panels.Panel] = [weights]
     if named:
         first.append(
-            Links(title=f"Links of {head.where}", explained=explained, map=weights, strongest=named)
+            panels.Links(
+                title=f"Links of {head.where}", explained=explained, map=weights, strongest=named
+            )
         )
     if heads.weights:
         return [first]
     received = heads.summary[heads.layers.index(head.layer)].received[head.head]
     shown = sorted(strongest(received, 10), key=lambda key: -received[key])
-    bars = Bars(
+    bars = panels.Bars(
         title="The tokens that were looked at most",
         explained="weight received from all tokens",
         names=[columns[key] for key in shown],
@@ -229,7 +220,9 @@ def head_panels(
     return [first, [bars]]
 
 
-def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> list[list[Panel]]:
+def other_heads(
+    heads: Heads, links: Sequence[Link], one_link: bool = False
+) -> list[list[panels.Panel]]:
     """Show the links of other heads; with `one_link`, the same link in each head."""
     if not links:
         return []
@@ -238,18 +231,20 @@ def other_heads(heads: Heads, links: Sequence[Link], one_link: bool = False) -> 
         title = ("Other heads with this link", "in order of how much it stands out")
     names = heads.queries.names, heads.keys.names
     columns = [
-        Column("", [f"{names[0][x.query]} → {names[1][x.key]}" for x in links], left=True),
-        Column("", [f"{x.weight:.2f}" for x in links]),
+        panels.Column("", [f"{names[0][x.query]} → {names[1][x.key]}" for x in links], left=True),
+        panels.Column("", [f"{x.weight:.2f}" for x in links]),
     ]
     if one_link:
-        columns.append(Column("", [f"usually {max(x.usual):.2f}" for x in links], style="dim"))
+        columns.append(
+            panels.Column("", [f"usually {max(x.usual):.2f}" for x in links], style="dim")
+        )
     options = [f"--layer {x.layer} --head {x.head}" for x in links]
-    return [[Table(title=title[0], explained=title[1], names=options, columns=columns)]]
+    return [[panels.Table(title=title[0], explained=title[1], names=options, columns=columns)]]
 
 
-def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> Bars:
+def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> panels.Bars:
     """Show a model's guesses with a bar for each probability."""
-    return Bars(
+    return panels.Bars(
         title=title,
         explained="the probability of each word",
         name=name,
@@ -259,7 +254,7 @@ def guess_bars(guesses: Sequence[tuple[str, float]], title: str, name: str) -> B
     )
 
 
-def movement_table(heads: Heads, moved: Movement) -> Table:
+def movement_table(heads: Heads, moved: Movement) -> panels.Table:
     """Show the cosine of each word's two vectors; a bar shows how far the cosine is from 1."""
     words = [i for i, special in enumerate(heads.queries.special) if not special]
     words = words or list(range(len(heads.queries.tokens)))
@@ -271,17 +266,17 @@ def movement_table(heads: Heads, moved: Movement) -> Table:
         for a, b in zip(moved.static_length[shown], moved.contextual_length[shown], strict=True)
     ]
     note = f"Shown: the {len(shown)} of {len(words)} that moved furthest."
-    return Table(
+    return panels.Table(
         title="How far each word moved",
         explained="from its row in the token table to its last vector",
         names=[heads.queries.tokens[i] for i in shown],
         columns=[
-            Column("cosine", [f"{moved.cosine[i]:.3f}" for i in shown]),
-            Column(
+            panels.Column("cosine", [f"{moved.cosine[i]:.3f}" for i in shown]),
+            panels.Column(
                 "1 - cosine" + ("" if longest == 1 else f", to {longest:.2f}"),
                 bars=(distance[shown] / longest).tolist(),
             ),
-            Column("length", lengths, style="not bold dim"),
+            panels.Column("length", lengths, style="not bold dim"),
         ],
         note=note if len(shown) < len(words) else "",
     )
@@ -289,7 +284,7 @@ def movement_table(heads: Heads, moved: Movement) -> Table:
 
 def arrows(
     before: Any, after: Any, names: Sequence[str], *, alone: Sequence[str] | None = None
-) -> Arrows:
+) -> panels.Arrows:
     """Show the directions of vectors `(n, D)` before and after attention, in their PCA plane."""
     plane = fit_plane(before, after, unit=True, call="plot_shift")
     if len(names) != len(plane.original):
@@ -297,7 +292,7 @@ def arrows(
             f"plot_shift: there are {len(plane.original)} vectors, but {len(names)} tokens: "
             "give one token for each vector"
         )
-    return Arrows(
+    return panels.Arrows(
         title="Words before and after attention",
         before=plane.original,
         after=plane.contextual,
@@ -308,10 +303,10 @@ def arrows(
     )
 
 
-def arrows_of(trace: Trace) -> list[Panel]:
+def arrows_of(trace: Trace) -> list[panels.Panel]:
     """Show a text's words before and after attention; return nothing if vectors are missing."""
     words = words_before_and_after(trace)
-    return [Later(make=lambda: arrows(*words))] if words else []
+    return [panels.Later(make=lambda: arrows(*words))] if words else []
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:

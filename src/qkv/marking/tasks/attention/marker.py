@@ -12,18 +12,8 @@ from qkv.marking.findings import Finding, changed_inputs, of_mistake
 from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention import findings
+from qkv.marking.tasks.attention import findings, steps
 from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
-from qkv.marking.tasks.attention.steps import (
-    CORE,
-    FLOATS,
-    RIGHT,
-    SIZES,
-    cases,
-    compute,
-    large_ones,
-    long_ones,
-)
 from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Texts, pick, task
@@ -39,9 +29,9 @@ class AttentionMarking(Marking):
     call: Learner
 
     def __init__(self, task: str, call: Learner, signature: str, *, batches: bool = False) -> None:
-        super().__init__(task, call.name, call, compute, RIGHT, returns=findings.RETURN)
+        super().__init__(task, call.name, call, steps.compute, steps.RIGHT, returns=findings.RETURN)
         self.needs_batches = batches
-        self.signature, self.cases = signature, cases(signature)
+        self.signature, self.cases = signature, steps.cases(signature)
         self.of_weight_one = self.cases["one key"]
 
     def on(self, test: str, call: Learner | None = None) -> list[Outcome]:
@@ -50,7 +40,7 @@ class AttentionMarking(Marking):
 
     def choose(self, ways: Iterable[Learner]) -> None:
         """Call the function in the first of these ways that gives only right results, if any."""
-        right = (way for way in ways if all(run.is_right for run in self.on(CORE, way)))
+        right = (way for way in ways if all(run.is_right for run in self.on(steps.CORE, way)))
         self.call = next(right, self.call)
 
     def ask(
@@ -70,7 +60,7 @@ class AttentionMarking(Marking):
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
         """Describe a wrong result: the sizes that cause it, or else its properties."""
-        odd = findings.odd_shape(runs) if what == SIZES[self.signature] else None
+        odd = findings.odd_shape(runs) if what == steps.SIZES[self.signature] else None
         finding = odd or findings.unexplained(self.call, runs, what)
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
         return finding
@@ -106,15 +96,15 @@ def _mark(m: AttentionMarking) -> CheckResult:
     if m.wrong:
         return m.result()
     one_head = heads.ONE_HEAD if "heads" in options else ()
-    m.ask(CORE, (*core(m.signature), *one_head))
+    m.ask(steps.CORE, (*core(m.signature), *one_head))
     if not m.wrong:
-        m.ask(SIZES[m.signature], SHAPES)
+        m.ask(steps.SIZES[m.signature], SHAPES)
     m.ask("scores of 1000", LARGE, findings.large_scores)
     if not m.wrong:
         m.find(changed_inputs(m.runs))
     if not m.wrong:
         (whole,) = m.cases["whole numbers"]
-        m.whole_numbers(whole, FLOATS)
+        m.whole_numbers(whole, steps.FLOATS)
     if not m.wrong and m.signature == "qkv":
         _try_long_ones(m)
     batches = not m.wrong and takes_batches(m)
@@ -132,7 +122,7 @@ def _mark(m: AttentionMarking) -> CheckResult:
 
 def first_calls(m: AttentionMarking) -> None:
     """Find out how to call the function, and whether two calls share a result array."""
-    if any(run.error is not None for run in m.on(CORE)):
+    if any(run.error is not None for run in m.on(steps.CORE)):
         m.choose(replace(m.call, rank=rank) for rank in (3, 4))
         if m.call.rank > 2:
             m.limits.append(
@@ -142,21 +132,21 @@ def first_calls(m: AttentionMarking) -> None:
         # a mask that hides no key: True, 0 if it is added, or False if it is inverted
         shapes = product((False, True), (True, 0.0, False))
         m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
-    runs, known = m.on(CORE), core(m.signature)
+    runs, known = m.on(steps.CORE), core(m.signature)
     swapped = replace(m.call, weights_first=True)
-    if runs[0].second is not None and m.explains_more(m.on(CORE, swapped), runs, known):
+    if runs[0].second is not None and m.explains_more(m.on(steps.CORE, swapped), runs, known):
         m.find(_TEXTS.finding("tuple-order", runs[0]))
         m.call = swapped
-    m.first_call(m.cases[CORE][0])
+    m.first_call(m.cases[steps.CORE][0])
 
 
 def _try_long_ones(m: AttentionMarking) -> None:
     """Test texts longer than a block, and report the shortest length that fails."""
     m.tried.append(f"{MOST} keys and {MOST} queries")
-    if all(run.is_right for run in m.run(long_ones(MOST))):
+    if all(run.is_right for run in m.run(steps.long_ones(MOST))):
         _try_large_ones(m)
         return
-    cases = (case for length in range(4, MOST + 1) for case in long_ones(length))
+    cases = (case for length in range(4, MOST + 1) for case in steps.long_ones(length))
     wrong = next(run for run in map(m.call, cases) if not run.is_right)
     m.find(findings.some_lengths(wrong, [run for run in m.runs if run.is_right]))
 
@@ -166,8 +156,8 @@ def _try_large_ones(m: AttentionMarking) -> None:
     if any(finding.kind == "fragile" for finding in m.found):
         return
     m.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
-    if not m.call(large_ones(MOST)).is_right:
-        runs = map(m.call, map(large_ones, range(2, MOST + 1)))
+    if not m.call(steps.large_ones(MOST)).is_right:
+        runs = map(m.call, map(steps.large_ones, range(2, MOST + 1)))
         m.find(findings.large_ones(next(run for run in runs if not run.is_right)))
 
 

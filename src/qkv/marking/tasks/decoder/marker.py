@@ -15,17 +15,7 @@ from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import Outcome, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.decoder.mistakes import (
-    ENDS,
-    HEADS,
-    LAST_POSITION,
-    LAST_ROW,
-    LAYER,
-    ROTARY,
-    SLIPS,
-    TRANSPOSED,
-    UNTIED,
-)
+from qkv.marking.tasks.decoder import mistakes
 from qkv.marking.tasks.decoder.steps import (
     CONFIG,
     RIGHT,
@@ -44,16 +34,16 @@ _TEXTS = Texts(__name__)
 # omits two mistakes whose steps differ in grouped-query attention
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
-    *ROTARY,
-    *HEADS,
-    *LAYER,
-    *ENDS,
-    *TRANSPOSED,
+    *mistakes.ROTARY,
+    *mistakes.HEADS,
+    *mistakes.LAYER,
+    *mistakes.ENDS,
+    *mistakes.TRANSPOSED,
     *SOFTMAX,
     *SCORES,
     *SCALING,
     *_SPLITTING,
-    *SLIPS,
+    *mistakes.SLIPS,
     *OF_ATTENTION,
     *OF_CAUSAL,
 )
@@ -64,7 +54,7 @@ _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes with lm_head.weight",
     [Text(np.array(ids), tied=False) for ids in _OTHER_IDS],
-    UNTIED,
+    mistakes.UNTIED,
 )
 WRITTEN = Group("words that are written one after the other", [Text(np.array([2, 9]), write=8)])
 
@@ -167,7 +157,10 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         call.batched = first.error is None
     last_row = first.out is not None and first.out.shape == (CONFIG["vocab_size"],)
     if last_row:
-        known, right = (*KNOWN, LAST_POSITION), {**RIGHT, "rows": lambda logits: logits[-1]}
+        known, right = (
+            (*KNOWN, mistakes.LAST_POSITION),
+            {**RIGHT, "rows": lambda logits: logits[-1]},
+        )
     m = _DecoderMarking(
         "decoder",
         name_of(function),
@@ -187,8 +180,8 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.test(replace(group, if_right=True))
     if not m.wrong:
         m.find(findings.changed_inputs([replace(m.runs[0], changed=call.changed)]))
-    if last_row and LAST_POSITION.key not in {finding.key for finding in m.found}:
-        m.find(of_mistake(LAST_ROW, run(texts()[1], right)))
+    if last_row and mistakes.LAST_POSITION.key not in {finding.key for finding in m.found}:
+        m.find(of_mistake(mistakes.LAST_ROW, run(texts()[1], right)))
     return m.result()
 
 

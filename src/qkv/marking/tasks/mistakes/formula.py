@@ -8,15 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.marking.mistake import Mistake, Steps, mended
-from qkv.marking.tasks.attention.steps import (
-    CONTEXT,
-    PROJECT,
-    SCALE,
-    WEIGHTS,
-    flip,
-    same,
-    softmax,
-)
+from qkv.marking.tasks.attention import steps
 from qkv.marking.tasks.mistakes.slips import OF_WORDS, SLIPS
 from qkv.marking.tasks.task import Texts
 
@@ -28,10 +20,10 @@ _EXCHANGED: dict[tuple[int, ...], str] = {(1, 0, 2): "query-key-swapped", (0, 1,
 def mixed(signature: str) -> Iterator[Mistake]:
     """Yield a mistake for each wrong choice of query, key and value, or of their projections."""
     arguments = ("query", "key", "value")
-    names, remedy = arguments, f"{SCALE}; {CONTEXT}"
+    names, remedy = arguments, f"{steps.SCALE}; {steps.CONTEXT}"
     order, shared = "arguments-order", "arguments-shared"
     if signature != "qkv":
-        names, remedy = ("w_q", "w_k", "w_v"), PROJECT
+        names, remedy = ("w_q", "w_k", "w_v"), steps.PROJECT
         order, shared = "projections-swapped", "projections-shared"
     for used in product(range(3), repeat=3):
         if used == (0, 1, 2):
@@ -65,12 +57,12 @@ PROJECTIONS = _TEXTS.mistakes(
 SCORES = (_TEXTS.mistake("key-not-transposed", {"score": lambda q, k: q @ k}),)
 SCALING = _TEXTS.mistakes(
     {
-        "no-scaling": [same],
+        "no-scaling": [steps.same],
         "scale-d": [lambda s, n: s / n.d],
         "scale-multiplied": [lambda s, n: s * np.sqrt(n.d)],
         "scale-tokens": [lambda s, n: s / np.sqrt(n.tokens)],
         "scale-after-softmax": [
-            {"scale": same, "weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
+            {"scale": steps.same, "weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
             {"weigh": lambda w, v, n: w @ v / np.sqrt(n.d)},
         ],
     },
@@ -96,35 +88,35 @@ def over(*axes: int) -> tuple[Steps, Steps]:
 
 
 _ROW_MAX, _ROW_SUM = _max(axis=-1), _sum(axis=-1)
-_LATE_SUM: Steps = {"normalise": same, "weigh": lambda e, v, n: e @ v / e.sum(axis=-1)}
+_LATE_SUM: Steps = {"normalise": steps.same, "weigh": lambda e, v, n: e @ v / e.sum(axis=-1)}
 
 # mistakes in softmax itself, shared with the task softmax
 SOFTMAX_ROWS = _TEXTS.mistakes(
     {
-        "no-exp": [{"shift": same, "exp": same}],
+        "no-exp": [{"shift": steps.same, "exp": steps.same}],
         "softmax-whole-matrix": over(-1, -2),
         "softmax-columns": over(-2),
         "softmax-keepdims": [
             _ROW_SUM,
-            {"shift": same, **_ROW_SUM},
+            {"shift": steps.same, **_ROW_SUM},
             _ROW_MAX,
             _ROW_MAX | _ROW_SUM,
         ],
         "softmax-not-normalised": [
-            {"shift": same, "normalise": same},
-            {"normalise": same},
-            {**_max(axis=(-1, -2), keepdims=True), "normalise": same},
+            {"shift": steps.same, "normalise": steps.same},
+            {"normalise": steps.same},
+            {**_max(axis=(-1, -2), keepdims=True), "normalise": steps.same},
         ],
-        "softmax-twice": [{"weigh": lambda w, v, n: softmax(w) @ v}],
+        "softmax-twice": [{"weigh": lambda w, v, n: steps.softmax(w) @ v}],
     }
 )
-_NO_ROWS: Steps = {"shift": same, "exp": same, "normalise": same}
+_NO_ROWS: Steps = {"shift": steps.same, "exp": steps.same, "normalise": steps.same}
 SOFTMAX = mended(
-    WEIGHTS,
+    steps.WEIGHTS,
     *_TEXTS.mistakes(
         {
             "no-softmax": [_NO_ROWS],
-            "softmax-after-values": [{**_NO_ROWS, "weigh": lambda w, v, n: softmax(w @ v)}],
+            "softmax-after-values": [{**_NO_ROWS, "weigh": lambda w, v, n: steps.softmax(w @ v)}],
         }
     ),
     *SOFTMAX_ROWS[:3],
@@ -133,7 +125,7 @@ SOFTMAX = mended(
         variants=(
             *SOFTMAX_ROWS[3].variants,
             _LATE_SUM,
-            {"shift": same, **_LATE_SUM},
+            {"shift": steps.same, **_LATE_SUM},
             {**_ROW_MAX, **_LATE_SUM},
         ),
     ),
@@ -141,15 +133,15 @@ SOFTMAX = mended(
 )
 LARGE_ROWS = _TEXTS.mistakes(
     {
-        "softmax-no-max": [{"shift": same}],
+        "softmax-no-max": [{"shift": steps.same}],
         "softmax-global-max": [_max(axis=(-1, -2), keepdims=True)],
     }
 )
-LARGE = mended(WEIGHTS, *LARGE_ROWS, kind="fragile")
+LARGE = mended(steps.WEIGHTS, *LARGE_ROWS, kind="fragile")
 RESULT = _TEXTS.mistakes(
     {
         "weights-returned": [{"weigh": lambda w, v, n: w}],
-        "weights-transposed": [{"weigh": lambda w, v, n: flip(w) @ v}],
+        "weights-transposed": [{"weigh": lambda w, v, n: steps.flip(w) @ v}],
         "causal-always": [{"not_causal": lambda i, j: j <= i}],
     }
 )

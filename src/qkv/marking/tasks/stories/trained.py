@@ -14,14 +14,7 @@ from qkv.marking.outcome import RAISED, numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercise import DO, exercise
-from qkv.marking.tasks.stories.grammar import (
-    LONGEST,
-    begins,
-    losses_of_counts,
-    next_words,
-    returning,
-    story,
-)
+from qkv.marking.tasks.stories import grammar
 from qkv.marking.tasks.task import Texts, task
 
 _TEXTS = Texts(__name__)
@@ -203,7 +196,7 @@ class Decoder:
         for number, ids in enumerate(self.ids):
             weights = self.patterns(number)
             words = self.words(number)
-            names = {int(ids[i]) for i in begins(words)}
+            names = {int(ids[i]) for i in grammar.begins(words)}
             flat = weights.reshape(-1, *weights.shape[2:])
             found = [induction_score(one, ids.tolist(), names) for one in flat]
             induction.append(np.reshape(found, weights.shape[:2]))
@@ -224,10 +217,10 @@ def decoder_of(thing: Any) -> Decoder:
     if thing is None or type_name(thing) == "ellipsis":
         raise Unmeasured(EMPTY)
     room = getattr(thing, "max_seq_length", None)
-    if isinstance(room, int) and room < LONGEST:
-        raise Unmeasured(_TEXTS.mistake("story-model-short", words=LONGEST))
+    if isinstance(room, int) and room < grammar.LONGEST:
+        raise Unmeasured(_TEXTS.mistake("story-model-short", words=grammar.LONGEST))
     first = generator(0).integers(1 << 30) if by_seed() else 10**6
-    stories = [story(int(first) + number) for number in range(_STORIES)]
+    stories = [grammar.story(int(first) + number) for number in range(_STORIES)]
     ids = []
     for text in stories:
         try:
@@ -251,11 +244,13 @@ def _model(thing: Any) -> Iterator[Mistake]:
     said, same, names = [], [], []
     for number, ids in enumerate(decoder.ids):
         p = decoder.probabilities(number)
-        said.append(next_words(p, ids))
+        said.append(grammar.next_words(p, ids))
         same.append(p[np.arange(len(ids)), ids])
-        names.append(said[-1][returning(decoder.words(number))])
+        names.append(said[-1][grammar.returning(decoder.words(number))])
     loss = -np.log(np.maximum(np.concatenate(said), 1e-30)).mean()
-    frequent, follows = losses_of_counts([*map(story, range(_COUNTED))], decoder.stories)
+    frequent, follows = grammar.losses_of_counts(
+        [*map(grammar.story, range(_COUNTED))], decoder.stories
+    )
     if np.concatenate(same).mean() > _SURE:
         yield _TEXTS.mistake("story-model-names-itself")
     elif loss > 1.1 * np.log(whole.shape[1]):
