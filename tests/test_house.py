@@ -66,7 +66,7 @@ STEPS = {
         {""},
     ],
     "layers": [
-        {"layer"},
+        {"base"},
         {"norm", "mlp"},
         {"experts"},
         {"attention"},

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike as ArrayLike  # from here, beside `Array`
 from numpy.typing import NDArray
 
 Array = NDArray[Any]

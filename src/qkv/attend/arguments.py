@@ -1,7 +1,5 @@
 """The options and checked arguments of an attention call, and a cached plan for their shapes."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import math
@@ -236,7 +234,7 @@ class Call(NamedTuple):
     softcap: float | None
     scale: float
 
-    def of(self, query: Array, key: Array, value: Array) -> Call:
+    def of(self, query: Array, key: Array, value: Array) -> "Call":
         """Return a call with the same options and new arrays, which are not checked."""
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
         plan = plan_of("attention", *shapes, *types)

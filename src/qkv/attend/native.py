@@ -1,7 +1,5 @@
 """Calls to the native kernel, without copying arrays or heads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ class Outputs(NamedTuple):
     lse: Array  # (*lead, Hq, L, 1); for packed rows (total, Hq, 1).
     exact: float  # The maximum log-sum-exp for which weights are as exact as the formula's.
 
-    def each(self, change: Callable[[Array], Array]) -> Outputs:
+    def each(self, change: Callable[[Array], Array]) -> "Outputs":
         """Return the outputs with `change` applied to each array."""
         return Outputs(change(self.grad_out), change(self.out), change(self.lse), self.exact)
 

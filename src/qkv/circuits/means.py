@@ -1,7 +1,5 @@
 """Scores of attention heads and differences between two models, averaged over many texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -93,7 +91,7 @@ class Measured:
                 counted = np.concatenate([np.zeros_like(counted[:, :1]), counted[:, :-1]], 1)
         return np.asarray(np.where(counted, weights, -1).argmax(1))
 
-    def _pairs(self, first: int, count: int) -> _Pairs:
+    def _pairs(self, first: int, count: int) -> "_Pairs":
         if (first, count) not in self._parts:
             self._parts = {(first, count): _Pairs(self, first, count)}
         return self._parts[first, count]
@@ -176,7 +174,7 @@ class HeadSums:
     sums: dict[str, Array]
     counts: dict[str, int]
 
-    def __add__(self, other: HeadSums) -> HeadSums:
+    def __add__(self, other: "HeadSums") -> "HeadSums":
         return HeadSums(
             {name: part + other.sums[name] for name, part in self.sums.items()},
             {name: count + other.counts[name] for name, count in self.counts.items()},

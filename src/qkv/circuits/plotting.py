@@ -1,7 +1,5 @@
 """Draw the results of `qkv.circuits`: `plot`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -158,7 +156,7 @@ class _Drawing:
         """Describe an index along all axes: layer 3, head 2, token 4 (the)."""
         return ", ".join(axis.said(number) for axis, number in zip(self.axes, index, strict=True))
 
-    def at(self, index: int) -> _Drawing:
+    def at(self, index: int) -> "_Drawing":
         """Return the numbers at an index of the first axis."""
         tokens, title = self.tokens, self.axes[0].said(index)
         tokens = None if tokens is None else tokens[index]

@@ -1,7 +1,5 @@
 """The residual stream of two runs: the outputs of all parts, and the effects of edges."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -275,7 +273,9 @@ class Stream:
         """Return the output of the last layer in a run, (n, D)."""
         return self.pair.handed(run, len(self.layers))[self.span]
 
-    def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
+    def _behind_heads(
+        self, layer: int, edges: "_Edges", own: Array
+    ) -> Iterator[tuple[Array, Array]]:
         """Corrupt edges that end in heads; yield `(edges, outputs)`, with outputs of the layer."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
@@ -293,7 +293,7 @@ class Stream:
                 mid = kept.pre[cut] + self._finished(layer, kept.raw[:, cut] + more)
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
-    def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
+    def _behind_mlp(self, layer: int, edges: "_Edges", own: Array) -> Iterator[tuple[Array, Array]]:
         """Do the same as `_behind_heads`, but for edges that end in the MLP."""
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
@@ -301,7 +301,7 @@ class Stream:
             change = self.deltas[edges.sender[part]][:, cut]
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
-    def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Iterator[tuple[Array, Array]]:
+    def _behind_all(self, layer: int, edges: "_Edges", own: Array) -> Iterator[tuple[Array, Array]]:
         """Do the same as `_behind_heads`, but for edges that end in the logits."""
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]

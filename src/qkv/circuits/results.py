@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, shown, whole_number
+from qkv.arrays import Array, ArrayLike, shown, whole_number
 from qkv.extras import need
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace

@@ -8,9 +8,8 @@ from copy import copy
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, is_float, is_whole_number, shown, whole_number
+from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown, whole_number
 from qkv.circuits.inputs import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
 from qkv.circuits.sae_training import largest, measures, shuffled, trained

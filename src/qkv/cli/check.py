@@ -1,7 +1,5 @@
 """`qkv check`: mark solutions to the tasks of the course."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -170,7 +168,7 @@ def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 
 def _marked(
     files: Sequence[str], task: str | None, **options: Any
-) -> list[tuple[str, Sequence[CheckResult]]]:
+) -> "list[tuple[str, Sequence[CheckResult]]]":
     """Mark each file; if the marker itself fails, report the failure in the file's verdict."""
     from qkv.marking import check_file
     from qkv.marking.files.verdicts import unmarked
@@ -188,7 +186,7 @@ def _marked(
     return marked
 
 
-def _unwritten(table: ClassTable, paths: Mapping[str, str | None]) -> Iterator[str]:
+def _unwritten(table: "ClassTable", paths: Mapping[str, str | None]) -> Iterator[str]:
     """Write each output file, and return messages about files that could not be written."""
     from qkv import marking
 
@@ -232,7 +230,7 @@ def _print_tasks(as_json: bool) -> None:
 _COMMON = 10  # the maximum number of mistakes listed below the table
 
 
-def _print_table(table: ClassTable) -> None:
+def _print_table(table: "ClassTable") -> None:
     """Print the points per file and task, then the most common mistakes."""
     from rich.table import Table
     from rich.text import Text
@@ -258,12 +256,12 @@ def _print_table(table: ClassTable) -> None:
         screen.print(f"      and {len(table.commonest) - _COMMON} more")
 
 
-def _row(file: str, result: CheckResult) -> dict[str, Any]:
+def _row(file: str, result: "CheckResult") -> dict[str, Any]:
     names = ("task", "passed", "points", "mistakes", "fragile", "conventions", "hint", "helped_by")
     return {"file": file, **{name: getattr(result, name) for name in names}}
 
 
-def _text(file: str, result: CheckResult, grade: int) -> str:
+def _text(file: str, result: "CheckResult", grade: int) -> str:
     """Return a verdict as text for a terminal, with hints up to level `grade`."""
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
@@ -278,7 +276,7 @@ def _text(file: str, result: CheckResult, grade: int) -> str:
     return "\n".join(lines)
 
 
-def _sum(results: list[CheckResult]) -> str:
+def _sum(results: "list[CheckResult]") -> str:
     passed = sum(result.passed for result in results)
     points = sum(result.points for result in results)
     return f"{passed} of {len(results)} passed, {points} of {10 * len(results)} points"

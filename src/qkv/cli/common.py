@@ -1,7 +1,5 @@
 """Options, one-line errors and exit codes that all commands share."""
 
-from __future__ import annotations
-
 import difflib
 import errno
 import json
@@ -193,7 +191,7 @@ writer_option = _named_model("books-decoder", "books-decoder")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON.")
 
 
-def console() -> Console:
+def console() -> "Console":
     """Return standard output as a rich console; a closed pipe raises a BrokenPipeError."""
     from rich.console import Console
 

@@ -1,7 +1,5 @@
 """`qkv conform`: a report card for an attention function."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -113,7 +111,7 @@ def conform(
         context.exit(FAILED)
 
 
-def _print(report: Report) -> None:
+def _print(report: "Report") -> None:
     """Print the card: a row for each feature, then the errors."""
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,5 @@
 """`qkv encode`: compute a vector for each line of a file, or each row of many files."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -210,7 +208,7 @@ class Kept:
         return [self._kept.popleft() for _ in range(count)]
 
 
-def write_vectors(path: str, model: Model, texts: Iterable[str], name: str) -> tuple[int, int]:
+def write_vectors(path: str, model: "Model", texts: Iterable[str], name: str) -> tuple[int, int]:
     """Write the vectors of texts as .npy or .jsonl; return the number and size of the vectors.
 
     Raises:

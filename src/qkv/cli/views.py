@@ -1,7 +1,5 @@
 """The commands that draw a view (walk, show, compare, play, replay, guess), and their options."""
 
-from __future__ import annotations
-
 import functools
 import os
 import tempfile
@@ -44,7 +42,7 @@ def _which(name: str, default: str) -> Callable[..., Any]:
     return click.option(f"--{name}", type=int, help=f"Which {name}. Default: the one {default}.")
 
 
-def _view_command(make: Callable[..., View]) -> Any:
+def _view_command(make: "Callable[..., View]") -> Any:
     """Turn a function that returns a view into a command, with options for the view's output."""
 
     @functools.wraps(make)
@@ -79,7 +77,7 @@ def page_options(default: str) -> Callable[..., Any]:
 
 
 def present(
-    make: Callable[[], View],
+    make: "Callable[[], View]",
     files: Mapping[str, str | None],
     *,
     as_json: bool = False,
@@ -101,7 +99,7 @@ def present(
         view.print(common.console())
 
 
-def _open_in_browser(view: View, path: str | None) -> None:
+def _open_in_browser(view: "View", path: str | None) -> None:
     """Open a view's page in the browser; use a temporary file if no file was named."""
     import webbrowser
 
@@ -121,7 +119,7 @@ def _open_in_browser(view: View, path: str | None) -> None:
 @click.option("--seed", type=click.IntRange(0), help="Random model: seed of its parameters (0).")
 @click.option("--causal", is_flag=True, help="Random model: no word attends to later words.")
 @click.option("--no-positions", is_flag=True, help="Random model: leave out the position vectors.")
-def walk(text: str, model: str | None, **options: Any) -> View:
+def walk(text: str, model: str | None, **options: Any) -> "View":
     """Show each step of one head over TEXT: the formula, the line of NumPy, the real numbers.
 
     Then show the other steps of the head's layer (norms and MLP), and the words that the model
@@ -156,7 +154,7 @@ def walk(text: str, model: str | None, **options: Any) -> View:
 )
 @_pieces_option
 @_view_command
-def show(text: str, **options: Any) -> View:
+def show(text: str, **options: Any) -> "View":
     """Show the weights of one head over TEXT, and how far attention moved each word."""
     from qkv import see
 
@@ -169,7 +167,7 @@ def show(text: str, **options: Any) -> View:
 @click.option("--word", help="A word that both texts have. Default: the content word they share.")
 @_pieces_option
 @_view_command
-def compare(text_a: str, text_b: str, **options: Any) -> View:
+def compare(text_a: str, text_b: str, **options: Any) -> "View":
     """Compare a word in TEXT_A and TEXT_B: similarity in each layer, and attention in each text."""
     from qkv import see
 
@@ -260,7 +258,7 @@ def guess(
         stories = see.stories()
         question, others = stories.told[0], _other_stories(stories)
 
-    def view() -> View:
+    def view() -> "View":
         try:
             hidden = tuple(dict.fromkeys(hide))
             return see.guess(question, model=model, top_k=top, hide=hidden, ablate=ablate)
@@ -273,7 +271,7 @@ def guess(
         click.echo(others)
 
 
-def _other_stories(stories: Stories) -> str:
+def _other_stories(stories: "Stories") -> str:
     """Explain how the first sentence was chosen, and list the commands for the other sentences."""
     commands = [
         " ".join(

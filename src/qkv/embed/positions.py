@@ -1,9 +1,8 @@
 """Additive positions: sinusoidal and learned vectors, and the slopes of ALiBi."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, whole_number
+from qkv.arrays import Array, ArrayLike, whole_number
 from qkv.embed.table import fixed_table, positive_number, take_rows
 
 

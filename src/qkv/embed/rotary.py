@@ -1,21 +1,20 @@
 """Rotary positions: rotate queries and keys by their positions."""
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, compute_type, is_float, native, shown, whole_number
+from qkv import arrays
 from qkv.embed.table import positive_number
 
 
 def apply_rotary(
-    x: ArrayLike,
-    positions: ArrayLike,
+    x: arrays.ArrayLike,
+    positions: arrays.ArrayLike,
     *,
     base: float = 10000.0,
     interleaved: bool = False,
     dims: int | None = None,
-    speeds: ArrayLike | None = None,
-) -> Array:
+    speeds: arrays.ArrayLike | None = None,
+) -> arrays.Array:
     """Rotate pairs of numbers in queries or keys by angles that grow with the position.
 
     Pair i at position p is rotated by `p * base**(-2i / dims)`. The dot product of a rotated query
@@ -52,8 +51,8 @@ def apply_rotary(
         array([[0., 1.]])
     """
     call = "apply_rotary"
-    array = as_array(x, call=call, name="x")
-    if not is_float(array.dtype):
+    array = arrays.as_array(x, call=call, name="x")
+    if not arrays.is_float(array.dtype):
         raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
@@ -66,15 +65,15 @@ def apply_rotary(
 
 
 def rotation_at(
-    x: Array,
-    positions: ArrayLike,
+    x: arrays.Array,
+    positions: arrays.ArrayLike,
     *,
     base: float,
     interleaved: bool,
     dims: int | None = None,
-    speeds: Array | None = None,
+    speeds: arrays.Array | None = None,
     scale: float = 1.0,
-) -> tuple[Array, Array]:
+) -> tuple[arrays.Array, arrays.Array]:
     """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
     `speeds` is (dims / 2,), or (..., dims / 2) with a row for each position. `speeds` is not
@@ -89,7 +88,7 @@ def rotation_at(
     base = positive_number(base, call="apply_rotary", name="base")
     each = rotary_speeds(base, dims) if speeds is None else speeds
     angle = _checked_positions(positions, x.shape[:-1])[..., None] * each
-    work = compute_type(x.dtype)
+    work = arrays.compute_type(x.dtype)
     cos, sin = (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
     cosines, sines = (np.empty((*angle.shape[:-1], dims), work) for _ in range(2))
     first, second = _pairs(dims, interleaved)
@@ -98,7 +97,9 @@ def rotation_at(
     return cosines, sines
 
 
-def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
+def rotate_pairs(
+    array: arrays.Array, cosines: arrays.Array, sines: arrays.Array, *, interleaved: bool
+) -> arrays.Array:
     """Return a copy of an array (..., L, d), with pairs rotated by the factors of `rotation_at`."""
     dims = cosines.shape[-1]
     whole = array.astype(cosines.dtype, copy=False)
@@ -113,7 +114,7 @@ def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: boo
         out = whole.copy("K")
         out[..., :dims] *= cosines
     out[..., :dims] += other
-    return out.astype(native(array.dtype), copy=False)
+    return out.astype(arrays.native(array.dtype), copy=False)
 
 
 def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
@@ -133,28 +134,28 @@ def _rotated_size(dims: int | None, size: int) -> int:
                 "give an even size, or dims for the rotated part"
             )
         return size
-    dims = whole_number(dims, call=call, name="dims", least=2)
+    dims = arrays.whole_number(dims, call=call, name="dims", least=2)
     if dims % 2 or dims > size:
         raise ValueError(
-            f"{call}: dims is {shown(dims)} and x has rows of {size}: "
+            f"{call}: dims is {arrays.shown(dims)} and x has rows of {size}: "
             f"give an even dims up to {size}"
         )
     return dims
 
 
-def rotary_speeds(base: float, dims: int) -> Array:
+def rotary_speeds(base: float, dims: int) -> arrays.Array:
     """Return the angles `base**(-2i / dims)`, (dims / 2,), by which pairs rotate per position.
 
     Source:
         Su et al. 2021, RoFormer, section 3.2.2.
     """
-    speeds: Array = base ** (-np.arange(0, dims, 2) / dims)
+    speeds: arrays.Array = base ** (-np.arange(0, dims, 2) / dims)
     return speeds
 
 
-def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
+def _checked_speeds(speeds: arrays.ArrayLike, dims: int) -> arrays.Array:
     """Return the given speeds as float64; raise an error unless their shape fits."""
-    checked = as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
+    checked = arrays.as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
     if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
         raise ValueError(
             f"apply_rotary: speeds has shape {checked.shape}, but {dims} rotated dimensions need "
@@ -163,11 +164,11 @@ def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
     return checked
 
 
-def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
+def _checked_positions(positions: arrays.ArrayLike, shape: tuple[int, ...]) -> arrays.Array:
     """Return positions as float64; raise an error unless they broadcast to `shape`."""
     call = "apply_rotary"
-    checked = as_array(positions, call=call, name="positions")
-    if checked.size and not is_float(checked.dtype) and checked.dtype.kind not in "iu":
+    checked = arrays.as_array(positions, call=call, name="positions")
+    if checked.size and not arrays.is_float(checked.dtype) and checked.dtype.kind not in "iu":
         raise TypeError(f"{call}: positions are {checked.dtype}: give integers or floats")
     try:
         np.broadcast_to(checked, shape)

@@ -1,7 +1,5 @@
 """Read and write findings as JSON files; read articles in Markdown."""
 
-from __future__ import annotations
-
 import base64
 import json
 import mimetypes
@@ -166,11 +164,11 @@ def read_article(
     return "".join(words), parts
 
 
-def _target(image: Token) -> str:
+def _target(image: "Token") -> str:
     return unquote(str(image.attrs["src"]))
 
 
-def _folded(tokens: list[Token], path: str) -> Iterator[Token]:
+def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
     """Yield tokens; a paragraph with only findings becomes one "finding" token."""
     left = iter(tokens)
     for token in left:

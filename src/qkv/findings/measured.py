@@ -1,7 +1,5 @@
 """Measure, verify and publish findings: the effects of edits at one position of a text."""
 
-from __future__ import annotations
-
 import os
 import sys
 import warnings
@@ -99,7 +97,7 @@ class Finding:
         write(path, self.to_dict())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Finding:
+    def load(cls, path: str | os.PathLike[str]) -> "Finding":
         """Read the finding in a file.
 
         Raises:
@@ -354,7 +352,7 @@ def _load(path: Path, claim: str) -> Finding:
     return one if one.claim else replace(one, claim=claim)
 
 
-def _tokens(model: Model, text: str, call: str) -> Tokenized:
+def _tokens(model: Model, text: str, call: str) -> "Tokenized":
     """Return the tokens of a text. Raise an error if the text is too long for the model.
 
     Raises:
@@ -377,7 +375,7 @@ def _tokens(model: Model, text: str, call: str) -> Tokenized:
 
 
 def _measured(
-    model: Model, tokens: Tokenized, position: int, edits: Sequence[dict[str, Any]], call: str
+    model: Model, tokens: "Tokenized", position: int, edits: Sequence[dict[str, Any]], call: str
 ) -> list[list[Prediction]]:
     """Return the most probable words at a position, without edits and with edits."""
     if not 0 <= position < len(tokens):

@@ -1,7 +1,5 @@
 """Record the attention of another library's model while it runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ from qkv.trace import Trace
 
 # The arrays that summarize a layer, and the value that fills positions without recorded attention.
 _EMPTY = {"top_indices": -1, "top_weights": 0, "received": 0, "lse": -np.inf}
-CURRENT: ContextVar[Recording | None] = ContextVar("qkv_recording", default=None)
+CURRENT: "ContextVar[Recording | None]" = ContextVar("qkv_recording", default=None)
 REGISTERED: set[str] = set()  # libraries with models that can be recorded
 
 

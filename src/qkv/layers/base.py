@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, Shape, as_array, compute_type, is_float, native
+from qkv.arrays import Array, ArrayLike, Shape, as_array, compute_type, is_float, native
 from qkv.attend import arguments
 from qkv.ops.kernel import is_bfloat16, narrowed, stays_bfloat16
 from qkv.ops.linear import input_grad, linear, linear_grad

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array, ArrayLike, compute_type
 from qkv.attend.arguments import Call
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts

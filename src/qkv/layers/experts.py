@@ -7,9 +7,8 @@ from operator import is_
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, Shape, compute_type, whole_number
+from qkv.arrays import Array, ArrayLike, Shape, compute_type, whole_number
 from qkv.attend.softmax import softmax
 from qkv.layers import base
 from qkv.layers.mlp import MLP, mlp_sizes

@@ -1,14 +1,11 @@
 """The MLP of a block: up projection, activation and down projection, with or without a gate."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, Shape, float_type, whole_number
+from qkv.arrays import Array, ArrayLike, Shape, float_type, whole_number
 from qkv.layers import base
 from qkv.ops.activation import activate, activation_grad, activation_named
 from qkv.trace import Recorder, Trace
@@ -72,7 +69,7 @@ class MLP(base.Feed):
     @classmethod
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, activation: str = "gelu"
-    ) -> MLP:
+    ) -> "MLP":
         """Return a layer with these parameters, without copying them.
 
         Args:

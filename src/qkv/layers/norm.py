@@ -1,15 +1,12 @@
 """Norms and scales: layers whose weight has one number per column of their input."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, compute_type, float_type, whole_number
+from qkv.arrays import Array, ArrayLike, compute_type, float_type, whole_number
 from qkv.layers import base
 from qkv.ops.norm import norm_grad, normalize
 from qkv.trace import Recorder, Trace
@@ -174,7 +171,7 @@ class LayerNorm(_Norm):
     @classmethod
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-5
-    ) -> LayerNorm:
+    ) -> "LayerNorm":
         """Return a layer with this "weight" (D,) and optional "bias" (D,), without copying them."""
         layer = cls.__new__(cls)
         layer._set(_vectors(parameters, {"weight", "bias"}, call=cls.__name__), eps)
@@ -207,7 +204,7 @@ class RMSNorm(_Norm):
     @classmethod
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-6, offset: float = 0.0
-    ) -> RMSNorm:
+    ) -> "RMSNorm":
         """Return a layer with this "weight" (D,), without copying it.
 
         Args:
@@ -269,7 +266,7 @@ class LayerScale(base.Layer):
         self.dim = dim
 
     @classmethod
-    def from_parameters(cls, parameters: Mapping[str, ArrayLike]) -> LayerScale:
+    def from_parameters(cls, parameters: Mapping[str, ArrayLike]) -> "LayerScale":
         """Return a layer with this "weight" (D,), without copying it."""
         layer, call = cls.__new__(cls), cls.__name__
         arrays = base.checked(parameters, call=call)

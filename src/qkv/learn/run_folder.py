@@ -4,8 +4,6 @@ The folder holds a line of metrics for each step, checkpoints from which the run
 snapshots, which are models of earlier steps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -163,7 +161,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 # Curves
 
 
-def plot_curves(folder: str | os.PathLike[str]) -> Figure:
+def plot_curves(folder: str | os.PathLike[str]) -> "Figure":
     """Plot a run's learning rate and its losses (raw and smoothed) over the steps.
 
     Args:

@@ -5,8 +5,6 @@ separate process, which can be killed. `tokenizer.py` starts the process and kee
 input open. When the input closes, the process ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -53,12 +51,12 @@ def _end_with_caller() -> None:
     os._exit(1)
 
 
-def trained(lines: list[str], kind: str, vocabulary: int) -> tokenizers.Tokenizer:
+def trained(lines: list[str], kind: str, vocabulary: int) -> "tokenizers.Tokenizer":
     """Train a tokenizer of the kind "wordpiece" or "bytes" on lines."""
     return (_wordpiece if kind == "wordpiece" else _bytes)(lines, vocabulary)
 
 
-def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
+def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     """Train a WordPiece tokenizer like BERT's, which marks subwords inside words with "##"."""
     from tokenizers import Tokenizer, models, trainers
 
@@ -83,7 +81,7 @@ def _wordpiece(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
     return inner
 
 
-def _bert_like(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+def _bert_like(inner: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     """Add the normalizer and the other parts of BERT's tokenizer."""
     from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
@@ -112,7 +110,7 @@ def _is_inside_words(letter: str) -> bool:
     return not mark and not 0x3400 <= ord(letter) <= 0x9FFF and ord(letter) < 0x20000
 
 
-def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
+def _bytes(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     """Train a tokenizer like GPT-2's, which joins pairs of bytes."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
@@ -130,7 +128,7 @@ def _bytes(lines: list[str], vocabulary: int) -> tokenizers.Tokenizer:
     return inner
 
 
-def _train(inner: tokenizers.Tokenizer, lines: list[str], trainer: Any, longest: int) -> None:
+def _train(inner: "tokenizers.Tokenizer", lines: list[str], trainer: Any, longest: int) -> None:
     """Train on parts of words; the time grows with the square of the longest word's length."""
     whole = inner.pre_tokenizer
     inner.pre_tokenizer = _in_pieces(whole, longest)

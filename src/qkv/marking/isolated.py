@@ -5,8 +5,6 @@ the child's standard input, and replies are lines on its standard output. The st
 access to neither.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os
@@ -197,7 +195,7 @@ class Isolated:
             return "process-died", f"the process was ended by {signal.Signals(-code).name}"
         return "process-died", f"the process was ended by signal {-code}"
 
-    def __enter__(self) -> Isolated:
+    def __enter__(self) -> "Isolated":
         return self
 
     def __exit__(self, *_error: object) -> None:

@@ -1,7 +1,5 @@
 """Mark a student's function for a task."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,7 +90,7 @@ def check(
         return chosen.mark(takes_tensors(function), way)
 
 
-def _values(things: Any, task: Task) -> CheckResult:
+def _values(things: Any, task: "Task") -> CheckResult:
     """Mark a student's values: an array, a mapping, or a tuple of arrays and mappings."""
     values = things if isinstance(things, tuple) else (things,)
     if len(values) != len(task.values):
@@ -105,7 +103,7 @@ def _values(things: Any, task: Task) -> CheckResult:
         return task.mark(values, "")
 
 
-def task_of(name: str) -> Task:
+def task_of(name: str) -> "Task":
     """Return a task by its name or by the name of its function.
 
     >>> task_of("many_heads").name

@@ -9,8 +9,6 @@ that contains qkv. To keep this import fast, the judging code is imported only w
 these tests runs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,7 @@ class Feature:
         name: the name of the feature.
     """
 
-    def __init__(self, report: Report, name: str) -> None:
+    def __init__(self, report: "Report", name: str) -> None:
         self.report, self.name = report, name
 
     @property

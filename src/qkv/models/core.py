@@ -1,7 +1,5 @@
 """`Core`, the base class of all models: a tokenizer, a network, and `run(batch, edits)`."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,9 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, whole_number
+from qkv.arrays import Array, ArrayLike, whole_number
 from qkv.edits import Edits
 from qkv.layers import Block
 from qkv.models.elsewhere import ELSEWHERE

@@ -5,9 +5,7 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from numpy.typing import ArrayLike
-
-from qkv.arrays import Array
+from qkv.arrays import Array, ArrayLike
 from qkv.edits import Ablate, Edit, Hide
 from qkv.models.files.names import Names, Weights
 from qkv.models.files.preprocessor import Pixels

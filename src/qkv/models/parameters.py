@@ -4,9 +4,7 @@ import difflib
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import NoReturn
 
-from numpy.typing import ArrayLike
-
-from qkv.arrays import Array, as_array, is_float
+from qkv.arrays import Array, ArrayLike, as_array, is_float
 from qkv.ops.packing import frozen
 
 

@@ -1,7 +1,5 @@
 """Models that read images; their tokens are patches."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -9,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, is_float, whole_number
+from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
@@ -193,7 +190,7 @@ class ImageReader(TextReader):
 
 
 def encode_images(
-    model: VisionModel,
+    model: "VisionModel",
     images: Any,
     *,
     batch_size: int = 32,
@@ -250,7 +247,7 @@ def encode_images(
 
 
 def call_images(
-    model: VisionModel,
+    model: "VisionModel",
     pixel_values: ArrayLike,
     *,
     ablate: Ablate = (),

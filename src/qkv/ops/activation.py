@@ -1,7 +1,5 @@
 """Activations between linear layers, and their derivatives, as in the native kernel."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Callable
@@ -54,7 +52,7 @@ def activation_grad(x: Array, grad: Array, name: str) -> Array:
         return activation.gradient(x.reshape(-1), grad.reshape(-1)).reshape(x.shape)
 
 
-def activation_named(name: str, *, call: str) -> Activation:
+def activation_named(name: str, *, call: str) -> "Activation":
     """Return the activation `name`, or raise an error that lists the known names."""
     if name not in ACTIVATIONS:
         near = difflib.get_close_matches(str(name), ACTIVATIONS, n=1, cutoff=0.3)

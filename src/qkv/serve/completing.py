@@ -1,7 +1,5 @@
 """Completions: check a request, generate its tokens, and return the text in pieces."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
@@ -249,7 +247,7 @@ class Completion:
                 yield [choice for choice in choices if choice is not None]
             begin += len(rows)
 
-    def _steps(self, rows: Sequence[Row], writers: Sequence[_Writer]) -> Iterator[dict[int, str]]:
+    def _steps(self, rows: Sequence[Row], writers: "Sequence[_Writer]") -> Iterator[dict[int, str]]:
         """Generate for several rows at once, and yield each row's new text after each token."""
         if all(writer.done for writer in writers):
             return

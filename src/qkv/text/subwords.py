@@ -1,7 +1,5 @@
 """Tokenizers of trained models, which are read from a tokenizer.json."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -33,7 +31,7 @@ class SubwordTokenizer(Tokenizer):
         (['play', '##ing'], [(0, 4), (4, 7)])
     """
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
         import tokenizers as library
 
         if not isinstance(tokenizer, library.Tokenizer):
@@ -44,7 +42,7 @@ class SubwordTokenizer(Tokenizer):
         content = tokenizer.to_str()
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
-    def _take(self, inner: tokenizers.Tokenizer, factor: float) -> None:
+    def _take(self, inner: "tokenizers.Tokenizer", factor: float) -> None:
         """Wrap a tokenizer of the library without a copy; the caller must not use it elsewhere."""
         inner.no_padding()
         inner.no_truncation()
@@ -99,7 +97,7 @@ class BareTokenizer(SubwordTokenizer):
 
     _frames = False
 
-    def _take(self, inner: tokenizers.Tokenizer, factor: float) -> None:
+    def _take(self, inner: "tokenizers.Tokenizer", factor: float) -> None:
         self.truncation: dict[str, Any] | None = inner.truncation
         super()._take(inner, factor)
 

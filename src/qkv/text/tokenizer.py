@@ -1,7 +1,5 @@
 """The base class of all tokenizers, which uses the library `tokenizers`."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -38,7 +36,7 @@ class Tokenizer:
 
     _frames = True  # whether the class adds special tokens around a text
 
-    def __init__(self, inner: tokenizers.Tokenizer, factor: float = 1.0) -> None:
+    def __init__(self, inner: "tokenizers.Tokenizer", factor: float = 1.0) -> None:
         self._inner = inner
         self._at_once = max(1, int(GROWN / factor))  # a text of this length may grow by `factor`
         self.unknown = _unknown(inner)
@@ -141,7 +139,7 @@ class Tokenizer:
             pair = self._inner.encode(first, second)
         return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
 
-    def _encodings(self, texts: Any, call: str, **options: Any) -> Iterator[tokenizers.Encoding]:
+    def _encodings(self, texts: Any, call: str, **options: Any) -> "Iterator[tokenizers.Encoding]":
         """Yield the library's encoding of each text; a batch of texts has a limited size."""
         for part in parts_of(check_texts(texts, call=call), self._at_once):
             with _said(call):
@@ -287,7 +285,7 @@ def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
         yield part
 
 
-def _tokenized(encoding: tokenizers.Encoding) -> Tokenized:
+def _tokenized(encoding: "tokenizers.Encoding") -> Tokenized:
     return Tokenized(
         ids=np.array(encoding.ids, dtype=np.int64),
         tokens=list(encoding.tokens),
@@ -296,7 +294,7 @@ def _tokenized(encoding: tokenizers.Encoding) -> Tokenized:
     )
 
 
-def _unknown(inner: tokenizers.Tokenizer) -> str | None:
+def _unknown(inner: "tokenizers.Tokenizer") -> str | None:
     """Return the token for unknown words."""
     model: Any = inner.model
     if hasattr(model, "unk_token"):

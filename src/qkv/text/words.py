@@ -1,7 +1,5 @@
 """A tokenizer of whole words, with a readable vocabulary."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -68,7 +66,7 @@ class WordTokenizer(Tokenizer):
         super().__init__(_build(vocabulary, lowercase))
 
 
-def _build(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
+def _build(vocabulary: dict[str, int], lowercase: bool) -> "tokenizers.Tokenizer":
     """Return a tokenizer of the library with this vocabulary, which splits texts with `_TOKEN`."""
     import tokenizers as library
 
@@ -84,7 +82,7 @@ def _build(vocabulary: dict[str, int], lowercase: bool) -> tokenizers.Tokenizer:
     return inner
 
 
-def _cut(text: str, cutter: tokenizers.Tokenizer) -> list[str]:
+def _cut(text: str, cutter: "tokenizers.Tokenizer") -> list[str]:
     """Return the words of a text as the vocabulary spells them, without [UNK]."""
     normalizer: Any = cutter.normalizer
     splitter: Any = cutter.pre_tokenizer
@@ -95,7 +93,7 @@ def _cut(text: str, cutter: tokenizers.Tokenizer) -> list[str]:
     ]
 
 
-def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]:
+def _collected(texts: list[str], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
     """Return the vocabulary of texts, in order of appearance."""
     words = dict.fromkeys(word for text in texts for word in _cut(text, cutter))
     if not words:
@@ -105,7 +103,7 @@ def _collected(texts: list[str], cutter: tokenizers.Tokenizer) -> dict[str, int]
     return {word: index for index, word in enumerate(words)}
 
 
-def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[str, int]:
+def _checked(source: Mapping[Any, Any], cutter: "tokenizers.Tokenizer") -> dict[str, int]:
     """Return a user's vocabulary in the tokenizer's spelling; raise an error if it is invalid."""
     if not source:
         raise ValueError("WordTokenizer: the vocabulary is empty: give at least one word")
@@ -134,7 +132,7 @@ def _checked(source: Mapping[Any, Any], cutter: tokenizers.Tokenizer) -> dict[st
     return ids
 
 
-def _findable(word: str, cutter: tokenizers.Tokenizer) -> str:
+def _findable(word: str, cutter: "tokenizers.Tokenizer") -> str:
     """Return a word in the tokenizer's spelling; raise an error if it is never found in a text."""
     normalizer: Any = cutter.normalizer
     spelled: str = normalizer.normalize_str(word)

@@ -1,7 +1,5 @@
 """Recorders: keep, replace and reshape the activations of a run while it computes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
@@ -109,7 +107,7 @@ class Recorder:
 
     def under(
         self, prefix: str, shaped: Change | None = None, back: Change | None = None
-    ) -> Recorder:
+    ) -> "Recorder":
         """Return a recorder that shares the arrays and adds `prefix` to every name.
 
         Args:

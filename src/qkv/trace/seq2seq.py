@@ -1,7 +1,5 @@
 """A trace of an encoder-decoder: two texts, and the cross-attention between them."""
 
-from __future__ import annotations
-
 import difflib
 import os
 from collections.abc import ItemsView, KeysView, Mapping
@@ -158,14 +156,14 @@ class Seq2SeqTrace:
         write_trace(path, _KIND, arrays, about)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Seq2SeqTrace:
+    def load(cls, path: str | os.PathLike[str]) -> "Seq2SeqTrace":
         """Read a trace that `save` wrote; same as `qkv.Trace.load`."""
         kinds, call = {_KIND: cls.unpacked}, "Seq2SeqTrace.load"
         trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what="such a trace")
         return trace
 
     @classmethod
-    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Seq2SeqTrace:
+    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> "Seq2SeqTrace":
         """Build a trace from the arrays and values that `save` wrote."""
         parts: dict[str, dict[str, Array]] = {part: {} for part in (*SIDES, "cross", _MASK)}
         for name, array in arrays.items():
@@ -178,7 +176,7 @@ class Seq2SeqTrace:
         cross = {name: parts["cross"][name] for name in about["cross"]}
         return cls(encoder, decoder, cross, settings=settings)
 
-    def _pair(self, index: int) -> Seq2SeqTrace:
+    def _pair(self, index: int) -> "Seq2SeqTrace":
         encoder, decoder = self.encoder[index], self.decoder[index]
         size, width = int(decoder.lengths[0]), int(encoder.lengths[0])
         index %= len(self)

@@ -1,7 +1,5 @@
 """A trace: all activations of a run by name, with the tokens of its texts."""
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import ItemsView, KeysView, Mapping, Sequence
@@ -128,7 +126,7 @@ class Trace:
             raise KeyError(unknown(name, self.names(), self.num_layers))
         return self._arrays[full]
 
-    def with_tokens(self, tokens: Sequence[Sequence[str]]) -> Trace:
+    def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "Trace":
         """Return a copy with new names for the tokens: a list of strings for each text.
 
         Raises:
@@ -388,7 +386,7 @@ class Trace:
         return read_trace(path, KINDS, call="Trace.load", what="a trace")
 
     @classmethod
-    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> Trace:
+    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> "Trace":
         """Build a trace from the arrays and values that `packed` returned.
 
         Raises:
@@ -417,7 +415,7 @@ class Trace:
         names = meant(name, self.num_layers)
         return next((full for full in names if full in self._arrays), None)
 
-    def _text(self, index: int) -> Trace:
+    def _text(self, index: int) -> "Trace":
         if not -len(self) <= index < len(self):
             raise IndexError(f"trace: there is no text {index}: the trace holds {len(self)} texts")
         index %= len(self)

@@ -1,7 +1,5 @@
 """The unchecked forward pass of an attention layer, from word vectors to context."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -61,7 +59,7 @@ class Inputs:
     cu: Array | None = None  # (B + 1,), the first row of each packed text, and the total.
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
-    positions: Positions | None = None  # Positions of packed rows; by default 0, 1, ... per text.
+    positions: "Positions | None" = None  # Positions of packed rows; by default 0, 1, ... per text.
 
     @property
     def others(self) -> Array:
@@ -88,13 +86,13 @@ class AttentionSaved:
     inputs: Inputs
     shapes: dict[str, tuple[int, ...]]  # The shapes of q, k and v after their projections.
     norms: dict[str, NormSaved]  # The saved norms of q and k.
-    positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
+    positions: "dict[str, Positions]"  # The positions of q and k, if they were rotated.
     query: Array  # (..., Hq, L, d), after norm and rotation, like `key`.
     key: Array
     value: Array
     z: Array
     lse: Array | None  # None if `weighed` is given.
-    weighed: Weighed | None  # Given only if scores or weights were edited.
+    weighed: "Weighed | None"  # Given only if scores or weights were edited.
 
 
 class Weighed(NamedTuple):

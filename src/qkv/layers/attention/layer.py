@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, check_out, float_type, whole_number
+from qkv.arrays import Array, ArrayLike, as_array, check_out, float_type, whole_number
 from qkv.attend.arguments import RETURNS, Call
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts

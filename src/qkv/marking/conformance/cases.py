@@ -1,7 +1,5 @@
 """The test calls for a function: each feature, pairs of features, sizes, and random calls."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import tomllib
@@ -71,11 +69,11 @@ class Case:
         return asdict(self)
 
     @classmethod
-    def read(cls, packed: Mapping[str, Any]) -> Case:
+    def read(cls, packed: Mapping[str, Any]) -> "Case":
         """Read a case from the result of `packed`."""
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
-    def stripped(self) -> Case | None:
+    def stripped(self) -> "Case | None":
         """Return the call without the tested feature; None if this takes several changes."""
         own = {
             name: value
@@ -128,7 +126,7 @@ class Case:
 
     def fit(
         self, offered: Collection[str], aligned: str, absent: Collection[str] = ()
-    ) -> Case | None:
+    ) -> "Case | None":
         """Adapt the case to a function; return None if the function lacks a required argument.
 
         Args:

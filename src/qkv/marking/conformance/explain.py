@@ -1,7 +1,5 @@
 """Find known defects that give the same results as a wrong function."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +52,7 @@ class _Seen:
     known: dict[tuple[tuple[str, float | None], ...], bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, result: CaseResult) -> _Seen:
+    def of(cls, result: CaseResult) -> "_Seen":
         drawn = draw(result.case)
         right = answer(result.case, drawn)
         error, bound = (0.0, 0.0)

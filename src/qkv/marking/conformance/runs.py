@@ -1,7 +1,5 @@
 """Run cases in the process of the judged function, and compare results with error bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -117,7 +115,7 @@ class Runs:
         self._process = None
 
 
-def _judged(case: Case, right: Answer, reply: Mapping[str, Any]) -> CaseResult:
+def _judged(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult:
     """Compare the returned arrays with the right answer."""
     outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
     if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
+from qkv.arrays import Array, ArrayLike
 from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.base import Gradient

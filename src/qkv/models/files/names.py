@@ -1,7 +1,5 @@
 """Families of models, and the names and layouts of their parameters in files."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -171,7 +169,7 @@ class Names:
     parts: Mapping[str, str | Fused]
 
     @classmethod
-    def of(cls, family: Family, config: Config) -> Names:
+    def of(cls, family: Family, config: Config) -> "Names":
         """Return the names for a model with this config."""
         names = {**family.names, **family.heads.get(config.head(), {})}
         return cls(family, names if family.rename is None else family.rename(names, config))

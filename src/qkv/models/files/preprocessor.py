@@ -1,7 +1,5 @@
 """Prepare images for a model, as preprocessor_config.json describes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,7 +46,7 @@ class Pixels:
     values: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, folder: Path, design: VisionDesign) -> Pixels | None:
+    def read(cls, folder: Path, design: VisionDesign) -> "Pixels | None":
         """Read the settings in a folder for a model of this design; None if no file has settings.
 
         If preprocessor_config.json is missing, processor_config.json may have the settings.

@@ -1,7 +1,5 @@
 """Read safetensors files, including int8 matrices with one scale per row."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -126,7 +124,7 @@ class Stored:
     shape: tuple[int, ...]
     raw: Array
 
-    def same(self, other: Stored) -> bool:
+    def same(self, other: "Stored") -> bool:
         """Return whether two tensors have the same type, shape and bytes."""
         alike = (self.kind, self.shape) == (other.kind, other.shape)
         return alike and np.array_equal(self.raw, other.raw)

@@ -1,7 +1,5 @@
 """The design of a transformer: sizes and options from a config, without parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -55,7 +53,7 @@ class Attention:
     sinks: bool = False
     qk_norm: Literal["no", "head", "width"] = "no"
 
-    def within(self, width: int | None) -> Attention:
+    def within(self, width: int | None) -> "Attention":
         """Return this attention with a window of `width` tokens; with None, it has no window.
 
         A causal window ends at the query; other windows extend equally far to both sides of the

@@ -1,7 +1,5 @@
 """Heads of models: they turn the last vectors into logits or into one vector per text."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -85,7 +83,7 @@ class Head:
 
     def build(
         self, parameters: Mapping[str, Array], *, norm: Callable[..., Norm | None]
-    ) -> BuiltHead:
+    ) -> "BuiltHead":
         """Return the head with these parameters; `norm` finds a norm by its name."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
         if self.tied and "head.out_proj.weight" not in own:

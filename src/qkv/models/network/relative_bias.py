@@ -1,7 +1,5 @@
 """Biases that depend on distances; ranges of long distances share a bias."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 
@@ -47,7 +45,7 @@ class Buckets:
         buckets: Array = after + np.where(away < near, away, far)
         return buckets
 
-    def with_table(self, table: Array) -> RelativeBias:
+    def with_table(self, table: Array) -> "RelativeBias":
         """Return these buckets with a table of biases (count, Hq)."""
         return RelativeBias(self, table)
 

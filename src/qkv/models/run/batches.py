@@ -1,7 +1,5 @@
 """Divide texts into batches, map positions between batch and caller, and join the results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import count, islice
 from typing import Any, NamedTuple
@@ -43,7 +41,7 @@ class Layout(NamedTuple):
     spans: Array | None = None
     seen: Array | None = None
     step: int | None = None
-    other: Layout | None = None
+    other: "Layout | None" = None
 
     @property
     def is_later(self) -> bool:
@@ -102,7 +100,7 @@ class Layout(NamedTuple):
             return positions
         return np.where(columns < layout.lengths[:, None], positions, -1)
 
-    def _axes(self, name: str) -> list[tuple[int, Layout]]:
+    def _axes(self, name: str) -> "list[tuple[int, Layout]]":
         """Return an array's axes of positions, and the layout of each of these axes."""
         other = self.other or Layout(())
         one, crosses = activation(name), parse(name).crosses

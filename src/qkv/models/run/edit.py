@@ -1,7 +1,5 @@
 """Interventions on a run: edited activations, ablated heads, masked tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -129,7 +127,7 @@ class EditedRun:
             callable(change) and not isinstance(change, Spliced) for change in self.changes.values()
         )
 
-    def below(self, stop: int | None) -> EditedRun:
+    def below(self, stop: int | None) -> "EditedRun":
         """Return the interventions in layers before `stop`; None returns all interventions."""
         if stop is None:
             return self
@@ -241,7 +239,7 @@ class EditedRun:
 
     def averaged(
         self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]
-    ) -> EditedRun:
+    ) -> "EditedRun":
         """Run all texts without edits, and compute the average head outputs for mean ablation.
 
         Args:

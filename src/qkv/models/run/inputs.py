@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array
+from qkv.arrays import Array, ArrayLike, as_array
 from qkv.models.files.read import TOKENIZER, ModelError, is_whole
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.embedding import Embedding

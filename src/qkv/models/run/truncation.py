@@ -1,7 +1,5 @@
 """Truncate texts to a model's limit, and warn once about all truncated texts."""
 
-from __future__ import annotations
-
 import math
 import sys
 import warnings
@@ -42,7 +40,7 @@ class Cut:
     unread: int = 0
     gaps: int = 0
 
-    def __add__(self, other: Cut) -> Cut:
+    def __add__(self, other: "Cut") -> "Cut":
         return Cut(
             self.limit,
             self.total + other.total,

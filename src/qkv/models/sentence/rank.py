@@ -4,9 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import whole_number
+from qkv.arrays import ArrayLike, whole_number
 from qkv.attend import softmax
 from qkv.extras import need
 from qkv.models.core import Core

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, is_float, is_whole_number, shown
+from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core

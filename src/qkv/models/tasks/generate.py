@@ -1,7 +1,5 @@
 """Generate text token by token: `Model.generate`, and the rows and steps that a server runs."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -198,7 +196,7 @@ def rows(
     copies: int = 1,
     stop: Sequence[str] = (),
     seed: int | None = None,
-) -> tuple[bool, list[Row]]:
+) -> "tuple[bool, list[Row]]":
     """Return `(single, prompts)`: whether the input is one prompt, and the prompts for `steps`.
 
     Args:
@@ -247,7 +245,7 @@ def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Token
     return single, strings, batch
 
 
-def _traced_rows(model: Core, rows: Sequence[Row], edited: EditedRun) -> Trace | Seq2SeqTrace:
+def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace | Seq2SeqTrace:
     """Return the trace of prompts with their new tokens."""
     if not model.continues:
         # all new tokens except the last, which predicted no token

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array
+from qkv.arrays import Array, ArrayLike
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core

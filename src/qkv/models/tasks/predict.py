@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array, is_float, whole_number
+from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.core import Core

@@ -1,7 +1,5 @@
 """Words in a matplotlib figure: their fonts, and positions of labels without overlaps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -37,7 +35,7 @@ def drawable(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def plain(text: Text, size: float) -> None:
+def plain(text: "Text", size: float) -> None:
     """Set the size of a text, choose fonts that have its letters, and draw `$` as plain text."""
     text.set_parse_math(False)
     text.set_fontsize(size)
@@ -45,8 +43,8 @@ def plain(text: Text, size: float) -> None:
 
 
 def write(
-    axes: Axes, x: float, y: float, words: str, size: float, below: str = "", **style: Any
-) -> Text:
+    axes: "Axes", x: float, y: float, words: str, size: float, below: str = "", **style: Any
+) -> "Text":
     """Write words in any script at a point of a chart; each further line is below the last."""
     text = axes.text(x, y, drawable([words])[0] + below, **style)
     plain(text, size)

@@ -1,7 +1,5 @@
 """Panels: the contents of a view, drawn in a terminal, as SVG or by matplotlib."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -114,7 +112,7 @@ class HeatMap(Panel):
         return "{:.2f}".format if self.of == "weight" else number_format(self.values[~self.hatched])
 
     @cached_property
-    def part(self) -> HeatMap:
+    def part(self) -> "HeatMap":
         """Reduce the map for a picture: keep the rows and columns with the largest scores."""
         score = np.abs(self.shares) if self.score is None else self.score
         rows, columns = strongest_block(score, MOST_ROWS, MOST_ROWS)

@@ -1,7 +1,5 @@
 """The capabilities of a terminal: width, colours, characters, and a light or dark background."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -33,7 +31,7 @@ _ASCII = {
 }  # fmt: skip
 
 
-def with_a_width(console: Console) -> Console:
+def with_a_width(console: "Console") -> "Console":
     """If the variable COLUMNS is 0, set a console's width to the terminal's width."""
     if not console.width:
         console.width = shutil.get_terminal_size().columns
@@ -59,7 +57,7 @@ class Screen:
     theme: str | None = "dark"
 
     @classmethod
-    def of(cls, console: Console) -> Screen:
+    def of(cls, console: "Console") -> "Screen":
         """Read a console's capabilities; with NO_COLOR or only 16 colours, use no colours."""
         depths = {"256": 256, "truecolor": 1 << 24}
         colors = 0 if console.no_color else depths.get(console.color_system or "", 0)
@@ -138,14 +136,14 @@ class Screen:
         return max(4, min(most, self.width - beside))
 
 
-def styled(words: str = "", style: str = "") -> Text:
+def styled(words: str = "", style: str = "") -> "Text":
     """Return a line of words in a style."""
     from rich.text import Text
 
     return Text(words, style)
 
 
-def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[Text]:
+def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> "list[Text]":
     """Wrap one of qkv's own texts at the screen's width, and indent the lines."""
     lines = textwrap.wrap(
         screen.plain(text), max(20, screen.width - indent), break_on_hyphens=False
@@ -153,7 +151,7 @@ def prose(screen: Screen, text: str, style: str = "", indent: int = 0) -> list[T
     return [styled(" " * indent + line, style=style) for line in lines]
 
 
-def bar(screen: Screen, value: float, width: int = 20) -> Text:
+def bar(screen: Screen, value: float, width: int = 20) -> "Text":
     """Draw a bar for a share from 0 to 1, padded with spaces to `width` columns.
 
     >>> bar(Screen(), 0.5, 4).plain + "|", bar(Screen(encoding="ascii"), 0.5, 4).plain + "|"

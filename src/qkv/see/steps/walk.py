@@ -5,9 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from qkv.arrays import Array, as_array
+from qkv.arrays import Array, ArrayLike, as_array
 from qkv.layers import Block, MultiHeadAttention, Rotary
 from qkv.layers.base import settings as settings_of
 from qkv.models import Model

@@ -1,7 +1,5 @@
 """Pages that contain a model and compute with it, for `play` and for published findings."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from abc import abstractmethod
@@ -88,7 +86,7 @@ class PlayView(WithModels, OneText):
     opened: Sequence[tuple[str, float]] = ()
     state: str = ""
     embed: bool = False
-    other: PlayView | None = None
+    other: "PlayView | None" = None
 
     @property
     def sentence(self) -> str:

@@ -1,7 +1,5 @@
 """The view of the shift of word vectors: how vectors change from layer to layer, in one plane."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
@@ -151,7 +149,7 @@ def plot_shift(
 
 
 @overload
-def plot_shift(original: Any, contextual: Any, tokens: Sequence[str]) -> Figure: ...
+def plot_shift(original: Any, contextual: Any, tokens: Sequence[str]) -> "Figure": ...
 
 
 def plot_shift(
@@ -162,7 +160,7 @@ def plot_shift(
     model: Model | str | None = None,
     theme: str = "auto",
     pieces: bool = False,
-) -> ShiftView | Figure:
+) -> "ShiftView | Figure":
     """Show word vectors before and after attention, as arrows in one plane.
 
     Vectors are scaled to length 1: like a cosine, the picture compares only directions. The vectors

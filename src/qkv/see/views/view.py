@@ -1,7 +1,5 @@
 """The base class of all views, which write text, pages, pictures and numbers."""
 
-from __future__ import annotations
-
 import io
 import os
 from abc import ABC, abstractmethod
@@ -116,7 +114,7 @@ class View(ABC):
         ran = ", ".join(f"{text.name} in {text.model or 'one without a name'}" for text in texts)
         return [f"The texts ran in different models: {ran}.", *pieces]
 
-    def print(self, console: Console | None = None) -> None:
+    def print(self, console: "Console | None" = None) -> None:
         """Print the view to a terminal, in the terminal's width and colours."""
         from rich.console import Console
 
@@ -143,7 +141,7 @@ class View(ABC):
         """Return the view's numbers for JSON; numbers that are unknown or not finite are None."""
         return dict(finite(self._numbers() | {"notes": self.notes}))
 
-    def figure(self) -> Figure:
+    def figure(self) -> "Figure":
         """Draw the panels as a matplotlib figure, in the colours of the theme."""
         return figure.draw(self.title, self._below(), self.panels(), dark=self.theme == "dark")
 
@@ -197,7 +195,7 @@ class View(ABC):
             kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts
         )
 
-    def _lines(self, screen: Screen) -> Iterator[Text]:
+    def _lines(self, screen: Screen) -> "Iterator[Text]":
         """Draw the view line by line; the console wraps prose."""
         texts = self._headings()
         for text in texts:
@@ -211,6 +209,6 @@ class View(ABC):
             yield from prose(screen, reason, "dim")
         yield from terminal.draw(screen, self.panels())
 
-    def _write(self, console: Console, screen: Screen) -> None:
+    def _write(self, console: "Console", screen: Screen) -> None:
         for line in self._lines(screen):
             console.print(line, highlight=False, overflow="fold")

@@ -1,7 +1,5 @@
 """`POST /v1/trace`: the attention of each token of a text, in each head of each layer."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -230,7 +228,7 @@ def tokens_of(model: Model, body: TraceBody) -> Tokenized:
         raise Refused(400, f"trace: {problem}", param="input") from error
 
 
-def changed(model: Model, body: TraceBody, limits: Limits) -> Changes:
+def changed(model: Model, body: TraceBody, limits: Limits) -> "Changes":
     """Return the tokens of the input and the edits of their forward pass.
 
     Raises:
@@ -255,7 +253,7 @@ def changed(model: Model, body: TraceBody, limits: Limits) -> Changes:
         raise Refused(400, str(error), param="edits") from error
 
 
-def wanted_of(model: Model, body: TraceBody, changes: Changes) -> Wanted:
+def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
     """Return the requested parts of the answer.
 
     Raises:
@@ -283,7 +281,7 @@ def wanted_of(model: Model, body: TraceBody, changes: Changes) -> Wanted:
     return wanted
 
 
-def check_size(model: Model, wanted: Wanted, changes: Changes, kind: str, limit: int) -> None:
+def check_size(model: Model, wanted: Wanted, changes: "Changes", kind: str, limit: int) -> None:
     """Refuse an answer that would be too large, or whose computation would need too much memory.
 
     Raises:
@@ -321,7 +319,7 @@ def _too_large(
     return Refused(413, message, code="answer_too_large")
 
 
-def arrays_of(model: Model, changes: Changes, wanted: Wanted) -> dict[str, Array]:
+def arrays_of(model: Model, changes: "Changes", wanted: Wanted) -> dict[str, Array]:
     """Compute the arrays of an answer: weights (layers, heads, T, T or top_k) and other arrays."""
     layers, heads = wanted.layers, wanted.heads
     if wanted.top_k is None:

@@ -4,8 +4,6 @@
 show steps as lines of code.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -41,7 +39,7 @@ class Case:
             return self.mask
         return np.isfinite(self.mask)
 
-    def with_added_mask(self) -> Case:
+    def with_added_mask(self) -> "Case":
         """Turn a boolean mask into a mask to add: 0 for visible keys, -inf for masked keys."""
         if self.mask is None or self.mask.dtype != bool:
             return self
@@ -58,7 +56,7 @@ class Case:
         }
         return self.arrays | {name: a for name, a in options.items() if a is not None}
 
-    def at_rank(self, rank: int) -> Case:
+    def at_rank(self, rank: int) -> "Case":
         """Add leading dimensions of size 1, for a function that takes only batches."""
         arrays = {
             name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
@@ -68,7 +66,7 @@ class Case:
             mask = _lift(mask, rank - (mask.ndim == 1))  # a mask (S,) has one dimension fewer
         return replace(self, arrays=arrays, mask=mask)
 
-    def permuted(self) -> Case:
+    def permuted(self) -> "Case":
         """Reverse the order of keys and values, or of the tokens of x."""
         ordered = ("key", "value", "x")
         arrays = {n: a[..., ::-1, :].copy() if n in ordered else a for n, a in self.arrays.items()}
