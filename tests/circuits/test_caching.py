@@ -19,7 +19,7 @@ NAMES = [("resid_post", 1), "z", "mlp.post"]
 @pytest.fixture
 def small_files(monkeypatch):
     monkeypatch.setattr(module, "BYTES", 4000)
-    monkeypatch.setattr(module, "MOST_POSITIONS", 9)
+    monkeypatch.setattr(module.inputs, "MOST_POSITIONS", 9)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -77,13 +77,13 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
         cache(model, stopped(), tmp_path / "part", **options)
     known = len(Cache(tmp_path / "part"))
     assert 0 < known < 5
-    recorded = module.recorded
+    recorded = module.inputs.recorded
 
     def counted(model, ids, names):
         run.extend(ids)
         return recorded(model, ids, names)
 
-    monkeypatch.setattr(module, "recorded", counted)
+    monkeypatch.setattr(module.inputs, "recorded", counted)
     found = cache(model, TEXTS, tmp_path / "part", **options)
     # the first text is held against the folder
     assert [ids.tolist() for ids in run] == [TEXTS[0], *TEXTS[known:]]

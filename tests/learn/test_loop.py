@@ -494,7 +494,7 @@ def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None
 def test_a_full_disk_elsewhere(tmp_path: Path, monkeypatch) -> None:
     for number, (place, name, words) in enumerate(
         (
-            (loop_module.Metrics, "write", "metrics.jsonl cannot be written"),
+            (run_folder_module.Metrics, "write", "metrics.jsonl cannot be written"),
             (qkv.Model, "save", "the snapshot of step 3 cannot be written"),
         )
     ):

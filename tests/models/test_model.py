@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 import qkv
-from qkv.layers import layer as layer_parameters
+from qkv.layers import base
 from qkv.models import Model, ModelError, load, random_model
 
 from .small_models import CONFIGS, write_small
@@ -439,22 +439,22 @@ def test_options_of_encode_that_make_no_sense(model, options, error):
 def test_no_padding_is_computed(model, monkeypatch, call):
     """The rows that enter each linear layer are the tokens, exactly."""
     rows = []
-    linear = layer_parameters.linear
+    linear = base.linear
 
     def counting(x, weight, *rest, **options):
         rows.append(x.size // x.shape[-1])
         return linear(x, weight, *rest, **options)
 
-    monkeypatch.setattr(layer_parameters, "linear", counting)
+    monkeypatch.setattr(base, "linear", counting)
     getattr(model, call)(TEXTS)
     assert rows == [9 + 4 + 13 + 3 + 4] * (2 * 6)  # q, k, v, out, up, down in each of two layers
 
 
 def test_rows_of_batches_are_those_of_their_texts(model, monkeypatch):
     rows = []
-    linear = layer_parameters.linear
+    linear = base.linear
     monkeypatch.setattr(
-        layer_parameters,
+        base,
         "linear",
         lambda x, *rest, **options: rows.append(len(x)) or linear(x, *rest, **options),
     )
