@@ -21,7 +21,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np, qkv
 from numpy.lib.stride_tricks import as_strided
-from qkv.ops.kernel import body, kernel
+from qkv.ops.kernel import body, compiled
 from qkv.ops.linear import linear
 
 threads = int(sys.argv[2])
@@ -66,31 +66,31 @@ keys = as_strided(np.ones(256, "f4"), (1, 100_000_000, 256), (0, 0, 4))
 out = zeros(1, 1, 256)
 interrupted(lambda: qkv.attention(keys[:, :1], keys, keys, out=out), out)
 
-size = kernel.packed_size(here, 1024, 1024, zeros(0, 0))
+size = compiled.packed_size(here, 1024, 1024, zeros(0, 0))
 packed, many = zeros(size), 1_000_000_000
-interrupted(lambda: kernel.linear(
+interrupted(lambda: compiled.linear(
     here, same(many, 1024), packed, None, 0, None, None, same(many, 1024), threads))
-interrupted(lambda: kernel.outer(
+interrupted(lambda: compiled.outer(
     here, same(many, 1024), same(many, 1024), zeros(1024, 1024), None, None, threads))
 wide = 30_000
-packed = zeros(kernel.packed_size(here, wide, wide, zeros(0, 0)))
-interrupted(lambda: kernel.pack(here, same(wide, wide), packed, threads), packed)
+packed = zeros(compiled.packed_size(here, wide, wide, zeros(0, 0)))
+interrupted(lambda: compiled.pack(here, same(wide, wide), packed, threads), packed)
 many = 200_000_000
 scale = zeros(many)
-interrupted(lambda: kernel.norm(
+interrupted(lambda: compiled.norm(
     here, same(many, 256), one(256).copy(), None, 1.0, True, same(many, 256), scale, threads
 ), scale)
 grad = zeros(many, 4)
-interrupted(lambda: kernel.norm_grad(
+interrupted(lambda: compiled.norm_grad(
     here, same(many, 4), one(4).copy(), scale, same(many, 4), True, grad, zeros(4), None, threads))
 losses, grad = zeros(100_000), grad.ravel()[: 100_000 * 8000].reshape(100_000, 8000)
-interrupted(lambda: kernel.cross_entropy(
+interrupted(lambda: compiled.cross_entropy(
     here, same(100_000, 8000), np.zeros(100_000, "i8"), None, losses, grad, threads), losses)
 x, y = zeros(many * 4), zeros(many * 4)
 x[-1] = 1
-interrupted(lambda: kernel.map(here, 1, x, None, y, threads), y)
+interrupted(lambda: compiled.map(here, 1, x, None, y, threads), y)
 y = y.view("u2")[: x.size]
-interrupted(lambda: kernel.narrow(here, x, y, threads), y)
+interrupted(lambda: compiled.narrow(here, x, y, threads), y)
 """
 
 NUMPY = """

@@ -37,7 +37,7 @@ from importlib.metadata import files
 import numpy as np
 
 import qkv
-from qkv.ops.kernel import kernel
+from qkv.ops.kernel import compiled
 
 native = sys.argv[1] == "with"
 assert qkv.backend().startswith("native-") == native, qkv.backend()
@@ -46,7 +46,7 @@ scores = x.astype(float) @ x.T / 2
 weights = np.exp(scores - scores.max(axis=1, keepdims=True))
 expected = weights / weights.sum(axis=1, keepdims=True) @ x
 assert np.allclose(qkv.attention(x, x, x), expected, atol=1e-5)
-size = os.path.getsize(kernel.__file__) / 1e6 if native else 0
+size = os.path.getsize(compiled.__file__) / 1e6 if native else 0
 assert size < 3, size
 model = qkv.load()  # the one in the wheel
 weights = model.trace("I sat on the bank of the river.").pattern(layer=0, head=0)
