@@ -7,8 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import qkv
-from qkv.circuits import Cache, cache
-from qkv.circuits import caching as module
+from qkv.circuits import Cache, cache, caching, inputs
 from qkv.models.files.read import ModelError
 
 rng = np.random.default_rng(0)
@@ -18,8 +17,8 @@ NAMES = [("resid_post", 1), "z", "mlp.post"]
 
 @pytest.fixture
 def small_files(monkeypatch):
-    monkeypatch.setattr(module, "BYTES", 4000)
-    monkeypatch.setattr(module.inputs, "MOST_POSITIONS", 9)
+    monkeypatch.setattr(caching, "BYTES", 4000)
+    monkeypatch.setattr(inputs, "MOST_POSITIONS", 9)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -72,18 +71,18 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
         yield from TEXTS[:5]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 2)
+    monkeypatch.setattr(inputs, "TEXTS", 2)
     with pytest.raises(KeyboardInterrupt):
         cache(model, stopped(), tmp_path / "part", **options)
     known = len(Cache(tmp_path / "part"))
     assert 0 < known < 5
-    recorded = module.inputs.recorded
+    recorded = inputs.recorded
 
     def counted(model, ids, names):
         run.extend(ids)
         return recorded(model, ids, names)
 
-    monkeypatch.setattr(module.inputs, "recorded", counted)
+    monkeypatch.setattr(inputs, "recorded", counted)
     found = cache(model, TEXTS, tmp_path / "part", **options)
     # the first text is held against the folder
     assert [ids.tolist() for ids in run] == [TEXTS[0], *TEXTS[known:]]

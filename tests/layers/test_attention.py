@@ -977,12 +977,10 @@ def test_options_that_say_nothing_are_taken_everywhere() -> None:
 def test_options_are_checked_before_any_work_in_the_name_of_the_call(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qkv.layers import base
-
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a projection was computed")
 
-    monkeypatch.setattr(base, "project", never)
+    monkeypatch.setattr("qkv.layers.base.project", never)
     eye = np.eye(4)
     with pytest.raises((ValueError, TypeError), match=r"^self_attention: "):
         self_attention(ones(3, 4), eye, eye, eye, **options)
