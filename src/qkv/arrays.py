@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,9 @@ from numpy.typing import ArrayLike as ArrayLike  # from here, beside `Array`
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Arrays = Mapping[str, Array]  # by name, such as a layer's parameters
 Shape = tuple[int, ...]
+DType = np.dtype[Any]
 
 FLOAT_NAMES = ("float16", "bfloat16", "float32", "float64")
 
@@ -97,13 +99,13 @@ def shown(value: Any) -> str:
 
 
 @functools.cache
-def native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def native(dtype: DType) -> DType:
     """Return `dtype` in this machine's byte order."""
     return dtype.newbyteorder("=")
 
 
 @functools.cache
-def is_float(dtype: np.dtype[Any]) -> bool:
+def is_float(dtype: DType) -> bool:
     """Return whether `dtype` is float16, bfloat16, float32 or float64, in any byte order.
 
     >>> is_float(np.dtype(">f4")), is_float(np.dtype(np.int64))
@@ -112,7 +114,7 @@ def is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.name in FLOAT_NAMES
 
 
-def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
+def float_type(dtype: Any, *, call: str) -> DType:
     """Return `dtype` as one of the supported float types. The name "bfloat16" is accepted too.
 
     >>> float_type("bfloat16", call="load")
@@ -131,7 +133,7 @@ def float_type(dtype: Any, *, call: str) -> np.dtype[Any]:
 
 
 @functools.cache
-def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def compute_type(dtype: DType) -> DType:
     """Return the dtype in which to compute: float32 for half precision, otherwise `dtype`.
 
     >>> compute_type(np.dtype(np.float16))
@@ -140,7 +142,7 @@ def compute_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64) if dtype.name == "float64" else np.dtype(np.float32)
 
 
-def narrowed(array: Array, kind: np.dtype[Any], call: str, name: str) -> Array:
+def narrowed(array: Array, kind: DType, call: str, name: str) -> Array:
     """Convert an array to another float type. Raise an error if a finite number is too large.
 
     >>> narrowed(np.ones(2), np.dtype(np.float16), "save", "weight").dtype
@@ -158,7 +160,7 @@ def narrowed(array: Array, kind: np.dtype[Any], call: str, name: str) -> Array:
 
 
 def check_out(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: Iterable[Any], *, call: str
+    out: Any, shape: tuple[int, ...], dtype: DType, inputs: Iterable[Any], *, call: str
 ) -> None:
     """Raise an error unless `out` can store a result with this shape and dtype.
 

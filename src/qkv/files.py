@@ -9,8 +9,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+StrPath = str | os.PathLike[str]
 
-def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
+
+def named_folder(folder: StrPath, call: str) -> Path:
     """Return the path of an output folder. Raise an error for "", which `Path` reads as "."."""
     if not os.fspath(folder):
         raise ValueError(
@@ -20,7 +22,7 @@ def named_folder(folder: str | os.PathLike[str], call: str) -> Path:
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+def replacing(path: StrPath) -> Iterator[BinaryIO]:
     """Write to a new file that replaces `path` at the end; on an error, remove the new file.
 
     The new file gets the permissions of the old file. The new file also gets the old owner and
@@ -48,7 +50,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         raise
 
 
-def check_target(path: str | os.PathLike[str]) -> Path:
+def check_target(path: StrPath) -> Path:
     """Resolve the links in a path; raise OSError if `replacing` cannot replace the target."""
     target = Path(path).resolve()
     if target.is_dir():

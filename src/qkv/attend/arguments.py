@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, compute_type, is_float, native, real_number
+from qkv.arrays import Array, DType, as_array, compute_type, is_float, native, real_number
 from qkv.attend.visibility import check_lengths, check_offset, check_window
 from qkv.ops.kernel import compiled
 
@@ -30,8 +30,8 @@ OPTIONS = ("attn_mask", "bias", "query_lengths", "key_lengths", "return_weights"
 class Plan:
     """The checked sizes of an attention call, and the shapes of its results."""
 
-    dtype: np.dtype[Any]  # The dtype of the result.
-    kind: np.dtype[Any]  # The dtype of the computation, of weights and of log-sum-exps.
+    dtype: DType  # The dtype of the result.
+    kind: DType  # The dtype of the computation, of weights and of log-sum-exps.
     lead: Shape  # The leading dimensions of the result.
     heads: int  # Hq.
     kv_heads: int  # Hkv.
@@ -63,9 +63,9 @@ def plan_of(
     query: Shape,
     key: Shape,
     value: Shape,
-    query_type: np.dtype[Any],
-    key_type: np.dtype[Any],
-    value_type: np.dtype[Any],
+    query_type: DType,
+    key_type: DType,
+    value_type: DType,
 ) -> Plan:
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
@@ -97,12 +97,12 @@ def plan_of(
     )
 
 
-def takes(dtype: np.dtype[Any], size: int) -> bool:
+def takes(dtype: DType, size: int) -> bool:
     """Return whether the kernel can compute with this dtype and this head size."""
     return size <= MAX_SIZE and compute_type(dtype) == np.float32
 
 
-def check_types(call: str, types: Mapping[str, np.dtype[Any]]) -> np.dtype[Any]:
+def check_types(call: str, types: Mapping[str, DType]) -> DType:
     """Return the float type that the named arrays share, or raise an error."""
     kinds = {native(kind) for kind in types.values()}
     if len(kinds) == 1 and is_float(next(iter(kinds))):
@@ -174,7 +174,7 @@ def _lead(call: str, query: Shape, key: Shape, value: Shape) -> Shape:
 
 
 @functools.lru_cache(maxsize=1024)
-def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells: Shape) -> None:
+def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) -> None:
     """Raise an error unless a mask or a bias broadcasts to the shape `cells`, `(..., Hq, L, S)`."""
     if dtype.kind == "b":
         if name != "attn_mask":
@@ -200,7 +200,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: np.dtype[Any], cells:
         )
 
 
-def check_per_head(call: str, name: str, shape: Shape, dtype: np.dtype[Any], heads: int) -> None:
+def check_per_head(call: str, name: str, shape: Shape, dtype: DType, heads: int) -> None:
     """Raise an error unless there is one number per head; sinks may have several per head."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: give floats")
@@ -340,7 +340,7 @@ def check_scale(call: str, scale: Any, size: int) -> float:
     return _for_float32(number)
 
 
-def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
+def rounded(array: Array, dtype: DType) -> Array:
     """Convert to `dtype` without a warning; numbers that are too large become infinite."""
     if array.dtype == dtype:
         return array
@@ -348,7 +348,7 @@ def rounded(array: Array, dtype: np.dtype[Any]) -> Array:
         return array.astype(dtype)
 
 
-def narrow(array: Array, dtype: np.dtype[Any]) -> Array:
+def narrow(array: Array, dtype: DType) -> Array:
     """Convert to `dtype`, and keep numbers finite: -1e300 becomes the lowest float32, not -inf."""
     if array.dtype == dtype:
         return array

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, is_float, shown
+from qkv.arrays import Array, DType, as_array, is_float, shown
 from qkv.attend import arguments, native
 from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.formula import weigh
@@ -416,9 +416,7 @@ def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
     bias[at] += change.sum(repeated, keepdims=True)
 
 
-def _checked(
-    value: Any, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], call: str
-) -> Array:
+def _checked(value: Any, name: str, shape: tuple[int, ...], dtype: DType, call: str) -> Array:
     """Check the shape and type of an array of floats, and make its last axis contiguous."""
     array = as_array(value, call=call, name=name)
     if array.shape != shape:

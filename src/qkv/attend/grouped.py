@@ -1,10 +1,10 @@
 """Functions that split vectors into heads, join heads, and group query heads by key head."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, DType
 from qkv.attend.arguments import Call
 from qkv.attend.visibility import Visibility
 
@@ -39,7 +39,7 @@ class Grouped(NamedTuple):
         return self.visibility.keys
 
     @property
-    def kind(self) -> np.dtype[Any]:
+    def kind(self) -> DType:
         """The type of the computation, of weights and of log-sum-exps."""
         return self.query.dtype
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, DType
 from qkv.attend.arguments import Call, narrow
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
@@ -109,7 +109,7 @@ def _products(query: Array, key: Array, scale: float) -> Array:
     return np.matmul(query, transposed, out=_scratch("scores", shape, query.dtype))
 
 
-def _scratch(name: str, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array:
+def _scratch(name: str, shape: tuple[int, ...], kind: DType) -> Array:
     """Return a thread's scratch buffer, which all its blocks share.
 
     Allocating fresh memory takes longer than computing a small block.

@@ -1,16 +1,15 @@
 """Cache the activations of many texts in memory-mapped files."""
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, float_type, narrowed, shown
+from qkv.arrays import Array, Arrays, DType, float_type, narrowed, shown
 from qkv.circuits import inputs
-from qkv.files import named_folder, replacing
+from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import Stored, header
 from qkv.models.model import Model
@@ -43,7 +42,7 @@ class Cache:
         ModelError: a file is broken or missing.
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: StrPath) -> None:
         self.folder = Path(folder)
         about = _manifest(self.folder)
         self.names: list[str] = about["names"]
@@ -109,7 +108,7 @@ class Cache:
 def cache(
     model: Model,
     texts: Iterable[Any] | Array,
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     *,
     names: Any,
     dtype: Any = "float32",
@@ -229,7 +228,7 @@ def _groups(texts: Sequence[inputs.Read]) -> Iterator[list[inputs.Read]]:
 class _Writer:
     """A buffer that writes its rows to a file as soon as their size reaches `BYTES`."""
 
-    def __init__(self, folder: Path, about: Mapping[str, Any], kind: np.dtype[Any]) -> None:
+    def __init__(self, folder: Path, about: Mapping[str, Any], kind: DType) -> None:
         self.folder, self.kind = folder, kind
         self.about = {**about, "shards": list(about.get("shards", ()))}
         self._empty()
@@ -239,7 +238,7 @@ class _Writer:
         self.rows: dict[str, list[Array]] = {name: [] for name in self.about["names"]}
         self.size = 0
 
-    def add(self, texts: Sequence[inputs.Read], rows: Mapping[str, Array]) -> None:
+    def add(self, texts: Sequence[inputs.Read], rows: Arrays) -> None:
         """Add texts and the rows of their activations."""
         self.ids += [text.ids for text in texts]
         for name, array in rows.items():

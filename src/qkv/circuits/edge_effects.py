@@ -1,13 +1,13 @@
 """Edges between heads, MLPs and logits: exact effects, estimated effects, and circuits."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, real_number, shown, whole_number
+from qkv.arrays import Array, Arrays, real_number, shown, whole_number
 from qkv.circuits.inputs import check_words
 from qkv.circuits.patching import Metric, pair_of
 from qkv.circuits.residual import INPUTS, Stream, Wiring, check_residual, mlp_parts
@@ -261,7 +261,7 @@ def _graph(stream: Stream, of: Any, method: str) -> Graph:
     return Graph(nodes, strongest(scored), method, stream.base, stream.low, correlation)
 
 
-def _correlation(stream: Stream, scores: Mapping[str, Array]) -> float:
+def _correlation(stream: Stream, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
     Half of the sample consists of the edges with the largest estimates. The other half is drawn at

@@ -1,13 +1,13 @@
 """The residual stream of two runs: the outputs of all parts, and the effects of edges."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array, Arrays, compute_type
 from qkv.attend import attention
 from qkv.circuits.inputs import Logit
 from qkv.circuits.patching import TOKENS, Pair
@@ -173,7 +173,7 @@ class Stream:
 
     @quiet
     @one_blas_thread()
-    def effects(self, wanted: Mapping[str, Array]) -> dict[str, Array]:
+    def effects(self, wanted: Arrays) -> dict[str, Array]:
         """Corrupt one edge at a time; return the resulting changes of the metric.
 
         Args:
@@ -204,7 +204,7 @@ class Stream:
 
     @quiet
     @one_blas_thread()
-    def metric(self, corrupted: Mapping[str, Array]) -> float:
+    def metric(self, corrupted: Arrays) -> float:
         """Return the metric of a clean run in which some edges carry the corrupted outputs.
 
         Args:
@@ -334,9 +334,7 @@ class Stream:
         at = Positions(np.arange(positions.start, positions.stop), self.length)
         return project_heads(block.attn, Inputs(x, None, dtype, {}, "edges", positions=at)).parts
 
-    def _attend(
-        self, layer: int, parts: Mapping[str, Array], before: Mapping[str, Array], first: int = 0
-    ) -> Array:
+    def _attend(self, layer: int, parts: Arrays, before: Arrays, first: int = 0) -> Array:
         """Return the outputs of heads, (n, H, t, dv).
 
         `first` is the index of the first query among the computed positions, and `before` holds the

@@ -1,7 +1,6 @@
 """Sparse autoencoders: express each vector of a model as a sum of a few features."""
 
 import itertools
-import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
@@ -13,6 +12,7 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, sh
 from qkv.circuits.inputs import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
 from qkv.circuits.sae_training import largest, measures, shuffled, trained
+from qkv.files import StrPath
 from qkv.models.model import Model
 from qkv.ops.linear import linear
 from qkv.ops.packing import frozen
@@ -206,7 +206,7 @@ class SAE:
         return cls(*own, at=name, k=k, metadata=metadata)
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Self:
+    def load(cls, folder: StrPath) -> Self:
         """Read an autoencoder from a folder in the format of SAELens.
 
         If `.metadata["prepend_bos"]` is true, the autoencoder was trained on texts that start with
@@ -229,7 +229,7 @@ class SAE:
         about, arrays = read_folder(folder, "SAE.load")
         return cls(arrays.pop("W_enc"), arrays.pop("W_dec"), **arrays, **about)
 
-    def save(self, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
+    def save(self, folder: StrPath, *, dtype: Any = None) -> None:
         """Write the autoencoder to a folder that SAELens can read.
 
         Args:

@@ -1,15 +1,14 @@
 """Read and write folders of sparse autoencoders in the format of SAELens."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, float_type, narrowed, shown
-from qkv.files import named_folder, replacing
+from qkv.arrays import Arrays, float_type, narrowed, shown
+from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
 
@@ -39,7 +38,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
 }
 
 
-def read_folder(folder: str | os.PathLike[str], call: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read an autoencoder from a folder.
 
     `about` holds three arguments of `SAE`: "at" (the full name of an activation, or None),
@@ -112,12 +111,7 @@ def _arrays(path: Path, architecture: str) -> dict[str, Any]:
     return {name: stored[name].read().astype(kind) for name in names}
 
 
-def write_folder(
-    folder: str | os.PathLike[str],
-    arrays: Mapping[str, Array],
-    config: Mapping[str, Any],
-    dtype: Any,
-) -> None:
+def write_folder(folder: StrPath, arrays: Arrays, config: Mapping[str, Any], dtype: Any) -> None:
     """Write an autoencoder; if an error occurs, no incomplete file remains.
 
     Args:

@@ -82,12 +82,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
 @json_option
 @click.pass_context
 def conform(
-    context: click.Context,
-    /,
-    html: str | None,
-    junit: str | None,
-    as_json: bool,
-    **options: Any,
+    context: click.Context, /, html: str | None, junit: str | None, as_json: bool, **options: Any
 ) -> None:
     """Compare an attention function with the formula, feature by feature.
 

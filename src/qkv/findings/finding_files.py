@@ -3,7 +3,6 @@
 import base64
 import json
 import mimetypes
-import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,7 +15,7 @@ from urllib.parse import unquote
 from qkv.arrays import shown
 from qkv.edits import edits_of
 from qkv.edits import schema as edits_schema
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 
 _MOST = 2**26  # the maximum number of bytes of a file; an edit may hold a whole activation
 _TYPES: dict[str, Any] = {
@@ -39,7 +38,7 @@ def schema() -> dict[str, Any]:
     return whole
 
 
-def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read(path: StrPath) -> dict[str, Any]:
     """Read a finding's file and check the file against the schema.
 
     Raises:
@@ -64,7 +63,7 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(value)
 
 
-def write(path: str | os.PathLike[str], value: dict[str, Any]) -> None:
+def write(path: StrPath, value: dict[str, Any]) -> None:
     """Write a finding with one line per field; the file appears only when it is complete."""
     lines = [
         f"  {json.dumps(name)}: {json.dumps(field, ensure_ascii=False, allow_nan=False)}"
@@ -121,7 +120,7 @@ _LARGEST_PICTURE = 2**24  # the maximum number of bytes of a picture
 
 
 def read_article(
-    path: str | os.PathLike[str], load: Callable[[Path, str], Loaded]
+    path: StrPath, load: Callable[[Path, str], Loaded]
 ) -> tuple[str, list[str | Loaded]]:
     """Return `(title, parts)` of a Markdown file: the first heading, and all parts in order.
 

@@ -1,6 +1,5 @@
 """Measure, verify and publish findings: the effects of edits at one position of a text."""
 
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.arrays import shown, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
+from qkv.files import StrPath
 from qkv.findings.finding_files import read, read_article, write
 from qkv.models import load
 from qkv.models.files.find import find_model, shipped
@@ -26,7 +26,7 @@ TOP = 5  # The number of words that a finding keeps.
 TOLERANCE = 1e-4  # The largest allowed difference of probabilities; see screens/findings.js.
 
 Prediction = tuple[str, float]
-AnyModel = Model | str | os.PathLike[str]
+AnyModel = Model | StrPath
 
 
 class Verification(NamedTuple):
@@ -92,12 +92,12 @@ class Finding:
         fields = ("model", "text", "position", "edits", "claim")
         return {"qkv_finding": 1, **{name: getattr(self, name) for name in fields}, **pairs}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the finding to a JSON file; a failed write changes no file."""
         write(path, self.to_dict())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Finding":
+    def load(cls, path: StrPath) -> "Finding":
         """Read the finding in a file.
 
         Raises:
@@ -132,9 +132,7 @@ class Finding:
         differences = [self._other(used)] if other else self._differences(used, "verify")
         return Verification(not differences, differences)
 
-    def to_html(
-        self, path: str | os.PathLike[str], model: AnyModel | None = None, *, theme: str = "auto"
-    ) -> None:
+    def to_html(self, path: StrPath, model: AnyModel | None = None, *, theme: str = "auto") -> None:
         """Write a page with only this finding; see `publish`."""
         publish(path, [self], model=model, theme=theme)
 
@@ -234,7 +232,7 @@ def finding(
 
 
 def verify_files(
-    paths: Sequence[str | os.PathLike[str]], model: AnyModel | None = None
+    paths: Sequence[StrPath], model: AnyModel | None = None
 ) -> list[tuple[Finding, Verification]]:
     """Read findings and verify them as `Finding.verify` does. Each model is loaded only once.
 
@@ -257,10 +255,10 @@ def verify_files(
 
 
 def publish(
-    path: str | os.PathLike[str],
+    path: StrPath,
     findings: Finding | Sequence[Finding] = (),
     *,
-    article: str | os.PathLike[str] | None = None,
+    article: StrPath | None = None,
     model: AnyModel | None = None,
     theme: str = "auto",
 ) -> None:
@@ -296,7 +294,7 @@ def publish(
 def view_of(
     findings: Finding | Sequence[Finding],
     *,
-    article: str | os.PathLike[str] | None = None,
+    article: StrPath | None = None,
     model: AnyModel | None = None,
     theme: str = "auto",
 ) -> FindingsView:

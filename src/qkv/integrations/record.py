@@ -1,7 +1,7 @@
 """Record the attention of another library's model while it runs."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, whole_number
+from qkv.arrays import Array, Arrays, whole_number
 from qkv.attend.arguments import Call
 from qkv.attend.attention import AttentionSummary, answer, summarize_call
 from qkv.trace import Trace
@@ -389,7 +389,7 @@ def _reads(first: Sequence[_Layer], second: Sequence[_Layer]) -> bool:
     return bool(crossing) and all(keys == first[0].size for keys in read) and not first[0].crosses
 
 
-def _other(layer: _Layer, first: _Layer, parts: Mapping[str, Array]) -> str:
+def _other(layer: _Layer, first: _Layer, parts: Arrays) -> str:
     """Describe how a layer's queries or keys differ from the first layer's; "" if they do not."""
     if layer.crosses:
         return "cross-attention"

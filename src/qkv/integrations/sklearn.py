@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.files import StrPath
 from qkv.models import Model, load
 from qkv.text.tokenizer import check_texts
 
@@ -38,7 +39,7 @@ class Encoding:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | None = None,
+        model: StrPath | None = None,
         *,
         prompt_name: str | None = None,
         prompt: str | None = None,

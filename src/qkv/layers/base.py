@@ -6,7 +6,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from qkv.arrays import Array, ArrayLike, Shape, as_array, compute_type, is_float, native
+from qkv.arrays import (
+    Array,
+    ArrayLike,
+    Arrays,
+    DType,
+    Shape,
+    as_array,
+    compute_type,
+    is_float,
+    native,
+)
 from qkv.attend import arguments
 from qkv.ops.kernel import is_bfloat16, narrowed, stays_bfloat16
 from qkv.ops.linear import input_grad, linear, linear_grad
@@ -21,7 +31,7 @@ PACKED = (*PADDED, *arguments.PACKED)
 
 
 def first_parameters(
-    sizes: Mapping[str, tuple[int, int]], *, bias: bool, seed: int | None, dtype: np.dtype[Any]
+    sizes: Mapping[str, tuple[int, int]], *, bias: bool, seed: int | None, dtype: DType
 ) -> dict[str, Array]:
     """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
@@ -64,9 +74,7 @@ def need_shape(array: Array, shape: tuple[int, ...], *, call: str, name: str, wh
         raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
 
 
-def need_shapes(
-    parameters: Mapping[str, Array], shapes: Mapping[str, Shape], *, call: str, why: str
-) -> None:
+def need_shapes(parameters: Arrays, shapes: Mapping[str, Shape], *, call: str, why: str) -> None:
     """Raise an error for an unknown parameter or a wrong shape; `why` is as in `need_shape`."""
     for name, array in parameters.items():
         if name not in shapes:
@@ -76,7 +84,7 @@ def need_shapes(
         need_shape(array, shapes[name], call=call, name=name, why=why)
 
 
-def common_type(types: Iterable[np.dtype[Any]], *, call: str) -> np.dtype[Any]:
+def common_type(types: Iterable[DType], *, call: str) -> DType:
     """Return the type to which NumPy promotes these types."""
     names = dict.fromkeys(types)
     try:
@@ -106,7 +114,7 @@ def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool
     return array
 
 
-def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: str) -> Array:
+def parameter(parameters: Arrays, name: str, shape: str, *, call: str) -> Array:
     """Return a parameter; check that it exists and has the axes in `shape`, such as "(D, F)"."""
     if name not in parameters:
         has = ", ".join(parameters) or "none"
@@ -117,15 +125,13 @@ def parameter(parameters: Mapping[str, Array], name: str, shape: str, *, call: s
     return array
 
 
-def result_type(inputs: Iterable[Array], parameters: Mapping[str, Array], *, call: str) -> Any:
+def result_type(inputs: Iterable[Array], parameters: Arrays, *, call: str) -> Any:
     """Return a layer's result type: NumPy's promotion of the float inputs and parameters."""
     arrays = (*inputs, *parameters.values())
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 
 
-def promoted(
-    x: Array, parameters: Mapping[str, Array], *, call: str
-) -> tuple[Array, np.dtype[Any]]:
+def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
     """Return `(x, dtype)`: `x` in the type of the computation, and the type of the result."""
     dtype = result_type([x], parameters, call=call)
     return working(x, dtype), dtype
@@ -133,7 +139,7 @@ def promoted(
 
 def project(
     x: Array,
-    parameters: Mapping[str, Array],
+    parameters: Arrays,
     name: str,
     *,
     activation: str | None = None,
@@ -150,7 +156,7 @@ def project(
     )
 
 
-def narrowed_to(x: Array, parameters: Mapping[str, Array]) -> Array:
+def narrowed_to(x: Array, parameters: Arrays) -> Array:
     """Return `x`, converted to bfloat16 if all parameters of a part are bfloat16."""
     first, *others = parameters.values()
     alike = is_bfloat16(first.dtype) and all(array.dtype == first.dtype for array in others)
@@ -162,12 +168,12 @@ def is_wide(residual: Array | None) -> bool:
     return residual is not None and residual.dtype == np.float32
 
 
-def working(x: Array, dtype: np.dtype[Any]) -> Array:
+def working(x: Array, dtype: DType) -> Array:
     """Convert `x` to the type in which `dtype` arrays are computed, without a copy if possible."""
     return x.astype(working_type(dtype), copy=False)
 
 
-def working_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def working_type(dtype: DType) -> DType:
     """Return the type of values between the operations of a layer.
 
     It is float32 for half precision, but bfloat16 stays bfloat16 if the kernel multiplies it
@@ -194,7 +200,7 @@ class Gradient:
     options: dict[str, Array] = field(default_factory=dict)
 
 
-def need_single(x: Array, parameters: Mapping[str, Array], *, call: str) -> None:
+def need_single(x: Array, parameters: Arrays, *, call: str) -> None:
     """Raise an error if the layer computes in half precision, which has no backward pass."""
     dtype = result_type([x], parameters, call=call)
     if compute_type(dtype) != dtype:
@@ -204,7 +210,7 @@ def need_single(x: Array, parameters: Mapping[str, Array], *, call: str) -> None
         )
 
 
-def upstream(grad: Any, shape: tuple[int, ...], dtype: np.dtype[Any], *, call: str) -> Array:
+def upstream(grad: Any, shape: tuple[int, ...], dtype: DType, *, call: str) -> Array:
     """Return `grad` as an array of the shape and type of the layer's result."""
     array = np.asarray(grad)
     if array.shape != shape:
@@ -232,7 +238,7 @@ def part_back(
 
 
 def project_back(
-    x: Array, parameters: Mapping[str, Array], name: str, grad: Array, gradients: ByName | None
+    x: Array, parameters: Arrays, name: str, grad: Array, gradients: ByName | None
 ) -> Array:
     """Return the gradient for `x` of `project`; store those for the parameters in `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, ArrayLike, compute_type
+from qkv.arrays import Array, ArrayLike, DType, compute_type
 from qkv.attend.arguments import Call
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts
@@ -21,7 +21,7 @@ class BlockSaved(NamedTuple):
 
     parts: dict[str, Any]  # The saved values of each part, keyed by its name.
     shape: tuple[int, ...]  # (..., T, D).
-    dtype: np.dtype[Any]
+    dtype: DType
 
 
 _AFTER = "hook_normalized_resid_post"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, ArrayLike, Shape, compute_type, whole_number
+from qkv.arrays import Array, ArrayLike, Arrays, Shape, compute_type, whole_number
 from qkv.attend.softmax import softmax
 from qkv.layers import base
 from qkv.layers.mlp import MLP, mlp_sizes
@@ -56,11 +56,11 @@ class Routed(base.Feed, ABC):
     @abstractmethod
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
-    ) -> tuple[Array, Array, Mapping[str, Array]]:
+    ) -> tuple[Array, Array, Arrays]:
         """Return the gradients for an expert's rows, their weights and the expert's parameters."""
 
     @abstractmethod
-    def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+    def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
         """Store the gradients for one expert's parameters in `gradients`."""
 
     def run(
@@ -220,7 +220,7 @@ class Experts(Routed):
 
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
-    ) -> tuple[Array, Array, Mapping[str, Array]]:
+    ) -> tuple[Array, Array, Arrays]:
         """Return the gradients for an expert's rows, their weights and the expert's parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = base.for_parameters(record)
@@ -238,7 +238,7 @@ class Experts(Routed):
         grad_rows = base.project_back(rows, own, "gate_up", change_both, gradients)
         return grad_rows, counts, gradients or {}
 
-    def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+    def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
         """Store the gradients for one expert's parameters in `gradients`."""
         for name, array in own.items():
             gradients[f"experts.{_EXPERT[name]}"][number] = array
@@ -265,7 +265,7 @@ def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...
     }
 
 
-def _sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
+def _sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
     """Return D, F and E; raise an error for the first parameter that does not fit."""
     down = base.parameter(parameters, "experts.down", "(E, F, D)", call=call)
     count, hidden, dim = down.shape
@@ -343,7 +343,7 @@ class GatedExperts(Routed):
 
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
-    ) -> tuple[Array, Array, Mapping[str, Array]]:
+    ) -> tuple[Array, Array, Arrays]:
         """Return the gradients for an expert's rows, their weights and the expert's parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
@@ -352,7 +352,7 @@ class GatedExperts(Routed):
         back = mlp.backward(weight * grad, saved, record=inner)
         return back.x, (grad * out).sum(-1), back.parameters
 
-    def _put(self, gradients: dict[str, Array], number: int, own: Mapping[str, Array]) -> None:
+    def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
         """Store the gradients for one expert's parameters in `gradients`."""
         gradients.update({f"experts.{number}.{name}": array for name, array in own.items()})
 
@@ -369,7 +369,7 @@ def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str
             yield f"experts.{number}.{name}.weight", size
 
 
-def _gated_sizes(parameters: Mapping[str, Array], *, call: str) -> tuple[int, int, int]:
+def _gated_sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
     """Return D, F and E; raise an error for the first parameter that does not fit."""
     router = base.parameter(parameters, "router_proj.weight", "(D, E)", call=call)
     down = base.parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array, Arrays, DType, compute_type
 from qkv.attend import native
 from qkv.attend.arguments import takes
 from qkv.attend.cache import KVCache, put
@@ -65,7 +65,7 @@ class Steps:
 
 
 def steps_for(
-    blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: np.dtype[Any]
+    blocks: Sequence[Any], options: Sequence[Mapping[str, Any]], dtype: DType
 ) -> Steps | None:
     """Return `Steps` for these blocks, or None if a part or an option is not supported."""
     here, threads = body_and_threads()
@@ -228,7 +228,7 @@ def _norm(norm: LayerNorm | RMSNorm, kernel: Prepared) -> Callable[[Array], Arra
 
 
 def _linear(
-    parameters: Mapping[str, Array], name: str, kernel: Prepared, activation: str | None = None
+    parameters: Arrays, name: str, kernel: Prepared, activation: str | None = None
 ) -> Callable[..., Array]:
     weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
     return kernel.linear(weight, bias, activation)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.files import StrPath
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
@@ -119,7 +120,7 @@ class Files:
         OSError: a path is a folder, does not exist or cannot be read.
     """
 
-    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+    def __init__(self, paths: Iterable[StrPath]) -> None:
         self.paths = [Path(path).absolute() for path in paths]
         if not self.paths:
             raise ValueError("corpus: no file is given: name at least one")

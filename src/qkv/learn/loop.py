@@ -1,7 +1,6 @@
 """The training loop: steps, checkpoints and snapshots; a run that diverges is stopped."""
 
 import math
-import os
 import shutil
 import signal
 import time
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, whole_number
-from qkv.files import named_folder
+from qkv.files import StrPath, named_folder
 from qkv.learn import run_folder
 from qkv.learn.network import Network
 from qkv.learn.objectives import Objective, Part
@@ -58,7 +57,7 @@ def train(
     network: Network,
     objectives: Objective | Iterable[Objective | Part],
     *,
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     steps: int | None = None,
     minutes: float | None = None,
     schedule: Schedule | float = 1e-3,

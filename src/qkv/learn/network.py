@@ -1,12 +1,12 @@
 """A model in training, with all parameters in one array and their gradients in another."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.models.model import Model
 from qkv.models.network.design import Design
 
@@ -65,7 +65,7 @@ class Network:
     def __repr__(self) -> str:
         return f"<Network of {self.source!r}, {self.flat.size} numbers>"
 
-    def add(self, gradients: Mapping[str, Array]) -> None:
+    def add(self, gradients: Arrays) -> None:
         """Add gradients, keyed by parameter name, to `gradient`.
 
         If the output projection shares the token table, its gradient is added to that for the

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from qkv.arrays import whole_number
-from qkv.files import named_folder
+from qkv.files import StrPath, named_folder
 from qkv.learn.corpus import ENDS, Corpus, Files, need_two_words, paragraphs, running
 from qkv.learn.loop import Trained, checked_limits, train
 from qkv.learn.network import Network
@@ -85,7 +85,7 @@ class TextRun:
         object.__setattr__(self, "corpus", tuple(paths))
 
     @classmethod
-    def of(cls, folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> Self:
+    def of(cls, folder: StrPath, changes: Mapping[str, Any]) -> Self:
         """Read the settings of a folder's run; check that they agree with the given `changes`.
 
         Raises:
@@ -139,7 +139,7 @@ class TextRun:
 
 def train_on_text(
     run: TextRun,
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     *,
     resume: bool = False,
     say: Callable[[str], None] = lambda _: None,

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.arrays import Array, finite
+from qkv.arrays import Array, Arrays, finite
 from qkv.extras import need
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.models.files.read import CONFIG, TOKENIZER
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Metrics:
         self.file.close()
 
 
-def read_metrics(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
+def read_metrics(folder: StrPath) -> list[dict[str, Any]]:
     """Read the metrics of a run; an incomplete last line is ignored.
 
     Raises:
@@ -161,7 +161,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 # Curves
 
 
-def plot_curves(folder: str | os.PathLike[str]) -> "Figure":
+def plot_curves(folder: StrPath) -> "Figure":
     """Plot a run's learning rate and its losses (raw and smoothed) over the steps.
 
     Args:
@@ -207,7 +207,7 @@ def plot_curves(folder: str | os.PathLike[str]) -> "Figure":
     return figure
 
 
-def write_curves(folder: str | os.PathLike[str]) -> Path:
+def write_curves(folder: StrPath) -> Path:
     """Plot the curves of a run, and save the plot in its folder."""
     figure: Any = plot_curves(folder)
     path = Path(folder) / CURVES
@@ -282,9 +282,7 @@ class Checkpoint:
     damaged: tuple[str, ...] = ()
 
 
-def write_checkpoint(
-    folder: Path, step: int, arrays: Mapping[str, Array], about: Mapping[str, Any]
-) -> None:
+def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str, Any]) -> None:
     """Write a checkpoint, and remove all earlier checkpoints except the last.
 
     Raises:
@@ -301,7 +299,7 @@ def write_checkpoint(
             old.unlink()
 
 
-def sealed(arrays: Mapping[str, Array], about: Mapping[str, Any]) -> bytes:
+def sealed(arrays: Arrays, about: Mapping[str, Any]) -> bytes:
     """Return a checkpoint as bytes: a safetensors file with a SHA-256 of its other bytes."""
     from safetensors.numpy import save
 
@@ -414,7 +412,7 @@ def _check_state(about: Any, step: int) -> None:
         raise ValueError(f"it is at step {step} of a run of {steps!r:.40}")
 
 
-def _check_arrays(arrays: Mapping[str, Array]) -> None:
+def _check_arrays(arrays: Arrays) -> None:
     """Raise an error unless the arrays are valid parameters and running means of a run."""
     if arrays.keys() != _ARRAYS:
         raise ValueError(f"it holds {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}")

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def check(
-    function: Any,
-    signature: str = "qkv",
-    task: str = "attention",
-    *,
-    seed: int = 0,
+    function: Any, signature: str = "qkv", task: str = "attention", *, seed: int = 0
 ) -> CheckResult:
     """Check your own function: find its mistakes, or confirm that it is right.
 

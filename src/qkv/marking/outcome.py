@@ -26,9 +26,7 @@ RAISED = (Exception, SystemExit)  # Errors of a student's code that are reported
 
 
 def options_of(
-    function: Callable[..., Any],
-    names: Sequence[str],
-    known: Mapping[str, tuple[str, ...]],
+    function: Callable[..., Any], names: Sequence[str], known: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Return `(taken, required)`: the options that a function accepts and requires.
 

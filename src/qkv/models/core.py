@@ -1,7 +1,6 @@
 """`Core`, the base class of all models: a tokenizer, a network, and `run(batch, edits)`."""
 
 import difflib
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -11,6 +10,7 @@ import numpy as np
 
 from qkv.arrays import Array, ArrayLike, whole_number
 from qkv.edits import Edits
+from qkv.files import StrPath
 from qkv.layers import Block
 from qkv.models.elsewhere import ELSEWHERE
 from qkv.models.files.modules import Routing
@@ -380,7 +380,7 @@ class Core:
         """
         return self.reader.subwords(word)
 
-    def save(self, folder: str | os.PathLike[str], *, dtype: Any = None) -> None:
+    def save(self, folder: StrPath, *, dtype: Any = None) -> None:
         """Write the model to a folder that both `qkv.load` and transformers can read.
 
         The folder is created if it does not exist. If the folder already holds a model, the files

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import float_type
+from qkv.arrays import DType, float_type
+from qkv.files import StrPath
 from qkv.models.dual_encoder import DualEncoder
 from qkv.models.elsewhere import LOADING, advising
 from qkv.models.families import described, towers
@@ -38,10 +39,7 @@ _BARE = ("Model", "Encoder", "Backbone")  # class names of models without a head
 
 @advising("load", LOADING)
 def load(
-    name_or_path: str | os.PathLike[str] | None = None,
-    *,
-    revision: str | None = None,
-    dtype: Any = None,
+    name_or_path: StrPath | None = None, *, revision: str | None = None, dtype: Any = None
 ) -> Model:
     """Load a model.
 
@@ -94,7 +92,7 @@ def load(
         ) from error
 
 
-def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
+def _read(folder: Path, name: str, kind: DType | None) -> Model:
     """Read the model in a folder."""
     routing = read_routing(folder)
     models: dict[str, Model] = {}
@@ -109,7 +107,7 @@ def _read(folder: Path, name: str, kind: np.dtype[Any] | None) -> Model:
     return model._join(routing, models) if routing.is_choice else model
 
 
-def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
+def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
     """Read a model with a config.json, or a table of vectors without a config.json."""
     home = folder / sentence.home
     if sentence.static:
@@ -148,7 +146,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] |
     )
 
 
-def _static(folder: Path, name: str, sentence: Sentence, kind: np.dtype[Any] | None) -> Model:
+def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
     """Read a model that is a table of vectors; the tokenizer limits the length of texts."""
     home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
@@ -206,7 +204,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
         )
 
 
-def load_for(texts: Iterable[str], name_or_path: str | os.PathLike[str] | None = None) -> Model:
+def load_for(texts: Iterable[str], name_or_path: StrPath | None = None) -> Model:
     """Load a model as `load` does; the words of these texts become the vocabulary of "random"."""
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", read.CONFIG).is_file():
@@ -235,7 +233,7 @@ def _tokenizer(
     return tokenizer
 
 
-def _float_type(dtype: Any) -> np.dtype[Any]:
+def _float_type(dtype: Any) -> DType:
     """Return the NumPy type of a model for the user's `dtype`."""
     with suppress(TypeError):
         kind = float_type(dtype, call="load")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, DType
 from qkv.embed import TokenEmbedding
 from qkv.layers import SelfAttention
 from qkv.models.families import described
@@ -69,7 +69,7 @@ def fresh_model(
     )
 
 
-def first_weights(design: Design, seed: int, dtype: np.dtype[Any]) -> dict[str, Array]:
+def first_weights(design: Design, seed: int, dtype: DType) -> dict[str, Array]:
     """Draw the initial parameters for training, keyed by name."""
     rng = np.random.default_rng(seed)
     quieter = 1 if design.norms == "after" else 1 / math.sqrt(2 * len(design.layers))

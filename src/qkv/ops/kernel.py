@@ -5,11 +5,10 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type, whole_number
+from qkv.arrays import Array, DType, compute_type, whole_number
 
 try:
     from qkv import _kernel
@@ -106,7 +105,7 @@ def one_thread() -> Iterator[None]:
         _here.alone = before
 
 
-def stays_bfloat16(dtype: np.dtype[Any]) -> bool:
+def stays_bfloat16(dtype: DType) -> bool:
     """Return whether half-precision results stay in `dtype` between operations.
 
     The kernel multiplies bfloat16 directly, and adds the products in float32. NumPy code converts
@@ -142,7 +141,7 @@ def body_for(*arrays: Array) -> int | None:
     return body() if plain else None
 
 
-def as_rows(array: Array, count: int, size: int, kind: np.dtype[Any] = FLOAT32) -> Array:
+def as_rows(array: Array, count: int, size: int, kind: DType = FLOAT32) -> Array:
     """Reshape `(..., size)` to contiguous rows `(count, size)`, converted to `kind`."""
     array = array.astype(kind, copy=False).reshape(count, size)
     if array.strides[1] != array.itemsize or not array.flags.aligned:
@@ -166,12 +165,12 @@ def bits(array: Array) -> Array:
 
 
 @functools.cache
-def bits_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def bits_type(dtype: DType) -> DType:
     """Return the type in which the kernel reads numbers of `dtype`."""
     return np.dtype(np.uint16) if is_bfloat16(dtype) else dtype
 
 
 @functools.cache
-def is_bfloat16(dtype: np.dtype[Any]) -> bool:
+def is_bfloat16(dtype: DType) -> bool:
     """Return whether `dtype` is bfloat16, in any byte order."""
     return dtype.name == "bfloat16"

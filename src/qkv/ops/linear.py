@@ -5,17 +5,16 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type, is_float, native
+from qkv.arrays import Array, DType, compute_type, is_float, native
 from qkv.ops import kernel
 from qkv.ops.activation import activate_in_numpy, activation_named
 from qkv.ops.packing import packed, packed_once
 from qkv.ops.threads import run_all
 
-_narrow: ContextVar[np.dtype[Any] | None] = ContextVar("_narrow", default=None)
+_narrow: ContextVar[DType | None] = ContextVar("_narrow", default=None)
 
 
 @contextmanager
@@ -103,7 +102,7 @@ def linear(
     return y if kind is None or wide else y.astype(kind, copy=False)
 
 
-def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]) -> Array | None:
+def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: DType) -> Array | None:
     """Broadcast a gate or a residual to the result's shape, as rows for the kernel."""
     if x is None:
         return None
@@ -112,7 +111,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: np.dtype[Any]
 
 
 @functools.cache
-def _product_type(x: np.dtype[Any], weight: np.dtype[Any]) -> np.dtype[Any] | None:
+def _product_type(x: DType, weight: DType) -> DType | None:
     """Return the float type of a product of these types; None if NumPy chooses the type."""
     if not (is_float(x) and is_float(weight)):
         return None

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, DType
 from qkv.ops.activation import activation_named
 from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
 from qkv.ops.threads import lock
 
 # Packed weights, keyed by id, body and type; an entry is removed when its weight is deleted.
-_kept: dict[tuple[int, int, np.dtype[Any]], tuple[weakref.ref[Array], Array]] = {}
+_kept: dict[tuple[int, int, DType], tuple[weakref.ref[Array], Array]] = {}
 # Several kept weights share a large array (a shelf), because NumPy requests large pages (2 MB) only
 # for large arrays. The processor reads small pages at half the rate.
 _LARGE_PAGE = 1 << 21
@@ -57,7 +57,7 @@ def frozen(array: Array) -> Array:
     return array.view()
 
 
-def packed(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Array:
+def packed(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of the weight; the copy is cached if the weight is frozen."""
     key = (id(weight), chosen, kind)
     if not is_frozen(weight):
@@ -68,9 +68,7 @@ def packed(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Arr
     return packed_together([weight], chosen, kind, threads)
 
 
-def packed_together(
-    weights: Sequence[Array], chosen: int, kind: np.dtype[Any], threads: int
-) -> Array:
+def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads: int) -> Array:
     """Pack frozen weights side by side, and keep each packed copy for its weight's lifetime."""
     sizes = [packed_size(weight.shape, chosen, kind) for weight in weights]
     memory, end = _lasting_memory(sum(sizes)), 0
@@ -83,7 +81,7 @@ def packed_together(
     return memory
 
 
-def packed_once(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -> Array:
+def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of a weight (in, out), for one product by the kernel's body `chosen`."""
     size = packed_size(weight.shape, chosen, kind)
     memory = _aligned(np.empty(size + 16, np.float32), 64)[:size]
@@ -91,20 +89,18 @@ def packed_once(weight: Array, chosen: int, kind: np.dtype[Any], threads: int) -
     return memory
 
 
-def packed_size(shape: tuple[int, ...], chosen: int, kind: np.dtype[Any]) -> int:
+def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
     """Return the size of a packed weight of this shape, counted in float32 numbers."""
     depth, width = shape
     return compiled.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
 
 
-def _pack_into(
-    packed: Array, weight: Array, chosen: int, kind: np.dtype[Any], threads: int
-) -> None:
+def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: int) -> None:
     """Pack a weight into the memory `packed`, which has the size `packed_size`."""
     compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
-def _forget(key: tuple[int, int, np.dtype[Any]], _: object = None) -> None:
+def _forget(key: tuple[int, int, DType], _: object = None) -> None:
     if (kept := _kept.pop(key, None)) is not None:
         _count(kept[1].base, -kept[1].nbytes)
 
@@ -162,7 +158,7 @@ class Prepared:
         threads: the maximum number of threads.
     """
 
-    def __init__(self, body: int, kind: np.dtype[Any], threads: int) -> None:
+    def __init__(self, body: int, kind: DType, threads: int) -> None:
         self.body, self.kind, self.threads = body, kind, threads
         self.bits = bits_type(kind)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, as_array
+from qkv.arrays import Array, Arrays, DType, as_array
 from qkv.attend.arguments import Call, check_call, narrow, plan_of
 from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
@@ -33,7 +33,7 @@ class Rules(NamedTuple):
     softcap: float | None
     scale: float
 
-    def call(self, arrays: Mapping[str, Array]) -> Call:
+    def call(self, arrays: Arrays) -> Call:
         """Return the attention `Call` for the arrays of a block."""
         query, key, value = (arrays[name] for name in ("query", "key", "value"))
         shapes, types = (query.shape, key.shape, value.shape), (query.dtype, key.dtype, value.dtype)
@@ -118,7 +118,7 @@ class Tasks:
         names = {other.name for other in self.below}
         return HighLevelGraph({**layers, self.name: self.tasks}, {**needs, self.name: names})
 
-    def array(self, chunks: tuple[Pieces, ...], kind: np.dtype[Any]) -> Any:
+    def array(self, chunks: tuple[Pieces, ...], kind: DType) -> Any:
         """Return the dask array whose chunks are the results of these tasks."""
         meta = np.empty((0,) * len(chunks), kind)
         return need("dask.array", "scale").Array(self.graph(), self.name, chunks, meta=meta)

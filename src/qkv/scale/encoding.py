@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from qkv.extras import need
+from qkv.files import StrPath
 from qkv.models import Model
 from qkv.models.run.truncation import MOST, Cut, counting
 from qkv.models.sentence.encoder import EmptyText
@@ -97,9 +98,9 @@ class _Plan:
 
 
 def encode(
-    model: str | os.PathLike[str] | None,
+    model: StrPath | None,
     sources: Any,
-    destination: str | os.PathLike[str],
+    destination: StrPath,
     *,
     client: Any = None,
     column: str = "text",

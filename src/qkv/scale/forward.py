@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, DType
 from qkv.attend.arguments import Call, check_options, rounded
 from qkv.attend.attention import solve
 from qkv.attend.grouped import grouped
@@ -139,7 +139,7 @@ def _attend(rules: Rules, **inputs: Array) -> Part:
 
 
 def _attend_nothing(
-    rules: Rules, shapes: list[tuple[int, ...]], kind: np.dtype[Any], **inputs: Array
+    rules: Rules, shapes: list[tuple[int, ...]], kind: DType, **inputs: Array
 ) -> Part:
     """Return the `Part` for no keys; `shapes` are the shapes of query, key and value."""
     query, key, value = shapes
@@ -177,11 +177,11 @@ def joined(part: Part, other: Part) -> Part:
     return _tidy(out, top, rest)
 
 
-def _out(part: Part, kind: np.dtype[Any]) -> Array:
+def _out(part: Part, kind: DType) -> Array:
     return rounded(part.out, kind)
 
 
-def _lse(part: Part, kind: np.dtype[Any]) -> Array:
+def _lse(part: Part, kind: DType) -> Array:
     return rounded(part.lse if part.rest is None else part.lse + part.rest, kind)
 
 

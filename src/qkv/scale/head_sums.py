@@ -1,6 +1,5 @@
 """Scores of heads over many files: workers compute sums, which are then added."""
 
-import os
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from operator import add
@@ -8,6 +7,7 @@ from typing import Any
 
 from qkv.circuits.means import NAMES, HeadSums, checked_names, head_sums
 from qkv.circuits.results import Result
+from qkv.files import StrPath
 from qkv.models import Model
 from qkv.models.run.truncation import MOST, Cut, counting
 from qkv.scale.counting import bad_row, counts_of, cut
@@ -19,7 +19,7 @@ ROWS, BYTES = 4096, 2**20  # the maximum number of rows and bytes of one task
 
 
 def head_scores(
-    model: str | os.PathLike[str] | None,
+    model: StrPath | None,
     sources: Any,
     of: str | Iterable[str] = NAMES,
     client: Any = None,

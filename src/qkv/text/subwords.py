@@ -1,11 +1,10 @@
 """Tokenizers of trained models, which are read from a tokenizer.json."""
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.text.growth import growth
 from qkv.text.tokenizer import Tokenizer
 
@@ -51,7 +50,7 @@ class SubwordTokenizer(Tokenizer):
         super().__init__(inner, factor)
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str]) -> Self:
+    def from_file(cls, path: StrPath) -> Self:
         """Read a tokenizer.json.
 
         Raises:
@@ -112,7 +111,7 @@ class BareTokenizer(SubwordTokenizer):
         }
         return super().rules | {"truncation": spelled}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write a tokenizer.json, which `BareTokenizer.from_file` reads."""
         with replacing(path) as file:
             file.write(json.dumps(self.rules, indent=2, ensure_ascii=False).encode("utf-8"))

@@ -1,7 +1,6 @@
 """The base class of all tokenizers, which uses the library `tokenizers`."""
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qkv.arrays import Array, as_array
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.text.growth import GROWN, USUAL
 from qkv.text.tokenized import Tokenized, from_bytes
 
@@ -207,7 +206,7 @@ class Tokenizer:
         """The ids of all special tokens."""
         return frozenset(self._special_ids)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write a tokenizer.json, which `SubwordTokenizer.from_file` reads.
 
         Raises:

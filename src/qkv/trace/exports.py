@@ -1,7 +1,6 @@
 """Export traces as files, as tables of xarray and pandas, and as HTML."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -9,17 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.extras import need
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.trace.activations import WORDS, axes, parse
 
-Unpack = Callable[[Mapping[str, Array], Mapping[str, Any]], Any]
+Unpack = Callable[[Arrays, Mapping[str, Any]], Any]
 
 
-def write_trace(
-    path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Array], about: Mapping[str, Any]
-) -> None:
+def write_trace(path: StrPath, kind: str, arrays: Arrays, about: Mapping[str, Any]) -> None:
     """Write named arrays and JSON values to a file, which appears only when it is complete."""
     from safetensors.numpy import save
 
@@ -28,9 +25,7 @@ def write_trace(
         file.write(save(whole, {kind: json.dumps(about)}))
 
 
-def read_trace(
-    path: str | os.PathLike[str], kinds: Mapping[str, Unpack], *, call: str, what: str
-) -> Any:
+def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, call: str, what: str) -> Any:
     """Read a file that `write_trace` wrote; `kinds` holds a function for each kind of trace.
 
     Raises:
@@ -56,9 +51,7 @@ _EXTRA = "tables"
 _SHOWN = 40  # the maximum number of tokens that a notebook shows
 
 
-def dataset(
-    arrays: Mapping[str, Array], tokens: Sequence[Sequence[str]], about: Mapping[str, Any]
-) -> Any:
+def dataset(arrays: Arrays, tokens: Sequence[Sequence[str]], about: Mapping[str, Any]) -> Any:
     """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
     Args:
@@ -115,7 +108,7 @@ def frame(rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]
     return pandas.DataFrame({name: np.concatenate(parts) for name, parts in columns.items()})
 
 
-def html(title: str, tokens: Sequence[Sequence[str]], arrays: Mapping[str, Array]) -> str:
+def html(title: str, tokens: Sequence[Sequence[str]], arrays: Arrays) -> str:
     """Return HTML: a heading, the first tokens, and a table with a row for each activation."""
     rows: dict[tuple[Any, ...], list[int]] = {}
     for name, array in arrays.items():

@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.trace.activations import activation
 
 Change = Callable[[Array], Array]
@@ -143,10 +143,7 @@ class GradientRecorder(Recorder):
     """
 
     def __init__(
-        self,
-        wanted: Callable[[str], bool],
-        changes: Mapping[str, Change],
-        added: Mapping[str, Array],
+        self, wanted: Callable[[str], bool], changes: Mapping[str, Change], added: Arrays
     ) -> None:
         super().__init__(wanted, changes)
         self._added = added

@@ -1,13 +1,13 @@
 """A trace of an encoder-decoder: two texts, and the cross-attention between them."""
 
 import difflib
-import os
 from collections.abc import ItemsView, KeysView, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
+from qkv.files import StrPath
 from qkv.trace import exports
 from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side, side_of
 from qkv.trace.exports import read_trace, write_trace
@@ -41,7 +41,7 @@ class Seq2SeqTrace:
         self,
         encoder: Trace,
         decoder: Trace,
-        cross: Mapping[str, Array],
+        cross: Arrays,
         *,
         settings: Mapping[int, Mapping[str, Any]] | None = None,
     ) -> None:
@@ -142,7 +142,7 @@ class Seq2SeqTrace:
         inputs = inputs_of(query, key, value, self.decoder.lengths, self.encoder.lengths)
         return inputs | self._settings.get(layer, {})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the trace to one safetensors file, completely or not at all."""
         arrays = {f"cross {name}": array for name, array in self._cross.items()}
         settings = {layer: dict(one) for layer, one in self._settings.items()}
@@ -156,14 +156,14 @@ class Seq2SeqTrace:
         write_trace(path, _KIND, arrays, about)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "Seq2SeqTrace":
+    def load(cls, path: StrPath) -> "Seq2SeqTrace":
         """Read a trace that `save` wrote; same as `qkv.Trace.load`."""
         kinds, call = {_KIND: cls.unpacked}, "Seq2SeqTrace.load"
         trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what="such a trace")
         return trace
 
     @classmethod
-    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> "Seq2SeqTrace":
+    def unpacked(cls, arrays: Arrays, about: Mapping[str, Any]) -> "Seq2SeqTrace":
         """Build a trace from the arrays and values that `save` wrote."""
         parts: dict[str, dict[str, Array]] = {part: {} for part in (*SIDES, "cross", _MASK)}
         for name, array in arrays.items():

@@ -1,13 +1,13 @@
 """A trace: all activations of a run by name, with the tokens of its texts."""
 
 import copy
-import os
 from collections.abc import ItemsView, KeysView, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, whole_number
+from qkv.arrays import Array, Arrays, whole_number
+from qkv.files import StrPath
 from qkv.trace import exports
 from qkv.trace.activations import axes, counted, cut, meant, numbers_of, parse, unknown
 from qkv.trace.exports import Unpack, read_trace, write_trace
@@ -56,7 +56,7 @@ class Trace:
 
     def __init__(
         self,
-        arrays: Mapping[str, Array],
+        arrays: Arrays,
         *,
         tokens: Sequence[Sequence[str]] = (),
         ids: Sequence[Sequence[int]] = (),
@@ -356,7 +356,7 @@ class Trace:
         inputs = inputs_of(query, key, self["v", layer], lengths, key_lengths)
         return inputs | self._settings.get(layer, {})
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the trace to one safetensors file, completely or not at all."""
         write_trace(path, _KIND, *self.packed())
 
@@ -381,12 +381,12 @@ class Trace:
         return {name: own.get(f"_{name}", own.get(name)) for name in _OF_RUN}
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Any:
+    def load(cls, path: StrPath) -> Any:
         """Read a trace that `save` wrote: a `Trace`, or for an encoder-decoder a `Seq2SeqTrace`."""
         return read_trace(path, KINDS, call="Trace.load", what="a trace")
 
     @classmethod
-    def unpacked(cls, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> "Trace":
+    def unpacked(cls, arrays: Arrays, about: Mapping[str, Any]) -> "Trace":
         """Build a trace from the arrays and values that `packed` returned.
 
         Raises:

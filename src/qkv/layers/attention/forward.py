@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays, DType
 from qkv.attend.arguments import RETURNS, Call, check_call
 from qkv.attend.attention import (
     answer,
@@ -53,7 +53,7 @@ class Inputs:
 
     words: Array  # (..., L, D), or rows (total, D).
     context: Array | None  # (..., S, D), for keys and values; None means `words`.
-    dtype: np.dtype[Any]  # The dtype of the result.
+    dtype: DType  # The dtype of the result.
     options: Mapping[str, Any]  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.
     cu: Array | None = None  # (B + 1,), the first row of each packed text, and the total.
@@ -262,9 +262,7 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     }
 
 
-def _with_cache(
-    inputs: Inputs, cache: KVCache, parts: Mapping[str, Array]
-) -> tuple[Call, dict[str, Array]]:
+def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, dict[str, Array]]:
     """Add keys and values to the cache, and return the attention `Call` over all cached keys."""
     seen = cache.lengths if cache.lengths.size else 0
     cached = cache.append(parts["k"], parts["v"], inputs.lengths) | {"window": cache.window}

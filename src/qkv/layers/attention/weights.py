@@ -1,10 +1,10 @@
 """The weights of an attention layer: their names, and checks that they are compatible."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from qkv.arrays import Array, shown
+from qkv.arrays import Array, Arrays, shown
 from qkv.layers.base import checked, need_shape, word_vectors
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
@@ -33,7 +33,7 @@ class Weights:
     `short` is True if the user passed w_q, w_k, w_v and w_o.
     """
 
-    parameters: Mapping[str, Array]
+    parameters: Arrays
     call: str
     layout: str = "in_out"
     short: bool = False

@@ -61,9 +61,7 @@ class Callee:
 
 
 def callee(
-    function: Callable[..., Any],
-    names: Mapping[str, str] | None = None,
-    also: Iterable[str] = (),
+    function: Callable[..., Any], names: Mapping[str, str] | None = None, also: Iterable[str] = ()
 ) -> Callee:
     """Determine how to call a function, from its signature and `names`.
 

@@ -5,20 +5,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, DType
 from qkv.marking.conformance.cases import Case
 from qkv.marking.conformance.reference import Expected, run
 
 Drawn = dict[str, Any]
 
 
-def float_type(name: Any) -> np.dtype[Any]:
+def float_type(name: Any) -> DType:
     """Return a NumPy dtype by its name, which may be bfloat16."""
     if name == "bfloat16":
         import ml_dtypes
 
         name = ml_dtypes.bfloat16
-    dtype: np.dtype[Any] = np.dtype(name)
+    dtype: DType = np.dtype(name)
     return dtype
 
 

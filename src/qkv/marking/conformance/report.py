@@ -1,7 +1,6 @@
 """The report card: the status of each feature, and an explanation of each error."""
 
 import json
-import os
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.marking.conformance.explain import Explanation
 from qkv.marking.conformance.runs import CaseResult
 
@@ -136,7 +135,7 @@ class Report:
             "cases": [*map(_case, self.cases)],
         }
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
+    def to_html(self, path: StrPath) -> None:
         """Write the card as an HTML page that works offline.
 
         The file at `path` is replaced only when the page is complete.
@@ -160,7 +159,7 @@ class Report:
             f'<div class="says">{says}</div></section>'
         )
 
-    def to_junit(self, path: str | os.PathLike[str]) -> None:
+    def to_junit(self, path: StrPath) -> None:
         """Write features as JUnit XML tests, in which refused and absent features are skipped."""
         from qkv.marking.files.exports import write_features
 

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.marking.files.notebook import SUFFIX
 from qkv.marking.files.verdicts import not_marked
 from qkv.marking.result import CheckResult
@@ -51,7 +50,7 @@ class Students:
     rows: tuple[Student, ...]
 
 
-def read_roster(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+def read_roster(path: StrPath) -> list[tuple[str, str]]:
     """Read the ids and names of a class from a CSV file with the columns id and name.
 
     Other columns and lines without an id are ignored.
@@ -214,7 +213,7 @@ class ClassTable:
             points = [counted.get(task) for task in self.tasks]
             yield names, points, sum(counted.values()), " ".join(keys)
 
-    def write_csv(self, path: str | os.PathLike[str]) -> None:
+    def write_csv(self, path: StrPath) -> None:
         """Write a line per row: names, points per task, total points and mistakes.
 
         Raises:
@@ -228,7 +227,7 @@ class ClassTable:
         with replacing(path) as out:
             out.write(text.getvalue().encode("utf-8", "replace"))
 
-    def write_html(self, path: str | os.PathLike[str]) -> None:
+    def write_html(self, path: StrPath) -> None:
         """Write the table as an HTML page with the most common mistakes.
 
         Raises:
@@ -277,7 +276,7 @@ def _plain(name: str) -> str:
     return f"'{name}" if name.startswith(("=", "+", "-", "@", "\t", "\r")) else name
 
 
-def files_in(folder: str | os.PathLike[str]) -> list[str]:
+def files_in(folder: StrPath) -> list[str]:
     """List the Python files and notebooks in a folder and its subfolders, sorted by name.
 
     Hidden files are omitted; broken links are included.

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.marking.result import CheckResult
 
 FULL = 10
@@ -35,9 +35,7 @@ class _Test(NamedTuple):
     properties: Mapping[str, str] = MappingProxyType({})
 
 
-def write_junit(
-    path: str | os.PathLike[str], marked: Iterable[tuple[str, Sequence[CheckResult]]]
-) -> None:
+def write_junit(path: StrPath, marked: Iterable[tuple[str, Sequence[CheckResult]]]) -> None:
     """Write a test suite per file, with one test per task.
 
     The file at `path` is replaced only when all the new content is written.
@@ -53,9 +51,7 @@ def write_junit(
     _write(path, "qkv check", suites)
 
 
-def write_features(
-    path: str | os.PathLike[str], name: str, tests: Sequence[tuple[str, str, str]]
-) -> None:
+def write_features(path: StrPath, name: str, tests: Sequence[tuple[str, str, str]]) -> None:
     """Write a test suite with one test per feature of a report.
 
     The file at `path` is replaced only when all the new content is written.
@@ -73,9 +69,7 @@ def write_features(
     _write(path, "qkv conform", [_suite(name, rows)])
 
 
-def write_gradescope(
-    path: str | os.PathLike[str], marked: Sequence[tuple[str, Sequence[CheckResult]]]
-) -> None:
+def write_gradescope(path: StrPath, marked: Sequence[tuple[str, Sequence[CheckResult]]]) -> None:
     """Write the verdicts on one submission, as one 10-point test per task.
 
     Args:
@@ -140,7 +134,7 @@ def _suite(name: str, tests: Sequence[_Test]) -> ElementTree.Element:
     return suite
 
 
-def _write(path: str | os.PathLike[str], title: str, suites: list[ElementTree.Element]) -> None:
+def _write(path: StrPath, title: str, suites: list[ElementTree.Element]) -> None:
     root = ElementTree.Element("testsuites", name=title)
     for count in ("tests", "failures"):
         root.set(count, str(sum(int(suite.attrib[count]) for suite in suites)))

@@ -1,6 +1,5 @@
 """Mark a student's file, whose code runs in a separate process with time and memory limits."""
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.arrays import whole_number
+from qkv.files import StrPath
 from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.remote import Remotes
 from qkv.marking.files.verdicts import failed, listed, names_of, not_marked
@@ -25,7 +25,7 @@ _WORDS = re.compile(r"\w+")
 
 
 def check_file(
-    path: str | os.PathLike[str],
+    path: StrPath,
     task: str | None = None,
     *,
     seed: int = 0,

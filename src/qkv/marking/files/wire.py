@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.arrays import DType
 from qkv.marking.errors import type_name
 from qkv.marking.outcome import Elsewhere, numbers
 
@@ -115,7 +116,7 @@ class Opaque:
     calls: bool
 
 
-def _numbers_only(kind: str) -> np.dtype[Any]:
+def _numbers_only(kind: str) -> DType:
     dtype = np.dtype(kind)
     if dtype.kind not in "biuf":
         raise ValueError(f"the dtype {kind} is not numeric")

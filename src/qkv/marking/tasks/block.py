@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.marking import findings
 from qkv.marking.engine import Compute, Group, Marking, generator, per_seed, reproduces
 from qkv.marking.findings import Finding
@@ -41,7 +41,7 @@ class BlockCall:
     """Word vectors (T, D), the block's parameters keyed by name, and the number of heads."""
 
     x: Array
-    parameters: Mapping[str, Array]
+    parameters: Arrays
     heads: int = 1
 
     def shown(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def sigmoid(x: Array) -> Array:
     return out
 
 
-def mlp_of(x: Array, p: Mapping[str, Array], activation: Part) -> Array:
+def mlp_of(x: Array, p: Arrays, activation: Part) -> Array:
     """Apply two linear layers with an activation between them."""
     out: Array = activation(x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"]
     return out

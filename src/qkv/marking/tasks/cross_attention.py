@@ -3,14 +3,14 @@
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.2.3 (encoder-decoder attention).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.marking.engine import Group, generator, mark_in_steps, per_seed
 from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Steps, mended
@@ -36,7 +36,7 @@ class TwoTexts:
 
     x: Array
     context: Array
-    parameters: Mapping[str, Array]
+    parameters: Arrays
     mask: Array
 
     def shown(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class TwoTexts:
 
 def attend(
     texts: tuple[Array, Array, Array],
-    weights: Mapping[str, Array],
+    weights: Arrays,
     steps: Steps,
     visible: Array | None = None,
     causal: bool = False,

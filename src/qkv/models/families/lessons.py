@@ -1,12 +1,11 @@
 """Small attention-only models: a single layer for lessons, and a decoder."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, ArrayLike
+from qkv.arrays import Array, ArrayLike, Arrays
 from qkv.embed import sinusoidal_positions
 from qkv.layers import Block, MultiHeadAttention
 from qkv.layers.base import Gradient
@@ -69,7 +68,7 @@ class Lesson(Design):
 
     sinusoidal: bool
 
-    def build(self, parameters: Mapping[str, Array]) -> Transformer:
+    def build(self, parameters: Arrays) -> Transformer:
         """Return the model with these parameters."""
         body = super().build(parameters)
         body.layers = [AttentionOnly(layer.attn) for layer in body.layers]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.extras import need
+from qkv.files import StrPath
 from qkv.models.files.config import lacking
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
 
@@ -49,9 +50,7 @@ def shipped() -> dict[str, Path]:
     return {name: DATA / name for name in names if _has_model(DATA / name)}
 
 
-def find_model(
-    name: str | os.PathLike[str], revision: str | None = None, *, download: bool = True
-) -> Path:
+def find_model(name: StrPath, revision: str | None = None, *, download: bool = True) -> Path:
     """Return the folder of a model, given its path or name; download the model if needed.
 
     Args:

@@ -1,15 +1,14 @@
 """Write a model's folder, which both `qkv.load` and transformers can read."""
 
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import FLOAT_NAMES, Array, float_type, is_float, shown
-from qkv.files import named_folder, replacing
+from qkv.arrays import FLOAT_NAMES, Array, DType, float_type, is_float, shown
+from qkv.files import StrPath, named_folder, replacing
 from qkv.models.files.names import Weights
 from qkv.models.files.read import CONFIG, TOKENIZER, WEIGHTS
 from qkv.models.files.sentence import BESIDE, TOP, Sentence
@@ -17,7 +16,7 @@ from qkv.models.files.tensors import MOST, SCALE, to_rows
 from qkv.text import Tokenizer
 
 
-def storage_type(dtype: Any) -> np.dtype[Any] | None:
+def storage_type(dtype: Any) -> DType | None:
     """Return the type for saved arrays, int8 or a float type; None if arrays keep their types.
 
     >>> storage_type("int8"), storage_type(None)
@@ -35,14 +34,14 @@ def storage_type(dtype: Any) -> np.dtype[Any] | None:
 
 
 def save_model(
-    folder: str | os.PathLike[str],
+    folder: StrPath,
     *,
     config: Mapping[str, Any] | None,
     weights: Weights,
     sentence: Sentence,
     tokenizer: Tokenizer | None,
     others: Mapping[str, Mapping[str, Any] | None],
-    dtype: np.dtype[Any] | None = None,
+    dtype: DType | None = None,
 ) -> None:
     """Write all files of a model, as `Model.save` describes.
 
@@ -84,7 +83,7 @@ def save_model(
             path.unlink()
 
 
-def _stored(name: str, array: Array, dtype: np.dtype[Any] | None) -> dict[str, Array]:
+def _stored(name: str, array: Array, dtype: DType | None) -> dict[str, Array]:
     """Return a tensor as the file stores it; an int8 tensor comes with its scales."""
     if dtype is None or not is_float(array.dtype):
         return {name: np.asarray(array, order="C")}

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from qkv.arrays import Array, Shape
+from qkv.arrays import Array, Arrays, Shape
 from qkv.embed import alibi_slopes
 from qkv.layers import (
     MLP,
@@ -85,7 +85,7 @@ class Mixture:
         """Return the names and shapes of a layer's expert parameters; None for a single MLP."""
         return expert_shapes(dim, hidden, self.count).items()
 
-    def build(self, parameters: Mapping[str, Array], activation: str) -> Experts:
+    def build(self, parameters: Arrays, activation: str) -> Experts:
         """Build the experts from these parameters."""
         return Experts(parameters, top_k=self.top_k, alpha=self.alpha, limit=self.limit)
 
@@ -114,7 +114,7 @@ class GatedMixture:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
 
-    def build(self, parameters: Mapping[str, Array], activation: str) -> GatedExperts:
+    def build(self, parameters: Arrays, activation: str) -> GatedExperts:
         """Build the experts from these parameters."""
         return GatedExperts(
             parameters, top_k=self.top_k, activation=activation, normalized=self.normalized
@@ -233,7 +233,7 @@ class Design:
         if self.head is not None:
             yield from self.head.shapes(self.dim)
 
-    def build(self, parameters: Mapping[str, Array]) -> Transformer:
+    def build(self, parameters: Arrays) -> Transformer:
         """Return the transformer with these parameters, without copying them."""
         firsts = [self._first(number) for number in range(len(self.layers))]
         blocks = {
@@ -313,7 +313,7 @@ class Design:
         """Yield the name and shape of a norm's weight, and of its bias if norms have biases."""
         yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
 
-    def _block(self, number: int, layer: Attention, parameters: Mapping[str, Array]) -> Block:
+    def _block(self, number: int, layer: Attention, parameters: Arrays) -> Block:
         """Build one layer from the parameters whose names contain the layer's number."""
         own = under(parameters, f"blocks.{number}.")
         attn = MultiHeadAttention.from_parameters(
@@ -344,13 +344,13 @@ class Design:
         options = {name: value for name, value in layer.options.items() if name == "scale"}
         return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
 
-    def _mlp(self, parameters: Mapping[str, Array]) -> Feed:
+    def _mlp(self, parameters: Arrays) -> Feed:
         """Return the MLP, or the experts that replace it."""
         if self.experts is not None and "router_proj.weight" in parameters:
             return self.experts.build(parameters, self.activation)
         return MLP.from_parameters(parameters, activation=self.activation)
 
-    def norm(self, parameters: Mapping[str, Array], name: str) -> LayerNorm | RMSNorm | None:
+    def norm(self, parameters: Arrays, name: str) -> LayerNorm | RMSNorm | None:
         """Return the norm with this name; None if the norm has no parameters."""
         own = under(parameters, f"{name}.")
         if not own:
@@ -359,9 +359,7 @@ class Design:
             return RMSNorm.from_parameters(own, eps=self.eps, offset=self.norm_offset)
         return LayerNorm.from_parameters(own, eps=self.eps)
 
-    def _options(
-        self, number: int, layer: Attention, parameters: Mapping[str, Array]
-    ) -> dict[str, Any]:
+    def _options(self, number: int, layer: Attention, parameters: Arrays) -> dict[str, Any]:
         """Return the options of `qkv.attention` in one layer."""
         options = dict(layer.options)
         if layer.alibi:
@@ -371,7 +369,7 @@ class Design:
         return options
 
 
-def under(parameters: Mapping[str, Array], prefix: str) -> dict[str, Array]:
+def under(parameters: Arrays, prefix: str) -> dict[str, Array]:
     """Return the parameters whose names begin with `prefix`, keyed by the rest of the name."""
     return {
         name.removeprefix(prefix): array

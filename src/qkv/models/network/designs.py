@@ -1,9 +1,9 @@
 """Designs based on `Design`: for images, for an encoder and a decoder, and for two towers."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from qkv.arrays import Array, Shape
+from qkv.arrays import Arrays, Shape
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.design import Design, under
 from qkv.models.network.embedding import PatchEmbedding
@@ -54,7 +54,7 @@ class VisionDesign(Design):
         yield "pos_embed.weight", (1, *positions) if self.batched else positions
         yield from (part for part in super().shapes() if part[0] != "embed.weight")
 
-    def build(self, parameters: Mapping[str, Array]) -> Transformer:
+    def build(self, parameters: Arrays) -> Transformer:
         """Return the model with these parameters, without copying them."""
         body = super().build(parameters)
         body.embedding = PatchEmbedding(
@@ -105,7 +105,7 @@ class Seq2SeqDesign:
         if self.head is not None:
             yield from self.head.shapes(self.decoder.dim)
 
-    def build(self, parameters: Mapping[str, Array]) -> EncoderDecoder:
+    def build(self, parameters: Arrays) -> EncoderDecoder:
         """Return the encoder and the decoder with these parameters, without copying them."""
         table = {"embed.weight": parameters["embed.weight"]}
         encoder, decoder = (
@@ -151,7 +151,7 @@ class DualDesign:
                 yield f"{tower}.{name}", shape
         yield SCALE, ()
 
-    def build(self, parameters: Mapping[str, Array]) -> Transformer:
+    def build(self, parameters: Arrays) -> Transformer:
         """Return the transformer for texts with these parameters, without copying them."""
         return self.text.build(under(parameters, "text."))
 

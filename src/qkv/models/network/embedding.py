@@ -1,12 +1,11 @@
 """Embeddings of token ids or images: the input of the first layer."""
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array, Arrays, compute_type
 from qkv.layers import LayerNorm, RMSNorm
 from qkv.layers.base import for_parameters, part_back, project_back
 from qkv.layers.norm import NormSaved
@@ -61,7 +60,7 @@ class Embedding:
         positions: Array | None = None,
         token_types: Array | None = None,
         norm: LayerNorm | RMSNorm | None = None,
-        projection: Mapping[str, Array] | None = None,
+        projection: Arrays | None = None,
         projects_first: bool = False,
         scale: float = 1.0,
         first_position: int = 0,

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.layers import base
 from qkv.layers.attention import Norm
 from qkv.models.network.pooling import POOLING, activated
@@ -81,9 +81,7 @@ class Head:
         if self.bias:
             yield "head.out_proj.bias", (self.outputs,)
 
-    def build(
-        self, parameters: Mapping[str, Array], *, norm: Callable[..., Norm | None]
-    ) -> "BuiltHead":
+    def build(self, parameters: Arrays, *, norm: Callable[..., Norm | None]) -> "BuiltHead":
         """Return the head with these parameters; `norm` finds a norm by its name."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
         if self.tied and "head.out_proj.weight" not in own:
@@ -96,7 +94,7 @@ class BuiltHead:
     """A head with its parameters."""
 
     steps: Head
-    parameters: Mapping[str, Array]
+    parameters: Arrays
     norm: Norm | None
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, compute_type
+from qkv.arrays import Array, DType, compute_type
 from qkv.attend import KVCache
 from qkv.layers import Block, LayerNorm, RMSNorm
 from qkv.layers.attention.forward import Positions
@@ -81,7 +81,7 @@ class Transformer:
         return self.embedding.dim
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> DType:
         """The type of the vectors: float32 for half precision."""
         return compute_type(self.embedding.table.dtype)
 
@@ -419,7 +419,7 @@ class Transformer:
         return self.final_norm.run(x, record=rows and rows.under(f"{_LAST}."))
 
 
-def unpacked(rows: Array, mask: Array, dtype: np.dtype[Any] | None = None) -> Array:
+def unpacked(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
     """Return an array (B, T, ...) with rows (total, ...) at the tokens of a mask (B, T), else 0."""
     out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows

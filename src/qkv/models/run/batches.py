@@ -1,12 +1,12 @@
 """Divide texts into batches, map positions between batch and caller, and join the results."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, is_whole_number, whole_number
+from qkv.arrays import Array, Arrays, is_whole_number, whole_number
 from qkv.models.run.inputs import as_ids
 from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
@@ -170,7 +170,7 @@ class Joined:
         self._texts, self._longest = texts, longest
         self._same: dict[str, str] = {}  # a name -> the first name of the same array
 
-    def add(self, first: int, arrays: Mapping[str, Array]) -> None:
+    def add(self, first: int, arrays: Arrays) -> None:
         """Add the arrays of a batch; its first text has the index `first`."""
         if not self.arrays:
             self._begin(arrays)
@@ -179,7 +179,7 @@ class Joined:
                 cells = (slice(first, first + len(array)), *map(slice, array.shape[1:]))
                 self.arrays[name][cells] = array
 
-    def _begin(self, arrays: Mapping[str, Array]) -> None:
+    def _begin(self, arrays: Arrays) -> None:
         firsts: dict[int, str] = {}
         for name, array in arrays.items():
             other = firsts.setdefault(id(array), name)

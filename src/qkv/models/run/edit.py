@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, is_float
+from qkv.arrays import Array, Arrays, as_array, is_float
 from qkv.models.run.batches import Layout, layout_of
 from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse
@@ -165,11 +165,7 @@ class EditedRun:
         return record
 
     def gradient_recorder(
-        self,
-        layout: Layout,
-        wanted: Callable[[str], bool],
-        added: Mapping[str, Array],
-        inputs: Mapping[str, Array],
+        self, layout: Layout, wanted: Callable[[str], bool], added: Arrays, inputs: Arrays
     ) -> GradientRecorder:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
@@ -344,12 +340,7 @@ class EditedRun:
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
     def _back(
-        self,
-        name: str,
-        layout: Layout,
-        record: Recorder,
-        inputs: Mapping[str, Array],
-        grad: Array,
+        self, name: str, layout: Layout, record: Recorder, inputs: Arrays, grad: Array
     ) -> Array:
         """Return the gradient for the old activation, given the gradient for the changed one."""
         change = self.changes.get(name)

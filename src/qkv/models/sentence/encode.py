@@ -221,11 +221,7 @@ def encode_document(
 
 
 def encode_stream(
-    model: Core,
-    sentences: Iterable[str],
-    *,
-    show_progress_bar: bool | None = None,
-    **options: Any,
+    model: Core, sentences: Iterable[str], *, show_progress_bar: bool | None = None, **options: Any
 ) -> Iterator[Any]:
     """Encode any number of texts, in groups of a few thousand texts.
 

@@ -242,10 +242,7 @@ class Encoder:
         return by_length(batch, self.batch_size * TOKENS)
 
     def _vectors(
-        self,
-        batch: Sequence[Array],
-        advance: Callable[[int], None],
-        edits: EditedRun | None = None,
+        self, batch: Sequence[Array], advance: Callable[[int], None], edits: EditedRun | None = None
     ) -> Any:
         """Return the outputs of texts, in their order; `advance` gets the number of texts done."""
         outputs: list[Any] = [None] * len(batch)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, compute_type, is_float, is_whole_number, shown
+from qkv.arrays import Array, Arrays, as_array, compute_type, is_float, is_whole_number, shown
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core
@@ -121,7 +121,7 @@ class Target:
 
     rows: Array
     logits: Array
-    activations: Mapping[str, Array]
+    activations: Arrays
 
 
 def target_of(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from qkv.arrays import Array, is_whole_number, shown, whole_number
+from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.core import Core
 from qkv.models.network.transformer import Transformer
@@ -388,7 +388,7 @@ def _traced(
 
 def as_trace(
     model: Core,
-    arrays: Mapping[str, Array],
+    arrays: Arrays,
     batch: Sequence[Tokenized],
     network: Transformer,
     masks: Mapping[int, Array] | None = None,

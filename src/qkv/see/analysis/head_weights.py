@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
@@ -309,9 +309,7 @@ def summable(weights: Array) -> Array:
     return np.where(fine, weights, np.nan).astype(weights.dtype)
 
 
-def heads_of(
-    trace: Trace, *, parameters: Mapping[str, Array] | None = None, name: str = ""
-) -> Heads:
+def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") -> Heads:
     """Read the heads from a trace of one text.
 
     Args:
@@ -391,7 +389,7 @@ def value_norms(v: Array, out_proj: Array) -> Array:
         return np.asarray(np.linalg.norm(np.einsum("shd,hde->hse", values, parts), axis=-1))
 
 
-def _norms(trace: Trace, layers: list[int], parameters: Mapping[str, Array]) -> list[Array]:
+def _norms(trace: Trace, layers: list[int], parameters: Arrays) -> list[Array]:
     norms = []
     for layer in layers:
         weight = parameters.get(f"blocks.{layer}.attn.out_proj.weight")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import textwrap
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.extras import need
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
 from qkv.see.draw.graph import HALF, Graph
@@ -380,7 +379,7 @@ def _open(axes: Axes, tone: Tone) -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def write_png(figure: Figure, path: str | os.PathLike[str]) -> None:
+def write_png(figure: Figure, path: StrPath) -> None:
     """Write a figure to a PNG file; a failed write changes no file."""
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=_DPI)

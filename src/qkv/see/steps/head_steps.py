@@ -1,13 +1,12 @@
 """The steps from the tokens to the layer's input, and from there to the context of one head."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.attend import trace_attention
 from qkv.embed import sinusoidal_positions
 from qkv.layers.attention import Rotary
@@ -39,7 +38,7 @@ class AttentionInputs:
 
     trace: Trace
     layer: int
-    parameters: Mapping[str, Array]
+    parameters: Arrays
     rotary: Rotary | None = None
     x: dict[str, str] = field(default_factory=dict)
     known: dict[str, Array] = field(default_factory=dict)
@@ -211,7 +210,7 @@ def _why_hidden(at: AttentionInputs) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> None:
+def embedding_steps(walk: Walk, parameters: Arrays, eps: float) -> None:
     """Add the steps from the tokens to the input of the first layer."""
     trace, table = walk.trace, parameters["embed.weight"]
     ids = list(trace.ids)
@@ -238,7 +237,7 @@ def embedding_steps(walk: Walk, parameters: Mapping[str, Array], eps: float) -> 
         norm_step(walk, walk.steps[-1].name, "X", norm, eps)
 
 
-def _position_step(walk: Walk, parameters: Mapping[str, Array]) -> None:
+def _position_step(walk: Walk, parameters: Arrays) -> None:
     """Add the step of the position vectors, which are rows of a table or sine waves."""
     length, dim = walk.arrays["E"].shape
     if "pos_embed.weight" in parameters:

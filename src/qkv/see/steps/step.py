@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.trace import Trace
 
 Op = dict[str, Any]
-Arrays = Mapping[str, Array]
 
 _ACTIVATIONS = {
     "relu": "max({x}, 0)",
@@ -440,7 +439,7 @@ class Walk:
         return values
 
 
-def linear_step(walk: Walk, row: str, parameters: Mapping[str, Array], **others: Any) -> Array:
+def linear_step(walk: Walk, row: str, parameters: Arrays, **others: Any) -> Array:
     """Add the step of a linear layer; `others` are passed on to `Walk.write`."""
     weight = ROWS[row]["op"]["right"]
     bias = weight.replace("W", "b", 1) if "bias" in parameters else None
@@ -454,7 +453,7 @@ def norm_step(
     walk: Walk,
     of: str,
     name: str,
-    parameters: Mapping[str, Array],
+    parameters: Arrays,
     eps: float,
     rms: bool = False,
     side: str = "queries",

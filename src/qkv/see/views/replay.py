@@ -1,6 +1,5 @@
 """A training run as a view: the attention of a head at each snapshot."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.files import StrPath
 from qkv.models import Model
 from qkv.see.analysis import snapshots
 from qkv.see.analysis.head_weights import Heads
@@ -201,7 +201,7 @@ class ReplayView(HeadShown):
 
 
 def replay(
-    run: str | os.PathLike[str] | Mapping[int, Model] | Mapping[int, Trace],
+    run: StrPath | Mapping[int, Model] | Mapping[int, Trace],
     text: str | Sequence[int] | None = None,
     *,
     layer: int | None = None,

@@ -1,14 +1,13 @@
 """The base class of all views, which write text, pages, pictures and numbers."""
 
 import io
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qkv.arrays import finite
-from qkv.files import replacing
+from qkv.files import StrPath, replacing
 from qkv.see.analysis.words import explained
 from qkv.see.draw import figure, svg, terminal
 from qkv.see.draw.panels import Panel
@@ -121,19 +120,19 @@ class View(ABC):
         console = with_a_width(console or Console(highlight=False))
         self._write(console, Screen.of(console))
 
-    def to_html(self, path: str | os.PathLike[str]) -> None:
+    def to_html(self, path: StrPath) -> None:
         """Write the view to one self-contained HTML file; a failed write changes no file."""
         page = self._document().encode("utf-8")
         with replacing(path) as file:
             file.write(page)
 
-    def to_svg(self, path: str | os.PathLike[str]) -> None:
+    def to_svg(self, path: StrPath) -> None:
         """Write `svg()` to a file; a failed write changes no file."""
         data = self.svg().encode("utf-8")
         with replacing(path) as file:
             file.write(data)
 
-    def to_png(self, path: str | os.PathLike[str]) -> None:
+    def to_png(self, path: StrPath) -> None:
         """Write `figure()` to a PNG file; a failed write changes no file."""
         figure.write_png(self.figure(), path)
 

@@ -162,10 +162,7 @@ def _try_large_ones(m: AttentionMarking) -> None:
 
 
 def try_masks(
-    m: AttentionMarking,
-    batches: bool,
-    more: Sequence[Mistake] = (),
-    per_key: Mistake = PER_KEY,
+    m: AttentionMarking, batches: bool, more: Sequence[Mistake] = (), per_key: Mistake = PER_KEY
 ) -> bool:
     """Test boolean masks, or masks of 0 and -inf if the function seems to expect numbers.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.marking.engine import generator, per_seed
 from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
@@ -159,7 +159,7 @@ def _logits(ids: Array, tied: bool, steps: Steps) -> Array:
     return out
 
 
-def _block(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: Steps) -> Array:
+def _block(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Array:
     """Run one layer: attention, then the MLP, each with a residual connection."""
 
     def attend(x: Array) -> Array:
@@ -183,7 +183,7 @@ def _norm(x: Array, weight: Array, eps: float, steps: Steps) -> Array:
     return out
 
 
-def _attend(x: Array, p: Mapping[str, Array], config: Mapping[str, Any], steps: Steps) -> Array:
+def _attend(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Array:
     """Return the output (T, D) of attention: all heads, joined and projected."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
 

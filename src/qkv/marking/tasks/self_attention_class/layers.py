@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.marking.mistake import Steps
 from qkv.marking.outcome import RAISED, Elsewhere, as_tensors, is_number, numbers, options_of
 from qkv.marking.tasks.attention.learner import OPTIONS
@@ -42,8 +42,8 @@ class Call:
 
     x: Array
     heads: int
-    matrices: Mapping[str, Array] | None = None
-    biases: Mapping[str, Array] | None = None
+    matrices: Arrays | None = None
+    biases: Arrays | None = None
     mask: Array | None = None
     causal: bool = False
 
@@ -133,8 +133,8 @@ class Projections:
         slices: whether each head reads only its own slice of the word vector.
     """
 
-    matrices: Mapping[str, Array]
-    biases: Mapping[str, Array]
+    matrices: Arrays
+    biases: Arrays
     shared: bool = False
     slices: bool = False
 
