@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.see.draw.graph import INPUTS, Edge, Graph
+from qkv.see.draw import panels
 from qkv.see.draw.panels import TERMINAL, Column, Panel, Passage, Passages, Table, number_format
 from qkv.see.page.payload import check_theme
 from qkv.see.views.view import Heading, View
@@ -117,7 +117,7 @@ def graph_view(graph: Any) -> PlotView:
         raise ValueError("plot: the graph has no nodes: keep more edges")
     drawn = [edge for edge in edges[:MOST_EDGES] if edge.value]
     cells, rows = _cells(nodes)
-    panel = Graph(
+    panel = panels.Graph(
         title="Edges between the parts of the model",
         nodes=cells,
         edges=drawn,
@@ -153,17 +153,17 @@ def graph_view(graph: Any) -> PlotView:
     return PlotView(said, facts, [[panel, table]], {"nodes": nodes, "edges": numbers})
 
 
-def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> Edge:
+def _edge(sender: Any, receiver: Any, score: Any, nodes: frozenset[str]) -> panels.Edge:
     """Return an edge of a graph, which must connect two nodes."""
     end, _, last = str(receiver).rpartition(".")
-    node, kind = (end, last) if last in INPUTS else (str(receiver), "")
+    node, kind = (end, last) if last in panels.INPUTS else (str(receiver), "")
     for name in (str(sender), node):
         if name not in nodes:
             raise ValueError(
                 f"plot: the edge {sender} → {receiver} joins {name}, which is not among the "
                 f"{len(nodes)} nodes of the graph: add the node"
             )
-    return Edge(str(sender), node, kind, float(score))
+    return panels.Edge(str(sender), node, kind, float(score))
 
 
 def _cells(nodes: Sequence[str]) -> tuple[dict[str, tuple[float, float]], dict[float, str]]:

@@ -195,7 +195,7 @@ def console() -> "Console":
     """Return standard output as a rich console; a closed pipe raises a BrokenPipeError."""
     from rich.console import Console
 
-    from qkv.see.draw.screen import with_a_width
+    from qkv.see.draw.terminal import with_a_width
 
     class Stdout(Console):
         def on_broken_pipe(self) -> NoReturn:

@@ -14,9 +14,8 @@ import pytest
 
 import qkv
 import qkv.see
-from qkv.see.draw import colours
-from qkv.see.draw import screen as terminal_screen
-from qkv.see.draw.screen import Screen, cube_color
+from qkv.see.draw import colours, terminal
+from qkv.see.draw.terminal import Screen, cube_color
 
 THEMES = sorted(colours.THEMES)
 # Grounds that terminals have: black, VS Code's, One Dark's, Ubuntu's; white, Solarized's, grey.
@@ -199,13 +198,13 @@ def test_a_terminal_of_unknown_ground_is_not_shaded() -> None:
 def test_colorfgbg_is_believed(monkeypatch, tmp_path: Path, said: str, theme: str | None) -> None:
     monkeypatch.setenv("COLORFGBG", said)
     with open(tmp_path / "file", "w") as file:
-        assert terminal_screen.ground_of(file) == theme
+        assert terminal.ground_of(file) == theme
 
 
 ASK = """
 import fcntl, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from qkv.see.draw import screen
+from qkv.see.draw import terminal as screen
 for seconds in (60, 60, 60, 0.3):  # only the last one is waited for in vain
     screen._WAIT = seconds
     print(screen._asked.__wrapped__(), file=sys.stderr)

@@ -22,8 +22,7 @@ from qkv.models import Model, random_model
 from qkv.see import compare, plot_shift, show, walk
 from qkv.see.analysis.word_vectors import fit_plane
 from qkv.see.draw.colours import AFTER, BEFORE, INK, LINE, shade
-from qkv.see.draw.figure import write_png
-from qkv.see.draw.labels import drawable
+from qkv.see.draw.figure import drawable, write_png
 from qkv.trace import Trace
 
 from ..support import BANK, CAT, MONEY, made_trace

@@ -22,7 +22,7 @@ from qkv.see.draw.panels import (
     Table,
     number_format,
 )
-from qkv.see.draw.screen import Screen, bar, prose
+from qkv.see.draw.terminal import Screen, bar, prose
 
 WORDS = ["[CLS]", "the", "river", "bank", "[SEP]"]
 

@@ -14,13 +14,12 @@ from qkv.extras import need
 from qkv.files import StrPath, replacing
 from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
-from qkv.see.draw.graph import HALF, Graph
-from qkv.see.draw.labels import drawable, on_arrows, placed, plain, width_of, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.colors import Colormap
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
 
 _DPI = 150
 _SIZES = {
@@ -56,12 +55,12 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
     figure = _figure_class()(figsize=(width, sum(heights) + 0.5), dpi=_DPI, layout="constrained")
     header = textwrap.fill(drawable([title])[0], int(width * 8.5))
     edge = 0.12 / width  # the left margin
-    plain(figure.suptitle(header, color=tone.ink, x=edge, ha="left"), 13)
+    _plain(figure.suptitle(header, color=tone.ink, x=edge, ha="left"), 13)
     parts = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     for part in (figure, *parts):
         part.set_facecolor(tone.paper)
     if prose:
-        plain(parts[-1].text(edge, 1, prose, color=tone.dim, ha="left", va="top"), 9)
+        _plain(parts[-1].text(edge, 1, prose, color=tone.dim, ha="left", va="top"), 9)
     arrows = []
     for part, row, wide in zip(parts, grid, sizes, strict=False):
         ratios = [w for w, _ in wide]
@@ -78,7 +77,7 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
             if isinstance(panel, panels.Arrows):
                 arrows.append((axes, panel))
                 pad = 28.0  # above the legend
-            plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
+            _plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
     if arrows and (layout := figure.get_layout_engine()):
         for _ in range(2):  # the layout is stable after two rounds; the code below measures it
             layout.execute(figure)
@@ -95,7 +94,7 @@ def _size(panel: panels.Panel) -> tuple[float, float]:
         return width, 0.5 + width * panel.pixels.shape[0] / panel.pixels.shape[1]
     if isinstance(panel, panels.HeatMap) and panel.compact:
         return 2.2, 2.5
-    if isinstance(panel, Graph):
+    if isinstance(panel, panels.Graph):
         columns, high = panel.size
         return max(4.0, 1.4 + 0.56 * columns), 1.4 + 0.44 * high
     if isinstance(panel, panels.HeatMap) and panel.words:
@@ -131,7 +130,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
         )
         axes.set_yticks(range(len(rows)), rows)
         for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            plain(label, max(5.5, min(10.0, 130 / n)))
+            _plain(label, max(5.5, min(10.0, 130 / n)))
         bar = axes.figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03)
         bar.set_label(panel.scale_name, fontsize=9)
         bar.ax.tick_params(labelsize=8)
@@ -149,14 +148,12 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
             color, size = ink(shade(float(shares[i, j]), tone.theme)), max(5.5, min(9.0, 88 / n))
             number = form(float(values[i, j]))
             words, below = (panel.words[i][j], f"\n{number}") if panel.words else (number, "")
-            write(axes, j, i, words, size, below, ha="center", va="center", color=color)
+            _write(axes, (j, i), words, size, below, ha="center", va="center", color=color)
     for i in panel.outlined:
         _frame(axes, (-0.5, i - 0.5, values.shape[1], 1), tone.ink, 1.6)
 
 
-def _frame(
-    axes: Axes, box: tuple[float, float, float, float], color: str, line: float, **style: Any
-) -> None:
+def _frame(axes: Axes, box: panels.Box, color: str, line: float, **style: Any) -> None:
     """Draw a frame around the box `(left, top, width, height)`."""
     from matplotlib.patches import Rectangle
 
@@ -182,7 +179,7 @@ def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
         size = max(5.5, min(10.0, 200 / len(names)))
         for row, name in enumerate(names):
             weight = "bold" if x < 0 and row == query else "normal"
-            write(axes, x, row, name, size, ha=side, va="center", weight=weight)
+            _write(axes, (x, row), name, size, ha=side, va="center", weight=weight)
     axes.set(xlim=(-0.7, 1.7), ylim=(max(len(shown.rows), len(shown.columns)) - 0.5, -0.5))
     axes.set_axis_off()
 
@@ -198,14 +195,14 @@ def _bars(axes: Axes, panel: panels.Bars, tone: Tone) -> None:
         axes.text(way * (share + 0.02), row, number, va="center", fontsize=8, ha=side)
     axes.set_yticks(rows, drawable(panel.names))
     for label in axes.get_yticklabels():
-        plain(label, 9)
+        _plain(label, 9)
     axes.set(xlim=(-1.25 if panel.signed else 0, 1.25), xticks=[])
     axes.invert_yaxis()
     axes.set_xlabel(panel.explained, fontsize=9)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
 
 
-def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
+def _graph(axes: Axes, panel: panels.Graph, tone: Tone) -> None:
     """Draw nodes in rows, and edges that are wider for larger numbers, the widest in front."""
     from matplotlib.patches import FancyBboxPatch, PathPatch
     from matplotlib.path import Path
@@ -225,13 +222,13 @@ def _graph(axes: Axes, panel: Graph, tone: Tone) -> None:
         wide = max(0.75, 0.15 * len(label))
         axes.add_patch(
             FancyBboxPatch(
-                (x - wide / 2, y - HALF), wide, 2 * HALF, boxstyle="round,pad=0,rounding_size=0.1",
-                facecolor=tone.paper, edgecolor=tone.ink if joined else tone.faint, zorder=2,
-                linewidth=0.8,
+                (x - wide / 2, y - panels.HALF), wide, 2 * panels.HALF,
+                boxstyle="round,pad=0,rounding_size=0.1", facecolor=tone.paper,
+                edgecolor=tone.ink if joined else tone.faint, zorder=2, linewidth=0.8,
             )
         )  # fmt: skip
         color = tone.ink if joined else tone.dim
-        write(axes, x, y, label, 7.5, ha="center", va="center", zorder=3, color=color)
+        _write(axes, (x, y), label, 7.5, ha="center", va="center", zorder=3, color=color)
     for row, name in panel.rows.items():
         axes.text(-1, row, name, ha="right", va="center", fontsize=8, color=tone.dim)
     columns, high = panel.size
@@ -303,17 +300,17 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
     axes.autoscale(False)
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # Agg's, see _figure_class
     to_pixels, to_data = axes.transData, axes.transData.inverted()
-    points = to_pixels.transform(on_arrows(panel.before, panel.after))
+    points = to_pixels.transform(panels.on_arrows(panel.before, panel.after))
     area, pixel = axes.get_window_extent(renderer), figure.dpi / 72
     texts, wanted = [], []
     for (x, y), name, after in panel.labels:
-        text = write(axes, x, y, name, 9, color=tone.after if after else tone.before, zorder=4)
+        text = _write(axes, (x, y), name, 9, color=tone.after if after else tone.before, zorder=4)
         text.set_path_effects([withStroke(linewidth=2, foreground=tone.paper)])
         extent = text.get_window_extent(renderer)
         texts.append(text)
         point = tuple(to_pixels.transform((x, y)))
         wanted.append((point, (extent.width + 2 * pixel, extent.height + pixel)))
-    spots = placed(wanted, points, area.extents, pixel)
+    spots = panels.placed(wanted, points, area.extents, pixel)
     for text, (point, _), spot in zip(texts, wanted, spots, strict=True):
         if spot is None:
             text.remove()
@@ -347,18 +344,18 @@ def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
     label, lines = _wrapped(panel)
     y = 0.0  # in points, like all positions in this function
     if panel.explained:
-        write(axes, 0, y, panel.explained, 8, color=tone.dim, va="top")
+        _write(axes, (0, y), panel.explained, 8, color=tone.dim, va="top")
         y += _LINE
     for passage, rows in zip(panel.passages, lines, strict=True):
-        write(axes, 0, y, passage.label, 8, color=tone.dim, va="top")
+        _write(axes, (0, y), passage.label, 8, color=tone.dim, va="top")
         for row in rows:
             x = label
             for number in row:
                 word, color = passage.words[number], shade(passage.shares[number], tone.theme)
                 edge = tone.ink if number == passage.marked else color
                 box = {"boxstyle": "round,pad=0.1", "fc": color, "ec": edge, "lw": 0.8}
-                write(axes, x, y, word, 8, color=ink(color), va="top", bbox=box)
-                x += width_of(word) + _SPACE
+                _write(axes, (x, y), word, 8, color=ink(color), va="top", bbox=box)
+                x += _width_of(word) + _SPACE
             y += _LINE
     axes.set(xlim=(0, _CARD), ylim=(y, 0))
     axes.set_aspect("equal", anchor="NW")
@@ -367,8 +364,8 @@ def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
 
 def _wrapped(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
     """Return `(width of the labels, lines of words beside the labels)`."""
-    label = _SPACE + max([width_of(passage.label) for passage in panel.passages], default=0)
-    return label, panel.wrapped(lambda word: width_of(word) + _SPACE, _CARD - label)
+    label = _SPACE + max([_width_of(passage.label) for passage in panel.passages], default=0)
+    return label, panel.wrapped(lambda word: _width_of(word) + _SPACE, _CARD - label)
 
 
 def _open(axes: Axes, tone: Tone) -> None:
@@ -377,6 +374,79 @@ def _open(axes: Axes, tone: Tone) -> None:
     axes.grid(axis="y", color=tone.grid, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def drawable(texts: Sequence[str]) -> list[str]:
+    r"""If no installed font can draw a character, replace the character with a box.
+
+    >>> drawable(["river", "a\nb"])
+    ['river', 'a□b']
+    """
+    known = [_glyphs(path) for _, path in _fonts("".join(texts))]
+    return [
+        "".join(
+            mark if mark.isprintable() and any(ord(mark) in font for font in known) else "□"
+            for mark in text
+        )
+        for text in texts
+    ]
+
+
+def _plain(text: Text, size: float) -> None:
+    """Set the size of a text, choose fonts that have its letters, and draw `$` as plain text."""
+    text.set_parse_math(False)
+    text.set_fontsize(size)
+    text.set_fontfamily([name for name, _ in _fonts(text.get_text())])
+
+
+def _write(
+    axes: Axes, at: panels.Point, words: str, size: float, below: str = "", **style: Any
+) -> Text:
+    """Write words in any script at a point of a chart; each further line is below the last."""
+    text = axes.text(*at, drawable([words])[0] + below, **style)
+    _plain(text, size)
+    return text
+
+
+@lru_cache(maxsize=4096)
+def _width_of(word: str) -> float:
+    """Measure the width of a word in points, in the standard font at size 8."""
+    from matplotlib.textpath import TextPath
+
+    if not word.strip():
+        return 3.0  # a blank word has no outline to measure
+    return float(TextPath((0, 0), drawable([word])[0], size=8).get_extents().width)
+
+
+@lru_cache(maxsize=1024)
+def _fonts(text: str) -> tuple[tuple[str, str], ...]:
+    """List the standard font, then each installed font that can draw further letters of a text."""
+    from matplotlib import font_manager
+
+    standard = str(font_manager.findfont("DejaVu Sans"))
+    fonts = [("DejaVu Sans", standard)]
+    missing = {ord(mark) for mark in text} - _glyphs(standard)
+    # a "last resort" font draws a box for every character, so it comes last
+    installed = font_manager.fontManager.ttflist if missing else []
+    for font in sorted(installed, key=lambda font: ("last resort" in font.name.lower(), font.name)):
+        added = missing & _glyphs(font.fname)
+        if added and font.style == "normal":
+            fonts.append((font.name, str(font.fname)))
+            missing -= added
+        if not missing:
+            break
+    return tuple(fonts)
+
+
+@lru_cache(maxsize=256)
+def _glyphs(path: str) -> frozenset[int]:
+    """List the characters that a font file draws."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(path).get_charmap())
+    except (OSError, RuntimeError):  # the library cannot read some colour fonts and collections
+        return frozenset()
 
 
 def write_png(figure: Figure, path: StrPath) -> None:
@@ -417,7 +487,7 @@ def _cmap(signed: bool, name: str) -> Colormap:
 _DRAW: dict[type[panels.Panel], Callable[[Axes, Any, Tone], None]] = {
     panels.Arrows: _arrows,
     panels.Bars: _bars,
-    Graph: _graph,
+    panels.Graph: _graph,
     panels.HeatMap: _heat_map,
     panels.Image: _image,
     panels.Lines: _chart,

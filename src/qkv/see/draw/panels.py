@@ -1,6 +1,7 @@
 """Panels: the contents of a view, drawn in a terminal, as SVG or by matplotlib."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw.colours import AFTER, LINE, signed_end
 
 TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
+# Each input's offset from the node's centre, in columns; half of a node's height, in rows
+INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
 MOST_ROWS = 32  # the largest number of rows, and of columns, of a map in a picture
 
 
@@ -455,6 +458,101 @@ class Later(Panel):
     shown_in: frozenset[str] = PICTURE
 
 
+class Edge(NamedTuple):
+    """An edge of a graph.
+
+    Attributes:
+        sender: the node where the edge begins.
+        receiver: the node where the edge ends.
+        input: the receiver's input: "q", "k" or "v"; empty if the receiver has only one input.
+        value: the number that the edge shows.
+    """
+
+    sender: str
+    receiver: str
+    input: str
+    value: float
+
+    @property
+    def end(self) -> str:
+        """Name the receiver and its input."""
+        return ".".join(filter(None, (self.receiver, self.input)))
+
+    @property
+    def name(self) -> str:
+        """Name the sender, the receiver and its input."""
+        return f"{self.sender} → {self.end}"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Graph(Panel):
+    """A graph: nodes in rows from the bottom up, and edges that are wider for larger numbers.
+
+    Attributes:
+        nodes: the column (from the left) and the row (from below) of each node.
+        edges: the drawn edges, the largest number first.
+        labels: the words that the picture shows for each node.
+        rows: the names of rows, keyed by height.
+        of: the meaning of the numbers.
+        whole: the count of all edges, including edges that are not drawn.
+    """
+
+    nodes: Mapping[str, tuple[float, float]]
+    edges: Sequence[Edge]
+    labels: Mapping[str, str]
+    rows: Mapping[float, str]
+    of: str
+    whole: int
+    shown_in: frozenset[str] = PICTURE
+
+    @property
+    def size(self) -> tuple[float, float]:
+        """Return the largest column and the largest row."""
+        columns, rows = zip(*self.nodes.values(), strict=True)
+        return max(columns), max(rows)
+
+    @property
+    def shares(self) -> list[float]:
+        """Divide each edge's number by the largest absolute number; return shares from -1 to 1."""
+        most = max((abs(edge.value) for edge in self.edges), default=0.0) or 1.0
+        return [edge.value / most for edge in self.edges]
+
+    @property
+    def curves(self) -> list[Array]:
+        """Return the Bézier curve of each edge, from sender to receiver: four points, (4, 2)."""
+        curves = []
+        for edge in self.edges:
+            (x, y), (end, high) = self.nodes[edge.sender], self.nodes[edge.receiver]
+            end += INPUTS.get(edge.input, 0.0)
+            y, high = y + HALF, high - HALF
+            rise = 0.5 * (high - y)
+            # if both nodes are in one column, bend the curve around the nodes between them
+            aside = 0.4 if abs(end - x) < 0.5 and rise > 0.5 else 0.0
+            curves.append(
+                np.array([(x, y), (x + aside, y + rise), (end + aside, high - rise), (end, high)])
+            )
+        return curves
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Return the nodes that have at least one edge."""
+        return frozenset(node for edge in self.edges for node in (edge.sender, edge.receiver))
+
+    @property
+    def form(self) -> Callable[[float], str]:
+        """Choose one number format for all edges."""
+        return number_format(np.array([edge.value for edge in self.edges]))
+
+    @property
+    def caption(self) -> str:
+        """Explain the colours, and count the edges that are left out."""
+        signs = f"Width: {self.of}. Blue: above 0. Red: below 0."
+        count = len(self.edges)
+        if count == self.whole:
+            return signs
+        return f"{signs} Shown: {count} of {self.whole} edges, those of the largest numbers."
+
+
 Rows = Sequence[Sequence[Panel]]
 
 
@@ -488,3 +586,68 @@ def number_spec(values: Array) -> str:
     if size and not 1e-2 <= size < 1e6:
         return "{:.2e}"
     return "{:z.3f}" if size < 100 else "{:z.2f}" if size < 1e4 else "{:z.1f}"
+
+
+Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # the left, lower, right and upper edge
+Label = tuple[Point, Point]  # the point, and the label's width and height
+Spot = tuple[Box, Point | None] | None
+# in sixteenths of a full circle, in order of preference: right, left, above, below, the others
+_DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
+_FAR = 14.0  # at larger distances, a line joins the label to its point
+
+
+def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0) -> Iterator[Spot]:
+    """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
+
+    The method is greedy: each label takes the nearest position that overlaps no earlier label. A
+    label near its point also covers no other point. A label far from its point is joined to the
+    point by a line, which meets the box at `line end`. Without such a line, `line end` is None.
+
+    Args:
+        labels: the point, the width and the height of each label.
+        points: `(n, 2)`, the points that labels should not cover.
+        area: the left, lower, right and upper edges of the area for labels.
+        unit: the size of a pixel.
+    """
+    taken: list[Box] = []
+    for label in labels:
+        box, point = _free_box(label, points, area, unit, taken), label[0]
+        if box is None:
+            yield None
+            continue
+        taken.append(box)
+        nearest = min(max(point[0], box[0]), box[2]), min(max(point[1], box[1]), box[3])
+        yield box, nearest if math.dist(point, nearest) > _FAR * unit else None
+
+
+def _free_box(
+    label: Label, points: Array, area: Box, unit: float, taken: Sequence[Box]
+) -> Box | None:
+    """Find the box nearest to a label's point that lies in the area and overlaps no taken box."""
+    (x, y), (width, height) = label
+    for ring in range(100):
+        radius = (5 + 4 * ring) * unit
+        for direction in _DIRECTIONS:
+            along, up = math.cos(direction * math.pi / 8), math.sin(direction * math.pi / 8)
+            left = x + radius * along + (along - 1) / 2 * width
+            low = y + radius * up + (up - 1) / 2 * height
+            box = left, low, right, high = left, low, left + width, low + height
+            if left < area[0] or low < area[1] or right > area[2] or high > area[3]:
+                continue
+            if any(left < b[2] and b[0] < right and low < b[3] and b[1] < high for b in taken):
+                continue
+            margin = 2 * unit
+            inside = (points > (left - margin, low - margin)) & (
+                points < (right + margin, high + margin)
+            )
+            if ring < 12 and inside.all(axis=1).any():
+                continue
+            return box
+    return None
+
+
+def on_arrows(before: Array, after: Array, count: int = 24) -> Array:
+    """Return `count` points on each arrow, including both ends, `(count * n, 2)`."""
+    along = np.linspace(0, 1, count)[:, None, None]
+    return np.asarray((before + along * (after - before)).reshape(-1, 2))

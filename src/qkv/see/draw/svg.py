@@ -22,8 +22,6 @@ from qkv.see.draw.elements import (
     word_width,
     wrapped,
 )
-from qkv.see.draw.graph import HALF, Graph
-from qkv.see.draw.labels import on_arrows, placed
 
 _GAP = 24
 _CARD = 330.0  # The width of a passage in pixels, as wide as a phone.
@@ -270,7 +268,7 @@ def _arrows(panel: panels.Arrows, tone: Tone) -> Drawing:
     wanted = [(tuple(xy(point).tolist()), name, after) for point, name, after in panel.labels]
     sizes = [(point, (label_width(name) + 4, SIZE + 3.0)) for point, name, _ in wanted]
     area = 0.0, 0.0, side, side
-    spots = placed(sizes, on_arrows(starts, ends), area)
+    spots = panels.placed(sizes, panels.on_arrows(starts, ends), area)
     for (point, name, after), spot in zip(wanted, spots, strict=True):
         if spot is None:
             continue
@@ -313,7 +311,7 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
     return Drawing(elements, begin + wide + 60, 18.0 * len(panel.names))
 
 
-def _graph(panel: Graph, tone: Tone) -> Drawing:
+def _graph(panel: panels.Graph, tone: Tone) -> Drawing:
     """Draw nodes and edges; the numbers of a chosen node or edge appear below the graph."""
     across, up, form = 42.0, 42.0, panel.form
     columns, high = panel.size
@@ -348,8 +346,8 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
         words = panel.labels[name]
         wide = max(34.0, 5.8 * len(words) + 8)
         box = (
-            f'<rect x="{x - wide / 2:.1f}" y="{y - HALF * up:.1f}" width="{wide:.1f}" '
-            f'height="{2 * HALF * up:.1f}" rx="5" fill="{tone.paper}" stroke="{color}"/>'
+            f'<rect x="{x - wide / 2:.1f}" y="{y - panels.HALF * up:.1f}" width="{wide:.1f}" '
+            f'height="{2 * panels.HALF * up:.1f}" rx="5" fill="{tone.paper}" stroke="{color}"/>'
             + text(x, y + 4, words, tone.ink if joined else tone.dim, size=10, anchor="middle")
         )
         if joined:
@@ -372,7 +370,7 @@ def _graph(panel: Graph, tone: Tone) -> Drawing:
     return Drawing([f'<g class="qkv-graph">{graph}</g>'], width, height)
 
 
-def _graph_rules(panel: Graph) -> str:
+def _graph_rules(panel: panels.Graph) -> str:
     """Write the CSS rules for the node or edge that is pointed at or has the focus."""
     chosen, dim = ":is(:hover,:focus)", "{opacity:.1}"
     rules = [
@@ -396,7 +394,7 @@ def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
     return f'<g class="qkv-readout">{"".join(words)}</g>'
 
 
-def _sums(panel: Graph, node: str) -> list[str]:
+def _sums(panel: panels.Graph, node: str) -> list[str]:
     """Write two lines about a node: one about its inputs, one about its outputs."""
 
     def listed(verb: str, ends: list[tuple[str, float]]) -> str:
@@ -474,7 +472,7 @@ def _scale(x: float, y: float, panel: panels.HeatMap, tone: Tone) -> list[str]:
 _DRAW: dict[type[panels.Panel], Callable[[Any, Tone], Drawing]] = {
     panels.Arrows: _arrows,
     panels.Bars: _bars,
-    Graph: _graph,
+    panels.Graph: _graph,
     panels.HeatMap: _heat_map,
     panels.Image: _image,
     panels.Lines: _chart,

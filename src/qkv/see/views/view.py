@@ -11,7 +11,7 @@ from qkv.files import StrPath, replacing
 from qkv.see.analysis.words import explained
 from qkv.see.draw import figure, svg, terminal
 from qkv.see.draw.panels import Panel
-from qkv.see.draw.screen import Screen, prose, styled, with_a_width
+from qkv.see.draw.terminal import Screen, prose, styled, with_a_width
 from qkv.see.page.html import document, fragment, picture
 from qkv.see.page.payload import payload_of
 from qkv.trace import Trace
