@@ -5,17 +5,17 @@ import functools
 import math
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, DType, as_array, compute_type, is_float, native, real_number
+from qkv.arrays import Array, DType, Shape, as_array, compute_type, is_float, native, real_number
 from qkv.attend.visibility import check_lengths, check_offset, check_window
 from qkv.ops.kernel import compiled
 
-Shape = tuple[int, ...]
+Options = Mapping[str, Any]  # of `qkv.attention`, keyed by name
 MAX_SIZE = 0 if compiled is None else compiled.MAX_SIZE
 # The options that select results, the options that packed rows support, and all options.
 RETURNS = ("return_weights", "return_lse", "out")
@@ -58,21 +58,13 @@ class Plan:
 
 
 @functools.lru_cache(maxsize=1024)
-def plan_of(
-    call: str,
-    query: Shape,
-    key: Shape,
-    value: Shape,
-    query_type: DType,
-    key_type: DType,
-    value_type: DType,
-) -> Plan:
+def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) -> Plan:
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
     Errors are not cached. Numbers such as the scale or the window are not part of the plan:
     checking them is faster than a cache lookup, and as keys, True, 1 and 1.0 would be equal.
     """
-    dtype = check_types(call, {"query": query_type, "key": key_type, "value": value_type})
+    dtype = check_types(call, dict(zip(("query", "key", "value"), types, strict=True)))
     shapes = {"query": query, "key": key, "value": value}
     is_flat = _check_axes(call, shapes)
     q, k, v = ((1,) * is_flat + shape for shape in shapes.values())
@@ -254,6 +246,11 @@ class Packed(NamedTuple):
     offsets: Array  # (B,).
 
     @property
+    def plan(self) -> Plan:
+        """The plan of `call`."""
+        return self.call.plan
+
+    @property
     def rows(self) -> tuple[Array, Array, Array]:
         """Query, key and value as given, `(total, heads, size)`."""
         call = self.call
@@ -303,9 +300,7 @@ def check_call(
     )  # fmt: skip
 
 
-def check_options(
-    options: Mapping[str, Any], *, call: str, without: Collection[str] = (), why: str = ""
-) -> None:
+def check_options(options: Options, call: str, without: Container[str] = (), why: str = "") -> None:
     """Raise an error for options that are unknown or in `without`; `why` explains the latter."""
     for name in options:
         if name in without:

@@ -1,13 +1,14 @@
 """The gradients of attention with respect to its inputs."""
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, DType, as_array, is_float, shown
+from qkv.arrays import Array, DType, Shape, as_array, is_float, shown
 from qkv.attend import arguments, native
+from qkv.attend.arguments import Call, Options, Packed
 from qkv.attend.attention import scores_and_weights, solve
 from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped, grouped
@@ -15,9 +16,10 @@ from qkv.attend.native import Gradients, Outputs
 from qkv.attend.tiled import QUERIES, Tile, capped_of, exp_sums, key_blocks, masked
 from qkv.attend.varlen import as_batch, as_call, attend_rows, check_packed, equal_runs
 from qkv.ops.kernel import body
-from qkv.ops.threads import one_blas_thread, run_all
+from qkv.ops.threads import Case, one_blas_thread, run_all
 from qkv.trace.activations import PATTERN, SCORES
 
+Keep = Callable[[str, Array], Array]  # a `Recorder`, or `unkept`
 _NOT_PACKED = {*arguments.OPTIONS} - {*arguments.PACKED} | {"return_lse"}
 EXACT = 64.0  # The maximum log-sum-exp for which weights are as exact as the formula's.
 EXACT_WIDE = 1e3  # The same limit for a float64 log-sum-exp.
@@ -84,19 +86,12 @@ def attention_grad(
         options, call=name, without=arguments.RETURNS, why=": a gradient is all it gives"
     )
     call = arguments.check_call(query, key, value, attn_mask, call=name, **options)
-    plan = call.plan
-    outputs = _outputs(
-        plan, plan.out, grad_out, forward, lambda: solve([call], lse=True)[0][:2], name
-    )
-    inputs = (call.query, call.key, call.value)
-    return _result(_gradients(call, outputs), inputs, plan, options, len(plan.groups) - 2)
+    gradients = _gradients(call, _outputs(call, call.plan.out, grad_out, forward, name))
+    return _result(gradients, (call.query, call.key, call.value), call.plan.dtype, options)
 
 
 def gradient_by_weights(
-    call: arguments.Call,
-    grad_out: Array,
-    weights: tuple[Array, Array] | None,
-    record: Callable[[str, Array], Array],
+    call: Call, grad_out: Array, weights: tuple[Array, Array] | None, record: Keep
 ) -> tuple[Array, Array, Array]:
     """Compute the gradients for query, key and value, via the gradients for weights and scores.
 
@@ -169,25 +164,22 @@ def varlen_attention_grad(
     """
     name = "varlen_attention_grad"
     arguments.check_options(options, call=name, without=_NOT_PACKED)
-    packed = check_packed(query, key, value, cu_query_lengths, cu_key_lengths, **options, call=name)
-    plan = packed.call.plan
+    packed = check_packed(name, (query, key, value), (cu_query_lengths, cu_key_lengths), **options)
+    plan = packed.plan
     shape = (plan.length, plan.heads, plan.out[-1])
-    outputs = _outputs(plan, shape, grad_out, forward, lambda: attend_rows(packed, lse=True), name)
-    return _result(_packed_gradients(packed, outputs), packed.rows, plan, options, 1)
+    gradients = _packed_gradients(packed, _outputs(packed, shape, grad_out, forward, name))
+    return _result(gradients, packed.rows, plan.dtype, options)
 
 
-def _outputs(
-    plan: arguments.Plan,
-    shape: tuple[int, ...],
-    grad_out: Any,
-    forward: Any,
-    attend: Callable[[], tuple[Array, Array | None]],
-    name: str,
-) -> Outputs:
-    """Check `grad_out` and `forward`; compute `forward` with `attend` if it is None."""
+def _outputs(call: Call | Packed, shape: Shape, grad_out: Any, forward: Any, name: str) -> Outputs:
+    """Check `grad_out` and `forward`, which have this shape; compute `forward` if it is None."""
+    plan = call.plan
     grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
     if forward is None:
-        out, lse = attend()
+        if isinstance(call, Packed):
+            out, lse = attend_rows(call, lse=True)
+        else:
+            out, lse, _ = solve([call], lse=True)[0]
         assert lse is not None
         return Outputs(grad_out, out, lse, EXACT_WIDE)
     if not isinstance(forward, (tuple, list)) or len(forward) != 2:
@@ -201,17 +193,14 @@ def _outputs(
 
 
 def _result(
-    gradients: Gradients,
-    inputs: tuple[Array, Array, Array],
-    plan: arguments.Plan,
-    options: Mapping[str, Any],
-    lead: int,
+    gradients: Gradients, inputs: tuple[Array, Array, Array], dtype: DType, options: Options
 ) -> AttentionGradient:
     """Convert gradients to the inputs' shapes and types; sum sinks and slopes over leading axes."""
     query, key, value = (
-        summed_to(gradient, array.shape).astype(plan.dtype, copy=False)
+        summed_to(gradient, array.shape).astype(dtype, copy=False)
         for gradient, array in zip(gradients[:3], inputs, strict=True)
     )
+    lead = gradients.slopes.ndim - 2
     sinks, slopes = (
         None if array is None else gradient.sum(tuple(range(lead))).reshape(np.shape(array))
         for gradient, array in (
@@ -223,7 +212,7 @@ def _result(
     return AttentionGradient(query, key, value, bias, sinks, slopes)
 
 
-def _gradients(call: arguments.Call, outputs: Outputs) -> Gradients:
+def _gradients(call: Call, outputs: Outputs) -> Gradients:
     """Compute gradients with the kernel, and use NumPy for the heads that the kernel rejects.
 
     It rejects heads with a log-sum-exp above `outputs.exact`, or with infinite or NaN values.
@@ -256,9 +245,9 @@ def _gradients(call: arguments.Call, outputs: Outputs) -> Gradients:
     return gradients
 
 
-def _packed_gradients(packed: arguments.Packed, outputs: Outputs) -> Gradients:
+def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
     """Compute the gradients for packed rows, as `_gradients` does for other calls."""
-    starts, key_starts, plan = packed.starts, packed.key_starts, packed.call.plan
+    starts, key_starts, plan = packed.starts, packed.key_starts, packed.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
     query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
     gradients = Gradients(query, key, value, np.zeros(()), *_zeros_per_head(packed.call, groups))
@@ -285,11 +274,9 @@ def _packed_gradients(packed: arguments.Packed, outputs: Outputs) -> Gradients:
     return gradients
 
 
-def _by_kernel(
-    call: arguments.Call | arguments.Packed, outputs: Outputs, gradients: Gradients
-) -> Array:
+def _by_kernel(call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
     """Fill `gradients` with the kernel; return booleans `(*lead, Hkv)`, True for rejected heads."""
-    plan = call.call.plan if isinstance(call, arguments.Packed) else call.plan
+    plan = call.plan
     chosen, takes_values = body(), arguments.takes(plan.dtype, plan.out[-1])
     if chosen is None or not (plan.is_native and takes_values and gradients.query.size):
         return np.ones(gradients.slopes.shape[:-1], bool)
@@ -301,15 +288,13 @@ def _by_kernel(
     return native.differentiate(chosen, call, outputs, gradients)
 
 
-def _zeros_per_head(call: arguments.Call, groups: tuple[int, ...]) -> tuple[Array, Array]:
+def _zeros_per_head(call: Call, groups: Shape) -> tuple[Array, Array]:
     """Return zeros as the gradients for sinks `(*groups, n)` and for slopes."""
     sinks = 0 if call.sinks is None else call.sinks.shape[-1]
     return np.zeros((*groups, sinks), call.plan.kind), np.zeros(groups, call.plan.kind)
 
 
-def _heads(
-    call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients
-) -> list[tuple[Any, ...]]:
+def _heads(call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients) -> list[Case]:
     """Return the arguments of `_head` for each key head that is True in `wrong (*lead, Hkv)`.
 
     The gradients of these heads are set to 0, because `_head` adds to them.
@@ -401,7 +386,7 @@ def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
     return np.asarray(positions >= lengths[tile.rows][..., None, None, None])[..., None]
 
 
-def _grouped_shape(shape: tuple[int, ...], plan: arguments.Plan) -> tuple[int, ...]:
+def _grouped_shape(shape: Shape, plan: arguments.Plan) -> Shape:
     """Return the shape of a bias `(..., Hq, L, S)` after its heads are grouped by key head."""
     axes = len(plan.groups) + 1
     *lead, heads, length, keys = ((1,) * axes + shape)[-axes:]
@@ -416,7 +401,7 @@ def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
     bias[at] += change.sum(repeated, keepdims=True)
 
 
-def _checked(value: Any, name: str, shape: tuple[int, ...], dtype: DType, call: str) -> Array:
+def _checked(value: Any, name: str, shape: Shape, dtype: DType, call: str) -> Array:
     """Check the shape and type of an array of floats, and make its last axis contiguous."""
     array = as_array(value, call=call, name=name)
     if array.shape != shape:
@@ -429,7 +414,7 @@ def _checked(value: Any, name: str, shape: tuple[int, ...], dtype: DType, call: 
     return array if native.is_contiguous(array) else np.ascontiguousarray(array)
 
 
-def summed_to(array: Array, shape: tuple[int, ...]) -> Array:
+def summed_to(array: Array, shape: Shape) -> Array:
     """Sum the gradient of a broadcast array over the axes that were repeated."""
     own = (1,) * (array.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != array.shape[axis])

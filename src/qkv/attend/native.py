@@ -37,36 +37,32 @@ class Outputs(NamedTuple):
         return Outputs(change(self.grad_out), change(self.out), change(self.lse), self.exact)
 
 
-def attend(
-    chosen: int, call: Call, out: Array, lse: Array | None, weights: Array | None = None
-) -> None:
+def attend(body: int, call: Call, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute a call in float32 or half precision, and write the results to the given arrays.
 
     `out (*lead, Hq, L, dv)` has a contiguous last axis, `lse (*lead, Hq, L, 1)` is float64, and
     `weights (*lead, Hq, L, S)` are float32 zeros.
     """
-    compiled.attend(*_arguments(chosen, call, out, lse, weights))
+    compiled.attend(*_arguments(body, call, out, lse, weights))
 
 
-def attend_packed(chosen: int, packed: Packed, out: Array, lse: Array | None) -> None:
+def attend_packed(body: int, packed: Packed, out: Array, lse: Array | None) -> None:
     """Compute a call with packed rows; write to `out (total, Hq, dv)` and `lse (total, Hq, 1)`."""
-    compiled.attend_packed(*_arguments_packed(chosen, packed, out, lse))
+    compiled.attend_packed(*_arguments_packed(body, packed, out, lse))
 
 
 def summarize(
-    chosen: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
+    body: int, call: Call, out: Array, lse: Array, indices: Array, weights: Array, received: Array
 ) -> None:
     """Compute a call, the largest weights of each query, and the sum of each key's weights.
 
     `indices` and `weights (*lead, Hq, L, top_k)` are int64 and float32; `received (*lead, Hq, 1,
     S)` are float64 zeros.
     """
-    compiled.summarize(*_arguments(chosen, call, out, lse, indices, weights, received))
+    compiled.summarize(*_arguments(body, call, out, lse, indices, weights, received))
 
 
-def differentiate(
-    chosen: int, call: Call | Packed, outputs: Outputs, gradients: Gradients
-) -> Array:
+def differentiate(body: int, call: Call | Packed, outputs: Outputs, gradients: Gradients) -> Array:
     """Compute the gradients of a call, and write them to `gradients`.
 
     Returns:
@@ -82,10 +78,10 @@ def differentiate(
     arrays = (exact, bits(_readable(grad_out)), *gradients[:3])
     sums = (slopes, sinks, wrong)
     if isinstance(call, Packed):
-        compiled.differentiate_packed(*_arguments_packed(chosen, call, out, lse, *arrays, *sums))
+        compiled.differentiate_packed(*_arguments_packed(body, call, out, lse, *arrays, *sums))
     else:
         bias = None if call.bias is None else gradients.bias
-        compiled.differentiate(*_arguments(chosen, call, out, lse, *arrays, bias, *sums))
+        compiled.differentiate(*_arguments(body, call, out, lse, *arrays, bias, *sums))
     if slopes is not None:
         gradients.slopes[...] = slopes
     if sinks is not None:
@@ -98,7 +94,7 @@ def is_contiguous(array: Array) -> bool:
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
-def _arguments(chosen: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
+def _arguments(body: int, call: Call, out: Array, lse: Array | None, *more: Any) -> Any:
     """Return the arguments of the kernel's functions in the right order."""
     plan = call.plan
     query, key, value = _readable(call.query), _readable(call.key), _readable(call.value)
@@ -109,21 +105,19 @@ def _arguments(chosen: int, call: Call, out: Array, lse: Array | None, *more: An
     mask = None if call.mask is None else bits(_readable(call.mask, contiguous=0))
     bias = None if call.bias is None else bits(_readable(call.bias, contiguous=0))
     return (
-        chosen, query, key, value, out, lse, mask, bias, call.slopes, call.sinks,
+        body, query, key, value, out, lse, mask, bias, call.slopes, call.sinks,
         call.offset, call.query_lengths, call.key_lengths, call.left, call.right,
         call.softcap, call.scale, get_num_threads(), *more,
     )  # fmt: skip
 
 
-def _arguments_packed(
-    chosen: int, packed: Packed, out: Array, lse: Array | None, *more: Any
-) -> Any:
+def _arguments_packed(body: int, packed: Packed, out: Array, lse: Array | None, *more: Any) -> Any:
     """Return the arguments of the kernel's functions for packed rows."""
     call, arrays = packed.call, [*map(_readable, packed.rows), out]
     if is_bfloat16(call.plan.dtype):
         arrays = [bits(x) for x in arrays]
     return (
-        chosen, *arrays, lse, packed.starts, packed.key_starts, call.slopes, call.sinks,
+        body, *arrays, lse, packed.starts, packed.key_starts, call.slopes, call.sinks,
         packed.offsets, call.left, call.right, call.softcap, call.scale, get_num_threads(), *more,
     )  # fmt: skip
 

@@ -58,44 +58,39 @@ def varlen_attention(
     """
     check_flag("varlen_attention", "return_lse", return_lse)
     packed = check_packed(
-        query, key, value, cu_query_lengths, cu_key_lengths, is_causal=is_causal,
-        q_offset=q_offset, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
-        sinks=sinks, scale=scale, call="varlen_attention",
+        "varlen_attention", (query, key, value), (cu_query_lengths, cu_key_lengths), q_offset,
+        is_causal=is_causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
+        sinks=sinks, scale=scale,
     )  # fmt: skip
     results = answer_packed(packed, lse=return_lse)
     return results if return_lse else results[0]
 
 
 def check_packed(
-    query: Any,
-    key: Any,
-    value: Any,
-    cu_query_lengths: Any,
-    cu_key_lengths: Any,
-    *,
-    q_offset: Any = None,
-    call: str,
-    **options: Any,
+    call: str, rows: Sequence[Any], cu: Sequence[Any], q_offset: Any = None, **options: Any
 ) -> Packed:
-    """Check the arguments of `varlen_attention`; `call` is the function name in errors."""
+    """Check the arguments of `varlen_attention`; `call` is the function name in errors.
+
+    `rows` are query, key and value. `cu` are `cu_query_lengths` and `cu_key_lengths`.
+    """
     arrays = []
-    for name, rows in (("query", query), ("key", key), ("value", value)):
-        array = as_array(rows, call=call, name=name)
+    for name, given in zip(("query", "key", "value"), rows, strict=True):
+        array = as_array(given, call=call, name=name)
         if array.ndim != 3:
             raise ValueError(
                 f"{call}: {name} has shape {array.shape}: packed rows are (total, heads, size)"
             )
         arrays.append(array.swapaxes(0, 1))
     whole = check_call(*arrays, q_offset=0, call=call, **options)
-    starts = check_starts(call, "cu_query_lengths", cu_query_lengths, "query", whole.plan.length)
-    key_starts = check_starts(call, "cu_key_lengths", cu_key_lengths, "key", whole.plan.keys)
+    starts = check_starts(call, "cu_query_lengths", cu[0], "query", whole.plan.length)
+    key_starts = check_starts(call, "cu_key_lengths", cu[1], "key", whole.plan.keys)
     if len(starts) != len(key_starts):
         raise ValueError(
             f"{call}: cu_query_lengths has {len(starts) - 1} sequences and cu_key_lengths "
             f"{len(key_starts) - 1}: both must have the same number"
         )
     ranged = any(rule is not None for rule in (whole.slopes, whole.left, whole.right))
-    offsets = _offsets(call, q_offset, np.diff(starts), np.diff(key_starts), needed=ranged)
+    offsets = _offsets(call, q_offset, np.diff(starts), np.diff(key_starts), ranged)
     return Packed(whole, starts, key_starts, offsets)
 
 
@@ -114,7 +109,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
 
 def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
     """Return `out (total, Hq, dv)`, or `(out, lse)` with the log-sum-exp `lse (total, Hq)`."""
-    plan = packed.call.plan
+    plan = packed.plan
     out, sums = attend_rows(packed, lse=lse)
     out = rounded(out, plan.dtype)
     return (out,) if sums is None else (out, rounded(sums[..., 0], plan.kind))
@@ -125,7 +120,7 @@ def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
 
     The dtype of the output is that of the call, or a wider one. `lse` is float64.
     """
-    plan = packed.call.plan
+    plan = packed.plan
     chosen = body() if plan.is_native else None
     shape = (plan.length, plan.heads)
     out = np.empty((*shape, plan.out[-1]), plan.kind if chosen is None else plan.dtype)
@@ -184,9 +179,7 @@ def check_starts(call: str, name: str, value: Any, packed: str, total: int) -> A
     return cu
 
 
-def _offsets(
-    call: str, q_offset: Any, lengths: Array, key_lengths: Array, *, needed: bool
-) -> Array:
+def _offsets(call: str, q_offset: Any, lengths: Array, key_lengths: Array, needed: bool) -> Array:
     """Return the position of query 0 among the keys of each sequence `(B,)`."""
     if isinstance(q_offset, str) and q_offset == "end":
         return key_lengths - lengths

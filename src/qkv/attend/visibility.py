@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, shown
+from qkv.arrays import Array, Shape, as_array, shown
 
+Index = tuple[Any, ...]  # integers and slices along the leading axes
 FAR = 2**60  # the limit of offsets and windows, larger than any number of keys
 
 
@@ -30,7 +31,7 @@ class Visibility(NamedTuple):
     given: Array | None  # bool, (*lead, Hkv, G, L, S).
     numbers: tuple[Array, ...]  # float, the same shape.
 
-    def key_range(self, rows: tuple[Any, ...], i: slice) -> tuple[int, int]:
+    def key_range(self, rows: Index, i: slice) -> tuple[int, int]:
         """Return the range (first, end) of all keys that some query of block `i` may see."""
         start, stop = 0, self.keys
         if self.query_lengths is not None and self.query_lengths[rows].max(initial=0) <= i.start:
@@ -44,9 +45,7 @@ class Visibility(NamedTuple):
             stop = min(stop, i.stop + int(offset.max(initial=-FAR)) + self.right)
         return start, max(start, stop)
 
-    def block(
-        self, index: tuple[Any, ...], rows: tuple[Any, ...], i: slice, j: slice
-    ) -> Array | None:
+    def block(self, index: Index, rows: Index, i: slice, j: slice) -> Array | None:
         """Return a mask of the keys `j` that queries `i` see; None if all queries see all keys.
 
         `rows` is an index into `(*lead,)`, and `index` is an index into `(*lead, Hkv, G)`. The
@@ -73,7 +72,7 @@ class Visibility(NamedTuple):
         rules += [~np.isneginf(numbers[index][..., i, j]) for numbers in self.numbers]
         return functools.reduce(np.bitwise_and, rules) if rules else None
 
-    def distance(self, rows: tuple[Any, ...], i: slice, j: slice) -> Array:
+    def distance(self, rows: Index, i: slice, j: slice) -> Array:
         """Return the distance of each key from each query's position, `abs(i + offset - j)`."""
         query = np.arange(i.start, i.stop)[:, None]
         return np.asarray(abs(query + _front(self.offset[rows]) - np.arange(j.start, j.stop)))
@@ -126,7 +125,7 @@ def _side(call: str, side: Any) -> int | None:
 
 
 def check_offset(
-    call: str, q_offset: Any, length: int, keys: int, lead: tuple[int, ...], *, needed: bool
+    call: str, q_offset: Any, length: int, keys: int, lead: Shape, *, needed: bool
 ) -> int | Array:
     """Return the position of query 0 among the keys: a number for all rows, or `(*lead,)`."""
     if q_offset is None:
@@ -149,7 +148,7 @@ def check_offset(
     return offsets if lead else int(offsets)
 
 
-def check_lengths(call: str, name: str, lengths: Any, most: int, lead: tuple[int, ...]) -> Array:
+def check_lengths(call: str, name: str, lengths: Any, most: int, lead: Shape) -> Array:
     """Return the lengths of the rows `(*lead,)`, each from 0 to `most`."""
     checked = check_per_row(call, name, lengths, lead)
     wrong = (checked < 0) | (checked > most)
@@ -162,7 +161,7 @@ def check_lengths(call: str, name: str, lengths: Any, most: int, lead: tuple[int
     return checked
 
 
-def check_per_row(call: str, name: str, value: Any, lead: tuple[int, ...]) -> Array:
+def check_per_row(call: str, name: str, value: Any, lead: Shape) -> Array:
     """Return integers, one per row `(*lead,)`."""
     array = as_array(value, call=call, name=name)
     if array.dtype.kind not in "iu":

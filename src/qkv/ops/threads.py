@@ -10,6 +10,7 @@ from typing import Any
 
 from qkv.ops.kernel import get_num_threads
 
+Case = tuple[Any, ...]  # the arguments of a task
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
 _helpers: list[threading.Thread] = []
@@ -21,7 +22,7 @@ def lock() -> threading.RLock:
     return _lock
 
 
-def run_all(task: Callable[..., None], cases: Sequence[tuple[Any, ...]]) -> None:
+def run_all(task: Callable[..., None], cases: Sequence[Case]) -> None:
     """Call `task(*case)` for every case, on up to `get_num_threads()` threads.
 
     The cases must be independent of each other and of the number of threads. After an error or an

@@ -1,6 +1,5 @@
 """The backward pass of the attention layer: the steps of the forward pass in reverse order."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import attention_grad, varlen_attention_grad
 from qkv.attend.arguments import check_call
-from qkv.attend.gradient import AttentionGradient, gradient_by_weights, summed_to
+from qkv.attend.gradient import AttentionGradient, Keep, gradient_by_weights, summed_to
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.layers import base
 from qkv.layers.attention.forward import AttentionSaved, Parts, formula_options
@@ -17,7 +16,6 @@ from qkv.trace.activations import WEIGHTS
 from qkv.trace.recorder import of_heads, of_rows, unkept
 
 _LEARNED = ("bias", "sinks", "alibi_slopes")
-Keep = Callable[[str, Array], Array]  # a recorder, or `unkept`
 
 
 def attention_backward(
