@@ -23,7 +23,7 @@ LINES = [f"the cat sat {'on the mat ' * (n % 5)}" for n in range(23)]
 
 @pytest.fixture(autouse=True)
 def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qkv.models.sentence.encoder.TEXTS", 4)
+    monkeypatch.setattr("qkv.models.sentence.encode.TEXTS", 4)
 
 
 @pytest.fixture

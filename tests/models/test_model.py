@@ -458,7 +458,7 @@ def test_rows_of_batches_are_those_of_their_texts(model, monkeypatch):
         "linear",
         lambda x, *rest, **options: rows.append(len(x)) or linear(x, *rest, **options),
     )
-    monkeypatch.setattr("qkv.models.sentence.encoder.TOKENS", 11)
+    monkeypatch.setattr("qkv.models.sentence.encode.TOKENS", 11)
     model.encode(TEXTS, batch_size=2)
     assert rows == [13 + 9] * 12 + [4 + 4 + 3] * 12  # sorted by length, of at most 22 tokens
 

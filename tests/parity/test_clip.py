@@ -27,8 +27,7 @@ from transformers import (
 )
 
 import qkv
-from qkv.models.dual_encoder import DualEncoder
-from qkv.models.vision import VisionModel
+from qkv.models.vision import DualEncoder, VisionModel
 
 from .models import Pair, compare_saved, compare_trace, double, ids_of, made
 

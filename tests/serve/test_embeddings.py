@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import qkv
-from qkv.models.sentence.encoder import Encoder
+from qkv.models.sentence.encode import Encoder
 from qkv.serve.app import create_app
 from qkv.serve.limits import Limits
 

@@ -13,8 +13,8 @@ import pytest
 import qkv
 from models.decoders import gpt2
 from models.support import cross_encoder
-from qkv.models.sentence.encoder import Encoder
-from qkv.models.sentence.ranker import Ranker
+from qkv.models.sentence.encode import Encoder
+from qkv.models.sentence.rank import Ranker
 from qkv.serve.limits import Limits
 
 from .conftest import Inside, inside, wait_until

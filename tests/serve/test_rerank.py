@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import qkv
 from models.support import cross_encoder
-from qkv.models.sentence.ranker import Frame, Ranker
+from qkv.models.sentence.rank import Frame, Ranker
 from qkv.serve.app import create_app
 from qkv.serve.limits import Limits
 

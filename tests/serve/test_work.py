@@ -11,7 +11,7 @@ import pytest
 import qkv
 from models.support import Folder
 from qkv.models import random_model
-from qkv.models.sentence.encoder import Encoder
+from qkv.models.sentence.encode import Encoder
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 from qkv.serve.streams import AHEAD, QUANTUM

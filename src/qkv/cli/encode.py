@@ -152,7 +152,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
     """Encode the lines of a file, or of standard input."""
     from qkv.models import load_for
     from qkv.models.run.truncation import MOST
-    from qkv.models.sentence.encoder import EmptyText
+    from qkv.models.sentence.encode import EmptyText
 
     name = "standard input" if file == "-" else file
     path = Path(file)

@@ -1,6 +1,5 @@
 """Find, read, check and run models."""
 
-from qkv.models.dual_encoder import DualEncoder, DualOutput
 from qkv.models.files.find import places
 from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
@@ -10,6 +9,7 @@ from qkv.models.run.edit import At
 from qkv.models.tasks.call import ModelOutput
 from qkv.models.tasks.head_weights import Factored, HeadWeights
 from qkv.models.untrained import random_model
+from qkv.models.vision import DualEncoder, DualOutput
 
 __all__ = [
     "At",

@@ -1,14 +1,14 @@
 """`Core`, the base class of all models: a tokenizer, a network, and `run(batch, edits)`."""
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
-from qkv.arrays import Array, ArrayLike, whole_number
+from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.edits import Edits
 from qkv.files import StrPath
 from qkv.layers import Block
@@ -23,7 +23,6 @@ from qkv.models.network.designs import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
-from qkv.models.parameters import Parameters
 from qkv.models.run.batches import Layout, parts
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.fit_edits import fit, plain
@@ -32,6 +31,64 @@ from qkv.ops.packing import frozen
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
 from qkv.visible import visible
+
+
+class Parameters(MutableMapping[str, Array]):
+    """A model's arrays, keyed by name.
+
+    The arrays are read-only, because the model prepares them for matrix products only once. To
+    change an array, assign another array: `model.parameters[name] = array`.
+
+    Args:
+        arrays: the arrays, keyed by name; they must be read-only.
+        changed: a function that is called after each change.
+
+    >>> import numpy as np, qkv
+    >>> model = qkv.load("random")
+    >>> weight = model.parameters["blocks.0.attn.out_proj.weight"].copy()
+    >>> weight[:4] = 0  # the rows of head 0
+    >>> model.parameters["blocks.0.attn.out_proj.weight"] = weight
+    """
+
+    def __init__(self, arrays: MutableMapping[str, Array], changed: Callable[[], None]) -> None:
+        self._arrays, self._changed = arrays, changed
+
+    def __getitem__(self, name: str) -> Array:
+        return self._arrays[name]
+
+    def __setitem__(self, name: str, value: ArrayLike) -> None:
+        """Replace an array by a copy of `value`; the type of the array does not change.
+
+        Raises:
+            KeyError: the parameter does not exist; the message suggests similar names.
+            TypeError: `value` does not hold floats.
+            ValueError: `value` has another shape.
+        """
+        if name not in self._arrays:
+            near = difflib.get_close_matches(str(name), self._arrays, n=3)
+            raise KeyError(
+                f"parameters: unknown name {name!r}: the nearest are {', '.join(near) or 'none'}"
+            )
+        array, old = as_array(value, call="parameters", name=name), self._arrays[name]
+        if not is_float(array.dtype):
+            raise TypeError(f"parameters: {name} is {array.dtype}: parameters are floats")
+        if array.shape != old.shape:
+            raise ValueError(
+                f"parameters: {name} has shape {array.shape} and must have {old.shape}, "
+                "the shape of the old array"
+            )
+        self._arrays[name] = frozen(array.astype(old.dtype))
+        self._changed()
+
+    def __delitem__(self, name: str) -> NoReturn:
+        raise TypeError(f"parameters: a model needs {name}: assign another array instead")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
 
 _SET = ("name", "config", "tokenizer", "design", "reader")  # attributes that `__init__` sets
 _UNEDITED = EditedRun()

@@ -13,7 +13,6 @@ import numpy as np
 
 from qkv.arrays import DType, float_type
 from qkv.files import StrPath
-from qkv.models.dual_encoder import DualEncoder
 from qkv.models.elsewhere import LOADING, advising
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
@@ -30,7 +29,7 @@ from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design
 from qkv.models.network.designs import DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.untrained import random_model
-from qkv.models.vision import VisionModel
+from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.subwords import BareTokenizer
 

@@ -14,13 +14,12 @@ from qkv.models.sentence.encode import (
     text_encoder,
 )
 from qkv.models.sentence.rank import predict_pairs, rank, ranker, similarity, similarity_pairwise
-from qkv.models.tasks.call import call, run_layers
+from qkv.models.tasks.call import call, call_pair, run_layers
 from qkv.models.tasks.generate import generate, rows, steps
 from qkv.models.tasks.gradient import gradient
 from qkv.models.tasks.head_weights import head_weights
-from qkv.models.tasks.pairs import call_pair, trace_pair
 from qkv.models.tasks.predict import blanks, guesses, losses, predict, unembed
-from qkv.models.tasks.trace import trace, trace_stream
+from qkv.models.tasks.trace import trace, trace_pair, trace_stream
 
 
 class Model(Core):

@@ -9,7 +9,7 @@ from qkv.arrays import whole_number
 from qkv.models.loading import load
 from qkv.models.model import Model
 from qkv.models.run.truncation import Cut, counting
-from qkv.models.sentence.encoder import EmptyText
+from qkv.models.sentence.encode import EmptyText
 from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 

@@ -17,7 +17,7 @@ from qkv.extras import need
 from qkv.files import StrPath
 from qkv.models import Model
 from qkv.models.run.truncation import MOST, Cut, counting
-from qkv.models.sentence.encoder import EmptyText
+from qkv.models.sentence.encode import EmptyText
 from qkv.progress import progress
 from qkv.scale.counting import BLOCK, MARK_ROWS, bad_row, counts_of, cut
 from qkv.scale.manifest import MANIFEST, Folder, writing

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from qkv.arrays import Array
-from qkv.models.sentence.encoder import EmptyText, Encoder
+from qkv.models.sentence.encode import EmptyText, Encoder
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 from qkv.serve.waiting import QueuedText, Texts, TextTurns

@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models.network.pooling import to_length_one
-from qkv.models.sentence.encoder import Encoder
+from qkv.models.sentence.encode import Encoder
 
 LETTERS = 4  # the estimated number of characters per token of a text that is not tokenized yet
 CUTTING = 16  # tokenizing this many tokens takes about as long as computing one token

@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.models import Model
-from qkv.models.sentence.encoder import Encoder
+from qkv.models.sentence.encode import Encoder
 from qkv.serve.batches import Batches
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 import qkv
 from qkv.models import ModelError, load
-from qkv.models.sentence.encoder import Encoder
+from qkv.models.sentence.encode import Encoder
 
 TEXTS = ["the cat sat.", "a dog ran", "the mat"]
 PROMPTS = {"query": "a cat ", "passage": "the mat, ", "none": ""}
@@ -355,9 +355,9 @@ def test_windows_and_batches_change_nothing(folder, monkeypatch):
     expected = model.encode(texts)
     assert expected.shape == (300, 12)
     close(np.array([model.encode(text) for text in texts[:20]]), expected[:20])
-    for name, value in (("encoder.TEXTS", 37), ("encoder.LETTERS", 100), ("encoder.TOKENS", 1)):
+    for name, value in (("TEXTS", 37), ("LETTERS", 100), ("TOKENS", 1)):
         with monkeypatch.context() as patch:
-            patch.setattr(f"qkv.models.sentence.{name}", value)
+            patch.setattr(f"qkv.models.sentence.encode.{name}", value)
             close(model.encode(texts), expected)
             close(model.encode(iter(texts)), expected)
             tokens = model.encode((text for text in texts), output_value="token_embeddings")
@@ -365,7 +365,7 @@ def test_windows_and_batches_change_nothing(folder, monkeypatch):
 
 
 def test_a_stream_of_vectors(folder, monkeypatch):
-    monkeypatch.setattr("qkv.models.sentence.encoder.TEXTS", 2)
+    monkeypatch.setattr("qkv.models.sentence.encode.TEXTS", 2)
     model = load(folder.write())
     read = []
     texts = (read.append(text) or text for text in TEXTS)
@@ -398,7 +398,7 @@ def test_an_error_of_a_stream_names_it(folder, texts, options, error, words):
 
 
 def test_one_warning_for_all_windows(folder, monkeypatch):
-    monkeypatch.setattr("qkv.models.sentence.encoder.TEXTS", 2)
+    monkeypatch.setattr("qkv.models.sentence.encode.TEXTS", 2)
     folder.write()
     folder.json("sentence_bert_config.json", {"max_seq_length": 4})
     model = load(folder.path)
@@ -412,7 +412,7 @@ def test_one_warning_for_all_windows(folder, monkeypatch):
 
 
 def test_a_text_that_is_none_is_named_by_its_place(folder, monkeypatch):
-    monkeypatch.setattr("qkv.models.sentence.encoder.TEXTS", 2)
+    monkeypatch.setattr("qkv.models.sentence.encode.TEXTS", 2)
     model = load(folder.write())
     ran = []
     run = model.network.packed

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from qkv.models import ModelError, load
-from qkv.models.sentence.ranker import shortened
+from qkv.models.sentence.rank import shortened
 
 from ..support import WORDS, cross_encoder
 

@@ -1,19 +1,353 @@
 """Compare vectors, and score pairs of texts: `similarity`, `rank`, `predict` of a cross-encoder."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 
-from qkv.arrays import ArrayLike, whole_number
+from qkv.arrays import Array, ArrayLike, whole_number
 from qkv.attend import softmax
 from qkv.extras import need
 from qkv.models.core import Core
+from qkv.models.files.sentence import ACTIVATIONS, Sentence
+from qkv.models.network.head import BuiltHead
+from qkv.models.network.pooling import activated
 from qkv.models.run.inputs import check_device
+from qkv.models.run.truncation import Truncator, callers
 from qkv.models.sentence import vectors
-from qkv.models.sentence.ranker import Ranker, best, need_ranking
+from qkv.models.sentence.encode import LETTERS, TEXTS, TOKENS, by_length, chosen_prompt
 from qkv.progress import progress
-from qkv.text.tokenizer import check_text, check_texts
+from qkv.text import Tokenizer
+from qkv.text.tokenizer import check_text, check_texts, parts_of
+
+# Keys of config.json for the activation; sentence-transformers before version 4 wrote the second.
+_KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
+_SIGMOID = "torch.nn.modules.activation.Sigmoid"
+_IDENTITY = "torch.nn.modules.linear.Identity"
+
+Activation = str | Callable[[Array], Array] | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The tokens of two texts that a model reads together.
+
+    Attributes:
+        ids: (T,).
+        segments: (T,), the segment of each token, 0 or 1.
+        whole: whether both texts are complete.
+    """
+
+    ids: Array
+    segments: Array
+    whole: bool = True
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens around two texts, and between them.
+
+    Attributes:
+        around: the ids before, between and after the texts.
+        segments: the segment, 0 or 1, of each of the five sections: the three in `around` and the
+            two texts.
+    """
+
+    around: tuple[Array, Array, Array]
+    segments: tuple[int, int, int, int, int]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.around))
+
+    def pair(self, first: Array, second: Array, limit: int | None) -> Pair:
+        """Join two texts, given as ids, in up to `limit` tokens; the longer text is cut first."""
+        room = (math.inf if limit is None else limit) - len(self)
+        sizes = shortened(len(first), len(second), room)
+        before, between, after = self.around
+        sections = (before, first[: sizes[0]], between, second[: sizes[1]], after)
+        segments = np.repeat(self.segments, [len(section) for section in sections])
+        whole = sizes == (len(first), len(second))
+        return Pair(np.concatenate(sections), segments, whole)
+
+
+def shortened(first: int, second: int, room: float) -> tuple[int, int]:
+    """Return how many tokens to keep of each of two texts, so that both together fit into `room`.
+
+    As in the `tokenizers` package, the longer text is cut until both have the same length; then
+    each text gets half of the room, and the longer text gets the odd token.
+
+    >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
+    ((3, 9), (3, 5), (4, 4), (4, 3))
+    """
+    if first + second <= room:
+        return first, second
+    room = int(room)
+    least = min(first, second, room // 2)
+    return (least, room - least) if first <= second else (room - least, least)
+
+
+def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
+    """Return the special tokens around two texts, found by pairing a text with itself.
+
+    Raises:
+        ValueError: the text has no token, or the tokenizer does not put one text after the other.
+    """
+    ids, segments, parts = tokenizer.pair(text, text)
+    own = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
+    if not all(own):
+        raise ValueError(f"{call}: the query is empty: give a query with at least one token")
+    (a, b), (c, d) = ((positions[0], positions[-1] + 1) for positions in own)
+    if b - a + d - c != sum(map(len, own)) or b > c:
+        raise ValueError(f"{call}: the tokenizer of {name} does not put one text after the other")
+    sections = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
+    kinds = [set(segments[section].tolist()) or {0} for section in sections]
+    if max(map(len, kinds)) > 1:
+        raise ValueError(f"{call}: the tokenizer of {name} gives a text several segments")
+    before, between, after = (ids[section] for section in sections[::2])
+    one, two, three, four, five = (kind.pop() for kind in kinds)
+    return Frame((before, between, after), (one, two, three, four, five))
+
+
+@dataclass
+class Ranker:
+    """The computation of `Model.rank`, with checked options.
+
+    Attributes:
+        model: a model whose head gives each text a score, or a score for each class.
+        call: the name of the public call, used in error messages.
+        prompt_name: an option of `Model.rank`, like the next two attributes.
+        tokenizer: the model's tokenizer.
+        before: the prompt before the first text.
+        limit: the maximum number of tokens in a pair.
+        tells_texts_apart: whether the network gets the segment of each token.
+        activation: applied to the logits: the name of one of `ACTIVATIONS`, a function of an array,
+            or None to keep the logits.
+
+    Raises:
+        TypeError: as in `Model.rank`.
+        ValueError: as in `Model.rank`, or the model has no tokenizer.
+    """
+
+    model: Core
+    call: str = "rank"
+    prompt_name: str | None = None
+    prompt: str | None = None
+    activation_fn: Any = None
+
+    def __post_init__(self) -> None:
+        model, sentence, call = self.model, self.model.sentence, self.call
+        limits = filter(None, (model.max_seq_length, sentence.pair_limit))
+        self.limit = min(limits, default=None)
+        self.activation = (
+            activation_of(sentence, model.config, model.name, self.classes, call)
+            if self.activation_fn is None
+            else given_activation(self.activation_fn, call)
+        )
+        self.tokenizer = model.reader.need_tokenizer(call)
+        self.before = chosen_prompt(
+            sentence, self.prompt, self.prompt_name, name=model.name, call=call
+        )
+        types = model.embedding.token_types
+        self.tells_texts_apart = types is not None and len(types) > 1 and sentence.tells_texts_apart
+
+    @property
+    def head(self) -> BuiltHead:
+        """The head of the model, which turns token vectors into logits for each pair."""
+        assert self.model.head is not None  # the caller has checked
+        return self.model.head
+
+    @property
+    def classes(self) -> int:
+        """C, the number of scores of a pair."""
+        return self.head.steps.outputs
+
+    def pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
+        """Pair a query with each of these documents, and truncate the pairs to the limit.
+
+        Raises:
+            ValueError: the query has no token, or the limit is too small for the query.
+        """
+        return [pair for part in self.parts_of_pairs(query, documents) for pair in part]
+
+    def parts_of_pairs(self, query: str, documents: Sequence[str]) -> Iterator[list[Pair]]:
+        """Yield the pairs of a query with groups of documents."""
+        query = self._whole(query)
+        frame = self._frame(query)
+        # no limit here, because only the longer of two texts is truncated
+        truncator = Truncator(self.tokenizer, None)
+        [first] = self._ids(truncator, [query])
+        for part in parts_of(documents, LETTERS):
+            yield [frame.pair(first, second, self.limit) for second in self._ids(truncator, part)]
+
+    def each(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[Pair]:
+        """Pair each text with the text at the same index, and truncate the pairs to the limit.
+
+        Raises:
+            ValueError: no text has a token, or the limit is too small for a token.
+        """
+        firsts = [self._whole(text) for text in firsts]
+        known = (text for text in (*firsts, *seconds) if text.strip())
+        frame = self._frame(next(known, ""))
+        truncator, pairs = Truncator(self.tokenizer, None), list[Pair]()
+        for start in range(0, len(firsts), TEXTS):
+            part = slice(start, start + TEXTS)
+            one, other = (self._ids(truncator, texts[part]) for texts in (firsts, seconds))
+            pairs += [frame.pair(a, b, self.limit) for a, b in zip(one, other, strict=True)]
+        return pairs
+
+    def _whole(self, text: str) -> str:
+        """Put the prompt before the first of two texts."""
+        return self.model.sentence.prepared((self.before + text).strip())
+
+    def _frame(self, text: str) -> Frame:
+        """Return the special tokens around two texts, if the limit leaves room for both."""
+        frame = frame_of(self.tokenizer, text, self.model.name, self.call)
+        if self.limit is not None and self.limit < len(frame) + 2:
+            raise ValueError(
+                f"{self.call}: max_seq_length is {self.limit}, and a query and a document have "
+                f"{len(frame)} special tokens around them: give {len(frame) + 2} or more"
+            )
+        return frame
+
+    def _ids(self, truncator: Truncator, texts: Sequence[str]) -> list[Array]:
+        """Return the ids of texts (T,), without special tokens."""
+        tokens = truncator([self.model.sentence.prepared(text.strip()) for text in texts])
+        return [text.ids[~np.array(text.special, bool)] for text in tokens]
+
+    def parts(self, pairs: Sequence[Pair], batch_size: int) -> Iterator[list[int]]:
+        """Yield the indices of the pairs in each batch; pairs in a batch have similar lengths."""
+        return by_length(pairs, batch_size * TOKENS)
+
+    def scores(self, pairs: Sequence[Pair]) -> Array:
+        """Run pairs together, and return their scores: (n,), or (n, C) for C classes."""
+        options = {}
+        if self.tells_texts_apart:
+            options["segments"] = [pair.segments for pair in pairs]
+        rows, cu_lengths = self.model.network.packed([pair.ids for pair in pairs], **options)
+        logits = self.head(rows, cu_lengths)
+        scores = applied(self.activation, logits, self.call)
+        return scores[:, 0] if self.classes == 1 else scores
+
+    def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
+        """Return the scores (n,) or (n, C) of pairs; `advance` gets the number of pairs done."""
+        shape = (len(pairs),) if self.classes == 1 else (len(pairs), self.classes)
+        scores = np.empty(shape, np.float64)
+        for numbers in self.parts(pairs, batch_size):
+            scores[numbers] = self.scores([pairs[number] for number in numbers])
+            advance(len(numbers))
+        return scores
+
+    def warn(self, pairs: Sequence[Pair], what: str = "documents, with the query,") -> None:
+        """Warn about the number of truncated pairs, if any."""
+        count = sum(not pair.whole for pair in pairs)
+        if count:
+            warnings.warn(
+                f"{count} of {len(pairs)} {what} were cut to {self.limit} tokens",
+                UserWarning,
+                stacklevel=callers(),
+            )
+
+
+def best(
+    scores: Array, documents: Sequence[str], top_k: int | None, with_documents: bool
+) -> list[dict[str, Any]]:
+    """Return the documents, the best score first; documents with equal scores keep their order.
+
+    >>> best(np.array([0.25, 0.5, 0.5]), ["a", "b", "c"], 2, True)
+    [{'corpus_id': 1, 'score': 0.5, 'text': 'b'}, {'corpus_id': 2, 'score': 0.5, 'text': 'c'}]
+    """
+    order = np.argsort(-scores, kind="stable")[:top_k].tolist()
+    return [
+        {"corpus_id": number, "score": float(scores[number])}
+        | ({"text": documents[number]} if with_documents else {})
+        for number in order
+    ]
+
+
+def need_ranking(head: BuiltHead | None, name: str) -> None:
+    """Raise a ValueError unless a head gives one number per text."""
+    if head is None or not head.pools:
+        has = "no head" if head is None else "a head for each token"
+    elif head.steps.embeds:
+        has = "a head for vectors"
+    elif head.steps.outputs != 1:
+        has = f"a head for {head.steps.outputs} classes"
+    else:
+        return
+    raise ValueError(
+        f"rank: {name} has {has} and does not rank: load a cross-encoder (architectures in its "
+        "config.json says ...ForSequenceClassification, with one label), or compare vectors of "
+        "encode"
+    )
+
+
+def applied(activation: Activation, logits: Array, call: str) -> Array:
+    """Apply the activation to logits (n, C).
+
+    Raises:
+        TypeError: the function does not return an array of this shape.
+    """
+    if activation is None:
+        return logits
+    if isinstance(activation, str):
+        return activated(logits, activation)
+    scores = activation(logits)
+    if not isinstance(scores, np.ndarray) or scores.shape != logits.shape:
+        about = scores.shape if isinstance(scores, np.ndarray) else type(scores).__name__
+        raise TypeError(
+            f"{call}: activation_fn returned {about}: it must return an array of the shape of its "
+            f"input, {logits.shape}"
+        )
+    return scores
+
+
+def given_activation(function: Any, call: str) -> Activation:
+    """Return the activation that a user gives: a known module of torch, or a function.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    kind = type(function)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name in ACTIVATIONS:
+        return ACTIVATIONS[name]
+    if not callable(function) or kind.__module__.startswith("torch."):
+        raise TypeError(
+            f"{call}: activation_fn is {name}: give a function of an array, or one of torch.nn's "
+            f"{', '.join(dict.fromkeys(known.rpartition('.')[2] for known in ACTIVATIONS))}"
+        )
+    return cast(Activation, function)
+
+
+def activation_of(
+    sentence: Sentence, config: Mapping[str, Any], name: str, classes: int, call: str
+) -> str | None:
+    """Return the activation for a cross-encoder's logits, as the model's files name it.
+
+    The default is a sigmoid for one class, and no activation for several. As in
+    sentence-transformers, config_sentence_transformers.json takes precedence, and names that do not
+    begin with "torch." are ignored.
+
+    Raises:
+        ValueError: the activation is unknown.
+    """
+    inner = config.get(_KEYS[0])
+    older = [inner.get("activation_fn") if isinstance(inner, Mapping) else None]
+    named = [sentence.activation, *older, config.get(_KEYS[1])]
+    known = [name for name in named if isinstance(name, str) and name.startswith("torch.")]
+    function = known[0] if known else _SIGMOID if classes == 1 else _IDENTITY
+    if function not in ACTIVATIONS:
+        raise ValueError(
+            f"{call}: the activation after the logits of {name} is {function:.80}: qkv knows "
+            f"{', '.join(ACTIVATIONS)}"
+        )
+    return ACTIVATIONS[function]
 
 
 def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:

@@ -9,7 +9,8 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, sh
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core
-from qkv.models.network.transformer import Transformer, unpacked
+from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.network.transformer import Transformer, unpacked, without_holes
 from qkv.models.run.batches import Layout, columns
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.inputs import checked_ids, checked_positions, named
@@ -237,3 +238,79 @@ def _layer(number: Any, count: int, name: str) -> int:
             f"{_CALL}: {name} is {number} and the model has {count} layers: give 0 to {count}"
         )
     return int(number) + (count if number < 0 else 0)
+
+
+def pair_network(model: Core) -> EncoderDecoder:
+    """Return the network of an encoder-decoder model."""
+    assert isinstance(model.network, EncoderDecoder)
+    return model.network
+
+
+def call_pair(
+    model: Core,
+    input_ids: ArrayLike,
+    attention_mask: ArrayLike | None = None,
+    decoder_input_ids: ArrayLike | None = None,
+    decoder_attention_mask: ArrayLike | None = None,
+    *,
+    position_ids: ArrayLike | None = None,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+) -> ModelOutput:
+    """Run token ids.
+
+    Args:
+        input_ids: (B, S) integers, the texts to read, or (S,) for one text.
+        attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
+            side. Padding is ignored. By default, there is no padding.
+        decoder_input_ids: (B, L) integers, or (L,) for one text: the text that the decoder has
+            written so far, beginning with the start token.
+        decoder_attention_mask: like `attention_mask`, for `decoder_input_ids`.
+        position_ids: not supported: these models use distances instead of positions.
+        ablate: heads of the encoder to ablate, as in `trace`.
+        hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
+            the encoder nor the decoder sees masked words and positions.
+        edit: activations to change, as in `trace`; their names begin with "encoder." or "decoder.".
+            Replacement arrays, and the arrays that functions get, have the same columns as the ids.
+
+    Returns:
+        `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, with 0 at padding.
+        `encoder_last_hidden_state` (B, S, D) holds the vectors of the encoder.
+
+    Raises:
+        TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1.
+        ValueError: shapes do not fit, an id has no row in the token table, or `decoder_input_ids`
+            are missing; also as in `trace`.
+    """
+    network = pair_network(model)
+    if decoder_input_ids is None:
+        raise ValueError(
+            f"model: decoder_input_ids are missing: begin with [[{network.first}]], or call "
+            "encode() or trace() for the encoder alone"
+        )
+    ids, mask = checked_ids(network.embedding, input_ids, attention_mask)
+    checked_positions(network, position_ids, mask, model.name)
+    written, written_mask = checked_ids(
+        network.embedding, decoder_input_ids, decoder_attention_mask, "decoder_"
+    )
+    if len(ids) != len(written):
+        raise ValueError(
+            f"model: input_ids have {len(ids)} rows and decoder_input_ids {len(written)}: "
+            "give one row of each per text"
+        )
+    edits = edits_of(edit, ablate, hide, call="model")
+    edited, ids = fit_ids(model, edits, ids, mask, written=written.shape[1])
+    options = options_of_columns(model, edited, ids, mask)
+    decoder_options: dict[str, Any] = {}
+    if edited.asked and mask.any():
+        spans = network.spans(mask)
+        layout = columns(mask, spans)
+        own = columns(written_mask, without_holes(written_mask))._replace(other=layout)
+        record = edited.recorder(own)
+        decoder_options["record"] = None if record is None else record.under("decoder.")
+        decoder_options["visible"] = edited.visible(layout, int(spans.sum(1).max()))
+    rows, cu_lengths = network.masked(ids, mask, **options)
+    encoded = unpacked(rows, mask, network.dtype)
+    packed = network.decode(written, written_mask, rows, cu_lengths, **decoder_options)
+    return output_of(network.decoder, packed, written_mask, encoder_last_hidden_state=encoded)

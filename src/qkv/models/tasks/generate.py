@@ -16,10 +16,9 @@ from qkv.models.network.transformer import Transformer
 from qkv.models.run.batches import Layout
 from qkv.models.run.edit import CANNOT, EditedRun
 from qkv.models.run.truncation import MOST
-from qkv.models.tasks.pairs import after_start, traced_pair
 from qkv.models.tasks.sampling import Measured, Sampling, measured
 from qkv.models.tasks.spelling import TextStream, check_stop, spelled
-from qkv.models.tasks.trace import as_trace
+from qkv.models.tasks.trace import after_start, as_trace, traced_pair
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked

@@ -5,17 +5,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
+
 from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
+from qkv.layers.base import starts_of
 from qkv.models.core import Core
-from qkv.models.network.transformer import Transformer
-from qkv.models.run.batches import Layout, batches, joined
+from qkv.models.network.transformer import Transformer, unpacked
+from qkv.models.run.batches import Layout, batches, joined, layout_of
+from qkv.models.run.edit import EditedRun
 from qkv.models.run.fit_edits import check, hide_value, spliced_names
+from qkv.models.run.inputs import Texts
 from qkv.models.run.truncation import Cut, counting
+from qkv.models.tasks.call import pair_network
 from qkv.text import Tokenized
-from qkv.trace import Trace
-from qkv.trace.activations import activation, is_tuple_name, meant, parse, spellings
-from qkv.trace.recorder import padded
+from qkv.trace import Recorder, Seq2SeqTrace, Trace
+from qkv.trace.activations import activation, is_tuple_name, meant, parse, side_of, spellings
+from qkv.trace.recorder import kept_unasked, padded
 
 # The name of an activation (full, short, or a tuple, as in a trace); and one name or several.
 Name = str | tuple[Any, ...]
@@ -410,4 +416,133 @@ def as_trace(
         last_is_normed=model.design.last_is_normed,
         num_layers=len(network.layers),
         untrained=network.untrained,
+    )
+
+
+def trace_pair(
+    model: Core,
+    texts: Texts,
+    *,
+    target: Texts | None = None,
+    logits: bool = False,
+    ablate: Ablate = (),
+    hide: Hide = (),
+    edit: Edit = None,
+    **kept: Any,
+) -> Trace | Seq2SeqTrace:
+    """Run texts and keep every activation, keyed by name.
+
+    Without a target, only the encoder runs, as in `Model.trace`. With a target, the decoder gets
+    the tokens that predict the target: the start token and all tokens of the target except the end
+    token.
+
+    Args:
+        texts: the texts that the encoder reads; see `Model.trace`.
+        target: the texts that the decoder writes, one per text in `texts`; or token ids, which must
+            begin with the start token.
+        logits: whether to keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
+        ablate: as in `Model.trace`, heads of the encoder.
+        hide: as in `Model.trace`, for the encoder's texts. With a target, the decoder does not see
+            these words and positions either.
+        edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":
+            "decoder.z" stands for all layers of the decoder, and ("decoder.z", 3) for one layer.
+        kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and
+            the decoder; without a target, also `batch_size`. A name that begins with "encoder." or
+            "decoder.", such as "decoder.hook_resid_post", is kept for that side only.
+
+    Returns:
+        A `Trace` of the encoder or, with a target, a `Seq2SeqTrace` of the encoder and the decoder.
+    """
+    if target is None:
+        return trace(model, texts, logits=logits, ablate=ablate, hide=hide, edit=edit, **kept)
+    if kept.pop("batch_size", None) is not None:
+        raise ValueError("trace: batch_size is for texts without a target: omit batch_size")
+    keep = names_to_keep(pair_network(model).pair_hook_names, **kept)
+    if logits:
+        model._need_words("trace")
+    single, batch = model.reader.read(texts)
+    _, written = model.reader.read(target)
+    if len(batch) != len(written):
+        raise ValueError(
+            f"trace: there are {len(batch)} texts and {len(written)} targets: give one target for "
+            "each text"
+        )
+    if not isinstance(target, np.ndarray | list | tuple) or isinstance(target[0], str):
+        for number, text in enumerate(written):
+            has_end = text.special[-1] and int(text.ids[-1]) in model._eos_ids
+            written[number] = after_start(model, text, len(text) - has_end)
+    edits = edits_of(edit, ablate, hide, call="trace")
+    batch, edited = model._fit(edits, batch, written=max(map(len, written)))
+    edited.check_summaries(kept.get("top_k"))
+    return traced_pair(model, batch, written, edited, keep, kept.get("top_k"), single, logits)
+
+
+def traced_pair(
+    model: Core,
+    batch: Sequence[Tokenized],
+    written: Sequence[Tokenized],
+    edited: EditedRun,
+    keep: Callable[[str], bool] = kept_unasked,
+    top_k: int | None = None,
+    single: bool = False,
+    logits: bool = False,
+) -> Seq2SeqTrace:
+    """Return the trace of texts and of the decoder's input for each text."""
+    network = pair_network(model)
+    starts = starts_of(map(len, written))
+    ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
+    real = np.arange(ids.shape[1]) < np.diff(starts)[:, None]
+    layout, longest = layout_of(range(len(batch)), batch), max(map(len, batch))
+    names = network.pair_hook_names
+    write_to = None if logits else layers_to_run(names, keep, "decoder")
+    # every layer of the decoder reads the last vectors of the encoder
+    read_to = layers_to_run(names, keep, "encoder") if write_to == 0 else None
+    edited = model._with_means(edited, batch, len(batch))
+    masks, visible = edited.masks(layout, longest), edited.visible(layout, longest)
+    own = layout_of(layout.texts, written)._replace(other=layout)
+    read, write = (edited.recorder(side, keep) or Recorder(keep) for side in (layout, own))
+    rows, cu_lengths = model.reader.run(
+        network, batch, record=read.under("encoder."), top_k=top_k, masks=masks, stop=read_to
+    )
+    last = network.decode(
+        ids,
+        real,
+        rows,
+        cu_lengths,
+        visible=visible,
+        record=write.under("decoder."),
+        top_k=top_k,
+        stop=write_to,
+    )
+    if logits:
+        write.arrays["decoder.logits"] = unpacked(network.logits(last), real)
+    parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
+    for name, array in (read.arrays | write.arrays).items():
+        at, row = parse(name), activation(name)
+        is_own = "token" in row.axes and not (at.crosses and row.of_keys)
+        if at.side == "decoder" and is_own:
+            array[~real] = 0  # computed for padding
+        parts["cross" if at.crosses else at.side][side_of(name)[1]] = array
+    changed = edited.asked
+    across = {} if visible is None else {"attn_mask": visible}
+    return Seq2SeqTrace(
+        as_trace(model, parts["encoder"], batch, network, masks, single, changed),
+        as_trace(model, parts["decoder"], written, network.decoder, None, single, changed),
+        parts["cross"],
+        settings={
+            i: {**layer.options, **across} for i, layer in enumerate(network.cross_attention)
+        },
+    )
+
+
+def after_start(model: Core, text: Tokenized, count: int) -> Tokenized:
+    """Return the decoder's start token, followed by the first `count` tokens of a text."""
+    first = pair_network(model).first
+    name = None if model.tokenizer is None else model.tokenizer.token(first)
+    return Tokenized(
+        ids=np.concatenate([[first], text.ids[:count]]),
+        tokens=[name or str(first), *text.tokens[:count]],
+        offsets=[(0, 0), *text.offsets[:count]],
+        special=[True, *text.special[:count]],
+        text=text.text,
     )

@@ -10,9 +10,9 @@ from qkv.arrays import Array, ArrayLike, as_array
 from qkv.layers import Block, MultiHeadAttention, Rotary
 from qkv.layers.base import settings as settings_of
 from qkv.models import Model
-from qkv.models.dual_encoder import DualEncoder
 from qkv.models.families.lessons import AttentionOnly
 from qkv.models.network.embedding import Embedding
+from qkv.models.vision import DualEncoder
 from qkv.see.analysis.head_weights import heads_of
 from qkv.see.analysis.selection import ChosenHead, choose_head, key_of, span
 from qkv.see.steps.head_steps import KNOWN, AttentionInputs, embedding_steps, head_steps

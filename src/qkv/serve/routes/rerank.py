@@ -9,8 +9,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from qkv.models.sentence.encoder import by_length
-from qkv.models.sentence.ranker import Pair, Ranker, best
+from qkv.models.sentence.encode import by_length
+from qkv.models.sentence.rank import Pair, Ranker, best
 from qkv.serve.bodies import Body, PromptUsage, described, read_json
 from qkv.serve.errors import Refused, not_finite
 
