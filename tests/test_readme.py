@@ -216,7 +216,7 @@ def test_files_that_the_architecture_names_exist() -> None:
             *("parameter", "vectors_of", "promoted", "project"),
             *("Layer", "Feed", "project_back"),
         ),
-        "src/qkv/see/steps/head_steps.py": ("KNOWN",),
+        "src/qkv/see/steps/walk.py": ("KNOWN",),
         "src/qkv/models/files/config.py": ("Config", "size", "positive", "choice", "only"),
         "src/qkv/models/network/design.py": ("Design", "Attention", "shapes", "build"),
         "src/qkv/models/files/names.py": ("fused", "body", "harmless"),

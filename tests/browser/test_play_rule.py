@@ -6,7 +6,7 @@ from playwright.sync_api import Page
 import qkv
 from qkv.models import Model
 from qkv.see.analysis.selection import PAGE
-from qkv.see.views.head_panels import link_in_words
+from qkv.see.views.view import link_in_words
 from see.views.test_opening import FIRST, SECOND
 
 from .play import address, after, button, in_lab, opened_at, part, ready

@@ -16,7 +16,7 @@ from PIL import Image
 from qkv.models import Model, random_model
 from qkv.see import View, compare, head_view, play, plot_shift, show, walk
 from qkv.see.analysis.measures import summarize
-from qkv.see.draw import elements, svg
+from qkv.see.draw import svg
 from qkv.see.draw.colours import AFTER, BEFORE, FAINT, INK, THEMES, TONES, shade
 from qkv.see.draw.panels import Arrows, Bars, HeatMap, Line, Lines, Links, Panel
 from qkv.trace import Trace
@@ -114,7 +114,7 @@ def test_cells_may_have_words_above_their_numbers() -> None:
     root = parsed(of(panel))
     wide = {one.get("width") for one in root.iter(f"{NAMESPACE}rect") if one.get("shape-rendering")}
     assert len(wide) == 1
-    assert float(wide.pop()) > elements.label_width("a long word")
+    assert float(wide.pop()) > svg.label_width("a long word")
 
 
 def test_a_cell_too_small_for_its_number_says_it_where_it_is_pointed_at() -> None:
@@ -247,7 +247,7 @@ def test_no_two_labels_of_arrows_meet(seed: int, n: int, crowded: bool) -> None:
     for element in parsed(text).iter(f"{NAMESPACE}text"):
         if element.text in names:
             x, y = float(element.get("x")), float(element.get("y"))
-            boxes.append((x, y - 9, x + elements.label_width(element.text), y + 2))
+            boxes.append((x, y - 9, x + svg.label_width(element.text), y + 2))
     for end in (BEFORE, AFTER):  # every word is named at both ends
         labels = [e.text for e in parsed(text).iter(f"{NAMESPACE}text") if e.get("fill") == end]
         assert [label for label in labels if label in names] == names

@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 import qkv
 from qkv.models.vision import patch_names
 from qkv.see import image_view
-from qkv.see.draw.elements import png
+from qkv.see.draw.svg import png
 from qkv.see.views.image_view import LIGHT, laid_over, smaller
 from qkv.trace import Trace
 

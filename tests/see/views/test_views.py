@@ -729,7 +729,7 @@ def test_a_terminal_waits_for_no_plane(
     def fit(*_: object, **__: object) -> None:
         raise AssertionError("a plane takes a third of a second of 900 words")
 
-    monkeypatch.setattr("qkv.see.views.head_panels.fit_plane", fit)
+    monkeypatch.setattr("qkv.see.views.view.fit_plane", fit)
     assert str(view) == expected
     with pytest.raises(AssertionError, match="a plane"):
         view.svg()

@@ -1,31 +1,146 @@
 """Panels drawn as SVG, for print and for pages without scripts."""
 
+import base64
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+import struct
+import textwrap
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.see.draw import panels
 from qkv.see.draw.colours import THEMES, TONES, Tone, ink, shade
-from qkv.see.draw.elements import (
-    SIZE,
-    Drawing,
-    escaped,
-    image,
-    label,
-    label_width,
-    outline,
-    text,
-    widest,
-    word_width,
-    wrapped,
-)
 
 _GAP = 24
 _CARD = 330.0  # The width of a passage in pixels, as wide as a phone.
 _IMAGE, _SMALL = 300.0, 150.0  # The widths in pixels of a single image and a small image.
+SIZE = 11  # The height of a letter in pixels.
+# Characters of these bidirectional classes could reverse the direction of the following words.
+_DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+
+
+class Drawing(NamedTuple):
+    """A part of a picture: its SVG elements, its width and its height in pixels."""
+
+    elements: list[str]
+    width: float
+    height: float
+
+
+def text(x: float, y: float, content: str, fill: str, size: float = SIZE, **style: str) -> str:
+    """Write words at a point; `style` has more attributes of the element, such as `text_anchor`.
+
+    Markup in the words is escaped.
+    """
+    more = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in style.items())
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" font-size="{size:g}" fill="{fill}"{more}>'
+        f"{escaped(content)}</text>"
+    )
+
+
+def outline(x: float, y: float, width: float, height: float, color: str, line: float) -> str:
+    """Draw the edges of a rectangle."""
+    return (
+        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="none" '
+        f'stroke="{color}" stroke-width="{line:g}"/>'
+    )
+
+
+def image(pixels: Array, width: float, height: float, style: str = "") -> str:
+    """Show pixels (H, W, 3) of uint8 in a rectangle of any size."""
+    data = base64.b64encode(png(pixels)).decode("ascii")
+    styled = f'style="{style}" ' if style else ""
+    return (
+        f'<image width="{width:.1f}" height="{height:.1f}" preserveAspectRatio="none" {styled}'
+        f'href="data:image/png;base64,{data}"/>'
+    )
+
+
+def png(pixels: Array) -> bytes:
+    """Encode pixels (H, W, 3) of uint8 as a PNG file.
+
+    Source:
+        PNG specification, third edition, sections 5 and 11.
+
+    >>> png(np.zeros((1, 1, 3), np.uint8))[1:4]
+    b'PNG'
+    """
+    high, wide = pixels.shape[:2]
+    # each row begins with the number of its filter; 0 means no filter
+    lines = np.zeros((high, 1 + 3 * wide), np.uint8)
+    lines[:, 1:] = pixels.reshape(high, -1)
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    # 8 bits for each of red, green and blue
+    header = struct.pack(">IIBBBBB", wide, high, 8, 2, 0, 0, 0)
+    parts = [(b"IHDR", header), (b"IDAT", zlib.compress(lines.tobytes(), 9)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def readable(content: str) -> str:
+    r"""Replace characters that are invisible, or not allowed in XML, with visible symbols.
+
+    >>> readable("a\nb\x00\ud800\u202e")
+    'a␊b␀��'
+    """
+    return "".join(_sign(mark) for mark in content)
+
+
+def _sign(mark: str) -> str:
+    code = ord(mark)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    unseen = unicodedata.category(mark) in ("Cc", "Cs") or code & 0xFFFE == 0xFFFE
+    return "\ufffd" if unseen or unicodedata.bidirectional(mark) in _DIRECTIONS else mark
+
+
+def escaped(content: str) -> str:
+    """Escape words for an element or an attribute."""
+    return escape(readable(content), quote=True)
+
+
+def label(content: str, most: int = 14) -> str:
+    """Cut a label that is too long; if a label has only spaces, make the spaces visible."""
+    if not content.strip():
+        content = content.replace(" ", "␣") or "∅"
+    return content if len(content) <= most else content[: most - 1] + "…"
+
+
+def label_width(content: str) -> float:
+    """Estimate the width of a label in pixels, after `label` has cut it."""
+    shown = label(content)
+    wide = sum(unicodedata.east_asian_width(mark) in "WF" for mark in shown)
+    return (0.6 * len(shown) + 0.45 * wide) * SIZE
+
+
+def widest(labels: Iterable[str]) -> float:
+    """Estimate the width of the widest of several labels; return 0 without labels."""
+    return max(map(label_width, labels), default=0)
+
+
+def word_width(word: str) -> float:
+    """Estimate the width of an uncut word in pixels, letter by letter."""
+    sizes = (
+        0.3 if mark in "iljtfrI.,;:'!|()[] " else 0.85 if mark in "mwMW@—" else 0.66
+        if mark.isupper() or mark.isdigit() else 1.0
+        if unicodedata.east_asian_width(mark) in "WF" else 0.56
+        for mark in word
+    )  # fmt: skip
+    return sum(sizes) * SIZE
+
+
+def wrapped(line: str, width: float, size: float) -> list[str]:
+    """Break a line into lines that fit a width, between words if possible."""
+    return textwrap.wrap(readable(line), max(20, int(width / (0.56 * size))))
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> str:
@@ -38,7 +153,7 @@ def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = Fa
     elements, y = [], float(_GAP)
     for line in wrapped(title, width - 2 * _GAP, 14):
         y += 14
-        elements.append(text(_GAP, y, line, tone.ink, size=14, weight="bold"))
+        elements.append(text(_GAP, y, line, tone.ink, size=14, font_weight="bold"))
         y += 6
     for row in grid:
         y += 14
@@ -54,19 +169,16 @@ def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = Fa
             y += 11
             elements.append(text(_GAP, y, line, tone.dim))
             y += 6
-    return _whole(elements, (width, y + _GAP), title, tone, "max-width:100%;height:auto")
+    return _whole(Drawing(elements, width, y + _GAP), title, tone, "max-width:100%;height:auto")
 
 
 def alone(panel: panels.Panel, tone: Tone) -> str:
     """Draw one panel as a complete SVG picture of fixed size."""
-    drawn = part(panel, tone)
-    return _whole(drawn.elements, (drawn.width, drawn.height), panel.title, tone, "display:block")
+    return _whole(part(panel, tone), panel.title, tone, "display:block")
 
 
-def _whole(
-    elements: Sequence[str], size: tuple[float, float], title: str, tone: Tone, style: str
-) -> str:
-    width, height = size
+def _whole(drawn: Drawing, title: str, tone: Tone, style: str) -> str:
+    elements, width, height = drawn
     role = "group" if any("tabindex" in element for element in elements) else "img"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
@@ -86,7 +198,7 @@ def part(panel: panels.Panel, tone: Tone) -> Drawing:
     below = f'<g transform="translate(0 20)">{"".join(drawn.elements)}</g>'
     width = max(drawn.width, 0.68 * len(panel.title) * SIZE)
     return Drawing(
-        [text(0, 12, panel.title, tone.ink, weight=weight), below], width, drawn.height + 20
+        [text(0, 12, panel.title, tone.ink, font_weight=weight), below], width, drawn.height + 20
     )
 
 
@@ -105,14 +217,15 @@ def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:
     size = 9.0 if max(map(len, written), default=0) <= 5 else 7.5
     left = widest(rows) + 8
     top = widest(columns) * 0.71 + 12
-    elements = [
-        text(left + (j + 0.6) * wide, top - 6, label(column), tone.ink, turn=-45)
-        for j, column in enumerate(columns)
-    ]
+    elements = []
+    for j, column in enumerate(columns):
+        x, y = left + (j + 0.6) * wide, top - 6
+        turned = f"rotate(-45 {x:.1f} {y:.1f})"
+        elements.append(text(x, y, label(column), tone.ink, transform=turned))
     marks, shares = [], panel.shares
     for i, row in enumerate(rows):
         y = top + i * high
-        elements.append(text(left - 6, y + high / 2 + 4, label(row), tone.ink, anchor="end"))
+        elements.append(text(left - 6, y + high / 2 + 4, label(row), tone.ink, text_anchor="end"))
         for j in range(m):
             x = left + j * wide
             if hatched[i, j]:
@@ -131,9 +244,9 @@ def _heat_map(panel: panels.HeatMap, tone: Tone) -> Drawing:
             middle, low = x + wide / 2, y + high / 2 + 3.5
             if panel.words is not None:
                 word = label(panel.words[i][j])
-                elements.append(text(middle, low - 5, word, ink(color), anchor="middle"))
+                elements.append(text(middle, low - 5, word, ink(color), text_anchor="middle"))
                 low += 7
-            elements.append(text(middle, low, number, ink(color), size=size, anchor="middle"))
+            elements.append(text(middle, low, number, ink(color), size=size, text_anchor="middle"))
     if marks:
         elements.append(f'<path d="{"".join(marks)}" stroke="{tone.line}" fill="none"/>')
     elements.append(outline(left, top, m * wide, n * high, tone.line, 1))
@@ -192,7 +305,14 @@ def _links(panel: panels.Links, tone: Tone) -> Drawing:
     for i, row in enumerate(shown.rows):
         face = "bold" if i == query else "normal"
         elements.append(
-            text(left - 6, (i + 0.5) * step + 4, label(row), tone.ink, anchor="end", weight=face)
+            text(
+                left - 6,
+                (i + 0.5) * step + 4,
+                label(row),
+                tone.ink,
+                text_anchor="end",
+                font_weight=face,
+            )
         )
     for j, column in enumerate(shown.columns):
         elements.append(text(right + 6, (j + 0.5) * step + 4, label(column), tone.ink))
@@ -215,11 +335,11 @@ def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
         y = at((0, value))[1]
         elements += [
             f'<path d="M{left:g} {y:.1f}H{width - 16:g}" stroke="{tone.line}"/>',
-            text(left - 6, y + 4, f"{value:.2f}", tone.dim, size=10, anchor="end"),
+            text(left - 6, y + 4, f"{value:.2f}", tone.dim, size=10, text_anchor="end"),
         ]
     for tick in panel.ticks:
         x, name = at((tick, low))[0], panel.names[tick]
-        elements.append(text(x, height + 24, name, tone.dim, size=10, anchor="middle"))
+        elements.append(text(x, height + 24, name, tone.dim, size=10, text_anchor="middle"))
     named = [line for line in panel.lines if line.name]
     for line in panel.lines:
         finite = [point for point in line.points if math.isfinite(point[1])]
@@ -227,7 +347,9 @@ def _chart(panel: panels.Lines, tone: Tone) -> Drawing:
         elements.append(f'<polyline points="{points}" fill="none" {_stroke(line, tone)}/>')
         for point in finite if panel.numbered else ():
             x, y = at(point)
-            elements.append(text(x, y - 7, f"{point[1]:.3f}", tone.ink, size=10, anchor="middle"))
+            elements.append(
+                text(x, y - 7, f"{point[1]:.3f}", tone.ink, size=10, text_anchor="middle")
+            )
     for number, line in enumerate(named):
         below = height + 46 + 18 * number
         elements += [
@@ -303,10 +425,10 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
         color = tone.after if less else tone.before
         number = begin - long - 5 if less else begin + long + 5
         elements += [
-            text(left - 6, y + 12, label(name), tone.ink, anchor="end"),
+            text(left - 6, y + 12, label(name), tone.ink, text_anchor="end"),
             f'<rect x="{begin - long * less:.1f}" y="{y + 3:g}" {size} fill="{color}"/>',
             text(number, y + 12, panel.form.format(value), tone.dim, size=10,
-                 anchor="end" if less else "start"),
+                 text_anchor="end" if less else "start"),
         ]  # fmt: skip
     return Drawing(elements, begin + wide + 60, 18.0 * len(panel.names))
 
@@ -348,7 +470,7 @@ def _graph(panel: panels.Graph, tone: Tone) -> Drawing:
         box = (
             f'<rect x="{x - wide / 2:.1f}" y="{y - panels.HALF * up:.1f}" width="{wide:.1f}" '
             f'height="{2 * panels.HALF * up:.1f}" rx="5" fill="{tone.paper}" stroke="{color}"/>'
-            + text(x, y + 4, words, tone.ink if joined else tone.dim, size=10, anchor="middle")
+            + text(x, y + 4, words, tone.ink if joined else tone.dim, size=10, text_anchor="middle")
         )
         if joined:
             sums = _sums(panel, name)
@@ -442,8 +564,9 @@ def _passages(panel: panels.Passages, tone: Tone) -> Drawing:
                 elements += [
                     f'<rect x="{x:.1f}" y="{y + 1:g}" width="{long + 4:.1f}" height="15" rx="2" '
                     f'fill="{color}"{frame}/>',
-                    text(x + 2, y + 12, word, ink(color), fit=long),
-                ]
+                    text(x + 2, y + 12, word, ink(color), textLength=f"{long:.1f}",
+                         lengthAdjust="spacingAndGlyphs"),
+                ]  # fmt: skip
                 x += long + 6
             y += 17
         y += 5
@@ -464,7 +587,7 @@ def _scale(x: float, y: float, panel: panels.HeatMap, tone: Tone) -> list[str]:
         *bar,
         outline(x, y, steps * wide + 0.5, 9, tone.line, 1),
         text(x, y + 20, form(low), tone.dim, size=9),
-        text(end, y + 20, form(high), tone.dim, size=9, anchor="end"),
+        text(end, y + 20, form(high), tone.dim, size=9, text_anchor="end"),
         text(end + 8, y + 9, panel.scale_name, tone.dim, size=10),
     ]
 

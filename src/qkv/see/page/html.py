@@ -14,7 +14,6 @@ from qkv.arrays import finite
 from qkv.models import Model
 from qkv.see.draw import colours, svg
 from qkv.see.draw.colours import TONES, Tone
-from qkv.see.draw.elements import readable
 from qkv.see.draw.panels import Rows, pictured
 
 POLICY = (
@@ -70,9 +69,11 @@ def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
 
 
 def _pictured(title: str, lines: Sequence[str], rows: Rows, tone: Tone) -> str:
-    above = f"<strong>{escape(readable(title))}</strong>"
+    above = f"<strong>{escape(svg.readable(title))}</strong>"
     parts = ["".join(f"<div>{svg.alone(panel, tone)}</div>" for panel in row) for row in rows]
-    below = "".join(f'<p style="color:{tone.dim}">{escape(readable(line))}</p>' for line in lines)
+    below = "".join(
+        f'<p style="color:{tone.dim}">{escape(svg.readable(line))}</p>' for line in lines
+    )
     return (
         f'<div class="qkv-picture" style="color:{tone.ink};background:{tone.paper}"><p>{above}</p>'
         + "".join(f'<div class="qkv-row">{part}</div>' for part in parts)
@@ -122,7 +123,7 @@ def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: b
     With `wide`, the body is as wide as the window; without it, at most 1,400 pixels wide.
     """
     return Template(template("document.html")).substitute(
-        title=escape(readable(title), quote=True),
+        title=escape(svg.readable(title), quote=True),
         body=body,
         policy=policy,
         scheme={"auto": "light dark"}.get(theme, theme),
@@ -169,7 +170,7 @@ def _tokens(payload: dict[str, Any]) -> str:
             if part.get(which):
                 called = " ".join(filter(None, (part.get("name"), which)))
                 lines.append(f"{called}: {' '.join(part[which])}")
-    return "".join(f"<p>{escape(readable(line), quote=True)}</p>" for line in lines)
+    return "".join(f"<p>{escape(svg.readable(line), quote=True)}</p>" for line in lines)
 
 
 def about_model(model: Model | None, name: str = "this model") -> str:
@@ -187,4 +188,4 @@ def about_model(model: Model | None, name: str = "this model") -> str:
 
 def _html(text: str) -> str:
     lines = text.expandtabs().splitlines()
-    return escape("\n".join(readable(line) for line in lines), quote=True)
+    return escape("\n".join(svg.readable(line) for line in lines), quote=True)

@@ -11,7 +11,7 @@ from qkv.models import Model
 from qkv.models.network.design import Design, under
 from qkv.models.network.head import BuiltHead
 from qkv.models.tasks.predict import in_words, likeliest
-from qkv.see.steps.step import FEW, PHRASES, Walk, linear_step, norm_step, phrase
+from qkv.see.steps.step import FEW, PHRASES, Walk, biased, linear_step, phrase
 
 Norm = LayerNorm | RMSNorm
 
@@ -58,13 +58,23 @@ def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str)
     return name
 
 
-def normed(walk: Walk, of: str, name: str, norm: Norm, side: str = "queries") -> str:
-    """Add the step of one of the model's norms; return the name of the result."""
-    learned = {"weight": norm.scaled()} | {
-        part: array for part, array in norm.parameters.items() if part == "bias"
-    }
-    cell = (0 if side == "place" else walk.position), 0
-    return norm_step(walk, of, name, learned, norm.eps, isinstance(norm, RMSNorm), side, cell)
+def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
+    """Add the step of one of the model's norms; return the name of the result.
+
+    `others` are passed on to `Walk.write`.
+    """
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # later norms need other names
+    gain, least = f"gain{mark}", f"eps{mark}"
+    shift = f"shift{mark}" if "bias" in norm.parameters else None
+    learned = {gain: norm.scaled()} | ({shift: norm.parameters["bias"]} if shift else {})
+    eps = float(norm.eps)
+    walk.given |= learned | {least: eps}
+    walk.arrays |= learned
+    row = "rms norm" if isinstance(norm, RMSNorm) else "norm"
+    note, others = PHRASES.get(name, ""), {"side": "queries", "cell": (walk.position, 0)} | others
+    given = biased(shift)
+    walk.write(row, of=of, name=name, gain=gain, least=least, eps=eps, note=note, **given, **others)
+    return name
 
 
 def activation_step(walk: Walk, x: str, name: str, activation: str, **others: Any) -> None:
@@ -177,7 +187,7 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
         activation_step(walk, last, "a", how.activation, columns="D", side="place", cell=cell)
         last = "a"
     if head.norm is not None:
-        last = normed(walk, last, "u", head.norm, "place")
+        last = normed(walk, last, "u", head.norm, side="place", cell=cell)
     if how.scale != 1:
         scale = float(how.scale)
         walk.write("scaled before the words", x=last, by=f"{scale:g}", scale=scale, cell=cell)

@@ -447,27 +447,3 @@ def linear_step(walk: Walk, row: str, parameters: Arrays, **others: Any) -> Arra
     walk.given |= learned
     walk.arrays |= learned
     return walk.write(row, **biased(bias), **others)
-
-
-def norm_step(
-    walk: Walk,
-    of: str,
-    name: str,
-    parameters: Arrays,
-    eps: float,
-    rms: bool = False,
-    side: str = "queries",
-    cell: tuple[int, int] | None = None,
-) -> str:
-    """Add the step of a LayerNorm or RMSNorm of an array's vectors; return the result's name."""
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # later norms need other names
-    gain, least = f"gain{mark}", f"eps{mark}"
-    shift = f"shift{mark}" if "bias" in parameters else None
-    learned = {gain: parameters["weight"]} | ({shift: parameters["bias"]} if shift else {})
-    walk.given |= learned | {least: float(eps)}
-    walk.arrays |= learned
-    walk.write(
-        "rms norm" if rms else "norm", of=of, name=name, gain=gain, least=least, eps=float(eps),
-        **biased(shift), note=PHRASES.get(name, ""), side=side, cell=cell,
-    )  # fmt: skip
-    return name

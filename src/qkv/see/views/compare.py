@@ -1,27 +1,37 @@
 """The view `compare`, for a word in two texts or for two runs of one text."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypedDict, Unpack, overload
 
 import numpy as np
 
 from qkv.arrays import Array
 from qkv.models import Model
-from qkv.see.analysis import selection
+from qkv.see.analysis import selection, word_vectors
 from qkv.see.analysis.head_weights import Heads, by_word, heads_of
 from qkv.see.analysis.inputs import positions_of, reader_of, texts_of, traced
 from qkv.see.analysis.interventions import moved_in_both
-from qkv.see.analysis.measures import Link, attended, strongest_by_token
+from qkv.see.analysis.measures import Link, attended, strongest, strongest_by_token
 from qkv.see.analysis.selection import ChosenHead
-from qkv.see.analysis.word_vectors import need_alike, similarity_by_layer, words_before_and_after
-from qkv.see.analysis.words import quoted
-from qkv.see.draw.panels import Column, Later, Line, Lines, Panel, Prose, Table
+from qkv.see.analysis.words import quoted, run_name
+from qkv.see.draw.panels import (
+    PICTURE,
+    TERMINAL,
+    Bars,
+    Column,
+    Later,
+    Line,
+    Lines,
+    Panel,
+    Prose,
+    Table,
+)
 from qkv.see.page.payload import check_theme, text_payload
-from qkv.see.views.head_panels import HeadShown, arrows, heading_of, link_to_dict, names_of_layers
-from qkv.see.views.runs import RunsView, compare_runs
-from qkv.see.views.view import Heading, models_of
+from qkv.see.views.view import Heading, HeadShown, arrows, link_to_dict, models_of, names_of_layers
 from qkv.trace import Trace
+
+_MOST_ROWS = 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +164,7 @@ class CompareView(HeadShown):
             for name, side in named
         ]
         vectors: list[Panel] = [] if not len(self.similarity) else [self._alike(), *self._arrows()]
-        maps = self._maps("AB", [side.rows for side in self.sides])
+        maps = self._maps("AB", *(side.rows for side in self.sides))
         texts: list[list[Panel]] = [[Prose(text=f"{name}: {side.text}")] for name, side in named]
         return [*texts, maps, vectors, looks, most]
 
@@ -173,7 +183,7 @@ class CompareView(HeadShown):
 
     def _arrows(self) -> list[Panel]:
         """Show all words of both texts in one plane, if the traces have their vectors."""
-        words = (words_before_and_after(side.trace, side.shown) for side in self.sides)
+        words = (word_vectors.words_before_and_after(side.trace, side.shown) for side in self.sides)
         parts = [part for part in words if part is not None]
         if len(parts) < len(self.sides):
             return []
@@ -190,7 +200,7 @@ class CompareView(HeadShown):
         return [side.shown for side in self.sides]
 
     def _headings(self) -> list[Heading]:
-        return [heading_of(side.trace, name) for name, side in zip("AB", self.sides, strict=True)]
+        return [Heading.of(side.trace, name) for name, side in zip("AB", self.sides, strict=True)]
 
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view."""
@@ -228,6 +238,141 @@ class CompareView(HeadShown):
                 "places": [side.positions for side in self.sides],
                 "similarity": self.similarity,
                 "strongest": [side.strongest_links for side in self.sides],
+            },
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """The change of one token's vector after the last layer, from the first run to the second.
+
+    Attributes:
+        token: the position of the token.
+        distance: the distance between the two vectors.
+        cosine: the cosine between the two vectors.
+        length: the length of the vector in the first run.
+    """
+
+    token: int
+    distance: float
+    cosine: float
+    length: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class RunsView(HeadShown):
+    """Two runs of one text: the change of each token's output, largest first.
+
+    Attributes:
+        traces: the traces of both runs.
+        names: the names of the runs.
+        heads: all heads of both runs.
+        changes: the change of each token, the largest distance first.
+        by_layer: the mean distance at the embeddings and after each layer, `(num_layers + 1,)`.
+    """
+
+    traces: tuple[Trace, Trace]
+    names: tuple[str, str]
+    heads: list[Heads]
+    changes: list[Change]
+    by_layer: Array
+
+    @property
+    def tokens(self) -> list[str]:
+        """Return the tokens of the text."""
+        return list(self.traces[0].tokens)
+
+    @property
+    def sentence(self) -> str:
+        """Describe the largest change."""
+        first = self.changes[0]
+        runs = f"From '{self.names[0]}' to '{self.names[1]}'"
+        if not first.distance:
+            return f"{runs} no token's output changes."
+        return (
+            f"{runs} the output of {self.tokens[first.token]} changes most: by "
+            f"{first.distance:.2f}, where its length is {first.length:.2f} "
+            f"(cosine {first.cosine:.3f})."
+        )
+
+    def _numbers(self) -> dict[str, Any]:
+        """Return the numbers of the view."""
+        return {
+            **models_of(self.traces),
+            "tokens": self.tokens,
+            "runs": list(self.names),
+            **self._chosen(),
+            "by_layer": self.by_layer,
+            "changes": [
+                {**asdict(change), "token": self.tokens[change.token], "place": change.token}
+                for change in self.changes
+            ],
+        }
+
+    def panels(self) -> list[list[Panel]]:
+        """Show the head in both runs, the change of each token, and one token's attention."""
+        parts = self.heads
+        shown = self.changes[:_MOST_ROWS]
+        changed = Bars(
+            title="How far each token's output moved",
+            explained="distance between the two vectors after the last layer",
+            names=[self.tokens[change.token] for change in shown],
+            values=[change.distance for change in shown],
+        )
+        columns = [
+            Column("distance", [f"{change.distance:.3f}" for change in shown]),
+            Column("", bars=changed.shares),
+            Column("cosine", [f"{change.cosine:.3f}" for change in shown], style="not bold dim"),
+        ]
+        note = f"Shown: the {len(shown)} of {len(self.changes)} that changed most."
+        table = Table(
+            title="What changed in each token's output",
+            explained="after the last layer, largest first",
+            names=changed.names,
+            columns=columns,
+            note=note if len(shown) < len(self.changes) else "",
+        )
+        rows: list[list[Panel]] = [
+            [*self._maps(self.names), replace(changed, shown_in=PICTURE)],
+            [table],
+        ]
+        if len(self.by_layer):
+            names = names_of_layers(len(self.by_layer) - 1)
+            values = self.by_layer.tolist()
+            mean = "The mean of these distances"
+            rows.append([Bars(title=mean, names=names, values=values, shown_in=TERMINAL)])
+        query = self.changes[0].token
+        looks = [part.row(self.head.layer, self.head.head, query) for part in parts]
+        keys = strongest(np.maximum(*looks), 8)
+        table = Table(
+            title=f"What {self.tokens[query]} looks at in {self.where}",
+            names=[self.tokens[key] for key in keys],
+            columns=[
+                Column(name, [f"{row[key]:.2f}" for key in keys])
+                for name, row in zip(self.names, looks, strict=True)
+            ],
+        )
+        return [*rows, [table]]
+
+    def _all_heads(self) -> Sequence[Heads]:
+        return self.heads
+
+    def _headings(self) -> list[Heading]:
+        model = models_of(self.traces)["model"]
+        return [Heading.of(self.traces[0])._replace(model=model)]
+
+    def _payload(self) -> dict[str, Any]:
+        return self._page(
+            "compare",
+            quoted(self.traces[0].text, self.tokens, self.traces[0].special),
+            [text_payload(heads, self.head.layer) for heads in self.heads],
+            start=self._start(self.changes[0].token),
+            compare={
+                "what": "runs",
+                "sentence": self.sentence,
+                "of": "the vectors after the last layer",
+                "changes": [[c.token, c.distance, c.cosine, c.length] for c in self.changes],
+                "by_layer": self.by_layer,
             },
         )
 
@@ -324,15 +469,15 @@ def compare(
     )
     used = used or other
     if word is None and a.tokens == b.tokens and not isinstance(text_a, str):
-        return compare_runs(a, b, layer, head, theme, stretch)
+        return _runs(a, b, layer, head, theme=theme, stretch=stretch)
     word, why, positions = positions_of(used, word, a, b)
     parameters = None if used is None else used.parameters
     heads = [
         heads_of(trace, parameters=parameters, name=name)
         for name, trace in zip("AB", (a, b), strict=True)
     ]
-    similarity = similarity_by_layer(a, positions[0][0], b, positions[1][0])
-    need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
+    similarity = word_vectors.similarity_by_layer(a, positions[0][0], b, positions[1][0])
+    word_vectors.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
     shown = heads if pieces else [by_word(part) for part in heads]
     rows = [part.queries.rows_of(copies[0]) for part, copies in zip(shown, positions, strict=True)]
     moved = None
@@ -371,3 +516,49 @@ def _looks_at(side: Side, head: ChosenHead, most: int = 6) -> dict[str, Any]:
             Column("", bars=[*weights[order].tolist(), *[0.0] * len(rest)]),
         ],
     }
+
+
+def _run_names(a: Trace, b: Trace) -> tuple[str, str]:
+    """Name two runs by their interventions and, if the models differ, by their models."""
+    first, second = run_name(a.changed), run_name(b.changed)
+    if a.model != b.model:
+        first, second = (
+            ", ".join([trace.model or "a model without a name", *([name] if trace.changed else [])])
+            for trace, name in ((a, first), (b, second))
+        )
+    return (first, second) if first != second else (f"A, {first}", f"B, {second}")
+
+
+@np.errstate(invalid="ignore", over="ignore")
+def _runs(a: Trace, b: Trace, layer: int | None, head: int | None, **options: Any) -> RunsView:
+    """Compare two traces of the same tokens, for example runs with and without `ablate=`.
+
+    Raises:
+        ValueError: the tokens differ, or a trace lacks the vectors after the last layer.
+        IndexError: `layer` or `head` is out of range.
+    """
+    states = [word_vectors.last_state(trace) for trace in (a, b)]
+    if states[0] is None or states[1] is None:
+        raise ValueError(
+            "compare: two runs are compared by the vectors after the last layer: trace "
+            "resid_post or normalized_resid_post of both, or name a word, word=..., to compare "
+            "the word's attention"
+        )
+    by_layer = word_vectors.measure_by_layer(
+        a, b, lambda x, y: np.linalg.norm(y.astype(np.float64) - x, axis=-1).mean()
+    )
+    word_vectors.need_alike("numbers in a vector", a, states[0].shape[-1], b, states[1].shape[-1])
+    before, after = (state[0].astype(np.float64) for state in states if state is not None)
+    distances = np.linalg.norm(after - before, axis=-1)
+    cosines = word_vectors.cosine(before, after)
+    lengths = np.linalg.norm(before, axis=-1)
+    changes = [
+        Change(i, float(distances[i]), float(cosines[i]), float(lengths[i]))
+        for i in np.argsort(-distances, kind="stable").tolist()
+    ]
+    names = _run_names(a, b)
+    heads = [heads_of(trace, name=name) for trace, name in zip((a, b), names, strict=True)]
+    word_vectors.need_alike("heads in a layer", a, heads[0].count, b, heads[1].count)
+    without = {pair for run in (a, b) for pair in run.changed.get("ablate", ())}
+    chosen = selection.changed_head(heads[0], heads[1], without, layer, head)
+    return RunsView((a, b), names, heads, changes, by_layer, head=chosen, **options)

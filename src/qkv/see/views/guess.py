@@ -13,8 +13,7 @@ from qkv.see.analysis.words import run_name
 from qkv.see.draw.panels import Panel, Prose
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import Story
-from qkv.see.views.head_panels import guess_bars
-from qkv.see.views.view import Heading, View
+from qkv.see.views.view import Heading, View, guess_bars
 from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
 from qkv.text.tokenizer import MASKS

@@ -24,8 +24,7 @@ from qkv.see.page.engine import engine_part, engine_payload, need_engine
 from qkv.see.page.html import WITH_WORKER, about_model, document, template
 from qkv.see.page.payload import check_theme
 from qkv.see.page.play import DECODER, OPENING, TEXT, known_of
-from qkv.see.views.head_panels import OneText, first_query, guess_bars, heading_of, link_in_words
-from qkv.see.views.view import Heading, View
+from qkv.see.views.view import Heading, OneText, View, first_query, guess_bars, link_in_words
 from qkv.text.gaps import masked
 from qkv.trace import Trace
 
@@ -113,7 +112,7 @@ class PlayView(WithModels, OneText):
         return [bars, *super().panels()]
 
     def _headings(self) -> list[Heading]:
-        return [heading_of(self.trace)]
+        return [Heading.of(self.trace)]
 
     def _numbers(self) -> dict[str, Any]:
         """Return the first state; `after` equals `before` if the text has no word to hide."""

@@ -16,8 +16,7 @@ from qkv.see.analysis.words import quoted
 from qkv.see.draw.colours import INK, THEMES, scale_end
 from qkv.see.draw.panels import PICTURE, Column, HeatMap, Line, Lines, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, replay_payload
-from qkv.see.views.head_panels import HeadShown, heading_of
-from qkv.see.views.view import Heading
+from qkv.see.views.view import Heading, HeadShown
 from qkv.trace import Trace
 
 _STRIP = 6  # the largest number of steps side by side in a picture
@@ -169,7 +168,7 @@ class ReplayView(HeadShown):
         return []  # there is one set of heads per step
 
     def _headings(self) -> list[Heading]:
-        return [heading_of(self.replay.first)]
+        return [Heading.of(self.replay.first)]
 
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view.

@@ -13,8 +13,7 @@ from qkv.see.analysis.word_vectors import Shift, shift_of_traces
 from qkv.see.draw import figure
 from qkv.see.draw.panels import PICTURE, Arrows, Column, HeatMap, Panel, Prose, Table
 from qkv.see.page.payload import check_theme, shift_payload
-from qkv.see.views.head_panels import arrows, heading_of
-from qkv.see.views.view import Heading, View, models_of
+from qkv.see.views.view import Heading, View, arrows, models_of
 from qkv.trace import Seq2SeqTrace, Trace
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ class ShiftView(View):
     def _headings(self) -> list[Heading]:
         several = len(self.traces) > 1
         return [
-            heading_of(trace, str(number) if several else "")
+            Heading.of(trace, str(number) if several else "")
             for number, trace in enumerate(self.traces, 1)
         ]
 

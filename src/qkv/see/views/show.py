@@ -16,8 +16,7 @@ from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.word_vectors import Movement, movement
 from qkv.see.draw.panels import Panel
 from qkv.see.page.payload import check_theme
-from qkv.see.views.head_panels import OneText, heading_of, link_to_dict, movement_table
-from qkv.see.views.view import Heading
+from qkv.see.views.view import Heading, OneText, link_to_dict, movement_table
 from qkv.trace import Seq2SeqTrace, Trace
 
 
@@ -62,7 +61,7 @@ class ShowView(OneText):
         return rows
 
     def _headings(self) -> list[Heading]:
-        return [heading_of(self.trace)]
+        return [Heading.of(self.trace)]
 
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view; the weights are equal to the weights in the trace.

@@ -21,8 +21,7 @@ from qkv.see.page.html import about_model
 from qkv.see.page.payload import check_theme, walk_payload
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk, walk_head, walk_layer
-from qkv.see.views.head_panels import EACH_ROW, arrows_of, heading_of
-from qkv.see.views.view import Heading, View
+from qkv.see.views.view import EACH_ROW, Heading, View, arrows_of
 from qkv.trace import Seq2SeqTrace, Trace
 
 # The attributes of a step that `to_dict` returns.
@@ -168,7 +167,7 @@ class WalkView(View):
         return [shown, softmax, *arrows_of(walk.trace)]
 
     def _headings(self) -> list[Heading]:
-        return [heading_of(self.walk.trace)]
+        return [Heading.of(self.walk.trace)]
 
     def _numbers(self) -> dict[str, Any]:
         """Return the numbers of the view."""
