@@ -55,7 +55,6 @@ STEPS = {
         {"activations"},
         {"recorder", "exports"},
         {"trace"},
-        {"seq2seq"},
         {""},
     ],
     "ops": [
@@ -127,7 +126,7 @@ STEPS = {
     ],
     "edits": [{"records"}, {""}],
     "findings": [{"finding_files"}, {"measured"}, {""}],
-    "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words", "subwords"}, {""}],
+    "text": [{"growth", "tokenized", "lines"}, {"tokenizer"}, {"words"}, {""}],
 }
 # The scripts of the pages have floors too, a folder each: a module imports its own and lower ones.
 SCRIPTS = SOURCE / "see" / "page" / "assets"

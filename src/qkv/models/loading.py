@@ -31,7 +31,7 @@ from qkv.models.network.designs import DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.untrained import random_model
 from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
-from qkv.text.subwords import BareTokenizer
+from qkv.text.tokenizer import BareTokenizer
 
 _BARE = ("Model", "Encoder", "Backbone")  # class names of models without a head end in these
 

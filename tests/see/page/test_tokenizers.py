@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 
 from qkv.see.page.engine import reasons_of_tokenizer
 from qkv.text import SubwordTokenizer, WordTokenizer
-from qkv.text.subwords import BareTokenizer
+from qkv.text.tokenizer import BareTokenizer
 
 ALPHABET = {one: i for i, one in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
 UNKNOWN = {"a": 0, "b": 1, "ab": 2, "<unk>": 3}

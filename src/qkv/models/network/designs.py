@@ -9,7 +9,7 @@ from qkv.models.network.design import Design, under
 from qkv.models.network.embedding import PatchEmbedding
 from qkv.models.network.head import Head
 from qkv.models.network.transformer import Transformer
-from qkv.trace.seq2seq import SIDES
+from qkv.trace.trace import SIDES
 
 TOWERS = ("text", "vision")
 SCALE = "logit_scale"

@@ -21,7 +21,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, meant, parse
-from qkv.trace.seq2seq import SIDES
+from qkv.trace.trace import SIDES
 
 _HIDES = ("hide", "mask", "causal")  # the records that `Trace.changed` lists under "hide"
 
