@@ -3,18 +3,19 @@
 import numpy as np
 
 from qkv import arrays
+from qkv.arrays import Array, ArrayLike
 from qkv.embed.table import positive_number
 
 
 def apply_rotary(
-    x: arrays.ArrayLike,
-    positions: arrays.ArrayLike,
+    x: ArrayLike,
+    positions: ArrayLike,
     *,
     base: float = 10000.0,
     interleaved: bool = False,
     dims: int | None = None,
-    speeds: arrays.ArrayLike | None = None,
-) -> arrays.Array:
+    speeds: ArrayLike | None = None,
+) -> Array:
     """Rotate pairs of numbers in queries or keys by angles that grow with the position.
 
     Pair i at position p is rotated by `p * base**(-2i / dims)`. The dot product of a rotated query
@@ -56,38 +57,27 @@ def apply_rotary(
         raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
-    each = None if speeds is None else _checked_speeds(speeds, _rotated_size(dims, array.shape[-1]))
-    cos, sin = rotation_at(
-        array, positions, base=base, interleaved=interleaved, dims=dims, speeds=each
-    )
+    own = checked_rotary_speeds(base, dims, array.shape[-1])
+    each = own if speeds is None else _checked_speeds(speeds, 2 * len(own))
+    cos, sin = rotation_at(array, positions, each, interleaved)
     with np.errstate(over="ignore", invalid="ignore"):  # no warnings for infinite numbers
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
 
 
 def rotation_at(
-    x: arrays.Array,
-    positions: arrays.ArrayLike,
-    *,
-    base: float,
-    interleaved: bool,
-    dims: int | None = None,
-    speeds: arrays.Array | None = None,
-    scale: float = 1.0,
-) -> tuple[arrays.Array, arrays.Array]:
+    x: Array, positions: ArrayLike, speeds: Array, interleaved: bool, scale: float = 1.0
+) -> tuple[Array, Array]:
     """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
-    `speeds` is (dims / 2,), or (..., dims / 2) with a row for each position. `speeds` is not
-    checked; all other arguments are checked.
+    `speeds` is (dims / 2,), or (..., dims / 2) with a row for each position.
 
     Returns:
         `(cosines, sines)` times `scale`.
         Both arrays have the shape of `positions` followed by `dims`.
         In `sines`, the entry for the first number of each pair is negated.
     """
-    dims = _rotated_size(dims, x.shape[-1])
-    base = positive_number(base, call="apply_rotary", name="base")
-    each = rotary_speeds(base, dims) if speeds is None else speeds
-    angle = _checked_positions(positions, x.shape[:-1])[..., None] * each
+    dims = 2 * speeds.shape[-1]
+    angle = _checked_positions(positions, x.shape[:-1])[..., None] * speeds
     work = arrays.compute_type(x.dtype)
     cos, sin = (scale * np.cos(angle)).astype(work), (scale * np.sin(angle)).astype(work)
     cosines, sines = (np.empty((*angle.shape[:-1], dims), work) for _ in range(2))
@@ -97,9 +87,7 @@ def rotation_at(
     return cosines, sines
 
 
-def rotate_pairs(
-    array: arrays.Array, cosines: arrays.Array, sines: arrays.Array, *, interleaved: bool
-) -> arrays.Array:
+def rotate_pairs(array: Array, cosines: Array, sines: Array, *, interleaved: bool) -> Array:
     """Return a copy of an array (..., L, d), with pairs rotated by the factors of `rotation_at`."""
     dims = cosines.shape[-1]
     whole = array.astype(cosines.dtype, copy=False)
@@ -143,17 +131,23 @@ def _rotated_size(dims: int | None, size: int) -> int:
     return dims
 
 
-def rotary_speeds(base: float, dims: int) -> arrays.Array:
+def rotary_speeds(base: float, dims: int) -> Array:
     """Return the angles `base**(-2i / dims)`, (dims / 2,), by which pairs rotate per position.
 
     Source:
         Su et al. 2021, RoFormer, section 3.2.2.
     """
-    speeds: arrays.Array = base ** (-np.arange(0, dims, 2) / dims)
+    speeds: Array = base ** (-np.arange(0, dims, 2) / dims)
     return speeds
 
 
-def _checked_speeds(speeds: arrays.ArrayLike, dims: int) -> arrays.Array:
+def checked_rotary_speeds(base: float, dims: int | None, size: int) -> Array:
+    """Check `base` and `dims` of `apply_rotary` for rows of `size`; return `rotary_speeds`."""
+    dims = _rotated_size(dims, size)
+    return rotary_speeds(positive_number(base, call="apply_rotary", name="base"), dims)
+
+
+def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:
     """Return the given speeds as float64; raise an error unless their shape fits."""
     checked = arrays.as_array(speeds, call="apply_rotary", name="speeds").astype(np.float64)
     if checked.shape != (dims // 2,) or not np.isfinite(checked).all():
@@ -164,7 +158,7 @@ def _checked_speeds(speeds: arrays.ArrayLike, dims: int) -> arrays.Array:
     return checked
 
 
-def _checked_positions(positions: arrays.ArrayLike, shape: tuple[int, ...]) -> arrays.Array:
+def _checked_positions(positions: ArrayLike, shape: tuple[int, ...]) -> Array:
     """Return positions as float64; raise an error unless they broadcast to `shape`."""
     call = "apply_rotary"
     checked = arrays.as_array(positions, call=call, name="positions")

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, compute_type
-from qkv.embed.rotary import rotate_pairs, rotation_at
+from qkv.embed.rotary import checked_rotary_speeds, rotate_pairs, rotation_at
 
 
 class Scaling(Protocol):
@@ -52,25 +52,16 @@ class Rotary:
         for last, others, result in self._last:
             if last == wanted and all(map(np.array_equal, others, about)):
                 return result
-        speeds, scale = None, 1.0
+        speeds, scale = checked_rotary_speeds(self.base, self.dims, x.shape[-1]), 1.0
         if self.scaling is not None:
             lengths, each = np.unique(about[1], return_inverse=True)
-            dims = self.dims or x.shape[-1]
+            dims = 2 * len(speeds)
             made = [self.scaling.speeds(self.base, dims, int(length)) for length in lengths]
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
-            speeds = speeds[
-                each.reshape(about[1].shape)
-            ]  # (dims / 2,), or (..., dims / 2) with a row per position.
+            # (dims / 2,), or (..., dims / 2) with a row per position
+            speeds = speeds[each.reshape(about[1].shape)]
             scale = made[0][1] if made else scale  # The scale is the same for all lengths.
-        result = rotation_at(
-            x,
-            positions,
-            base=self.base,
-            interleaved=self.interleaved,
-            dims=self.dims,
-            speeds=speeds,
-            scale=scale,
-        )
+        result = rotation_at(x, positions, speeds, self.interleaved, scale)
         self._last[:] = [(wanted, about, result)]
         return result
 
