@@ -260,7 +260,7 @@ def test_however_many_are_run_at_once(small, monkeypatch, tokens):
 @pytest.mark.parametrize("kind", ["gpt2", "gpt_oss", "parallel"])
 def test_nothing_below_a_receiver_is_computed_again(small, monkeypatch, kind):
     """Once both runs are there, layer 0 may not run; the attention of layer 1 may for its heads."""
-    stream = Stream(pair_of(small(kind), CLEAN, CORRUPTED, "resid_pre", LOGIT, "edges"))
+    stream = Stream(pair_of(small(kind), (CLEAN, CORRUPTED), "resid_pre", LOGIT, "edges"))
     ran = []
     for name in ("_project", "_attend", "_fed"):
         one = getattr(stream, name)

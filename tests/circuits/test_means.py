@@ -202,7 +202,7 @@ def test_of_a_stream_few_texts_are_read_ahead_and_few_are_run_at_once(
         assert max(map(len, batch)) * len(batch) <= 64
         watch(model, batch, use)
 
-    monkeypatch.setattr("qkv.circuits.means.watch", spied)
+    monkeypatch.setattr("qkv.circuits.inputs.watch", spied)
     monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", 64)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 20)
     found = head_scores(bert, texts())
@@ -346,7 +346,7 @@ def test_a_model_and_itself_do_not_part(small):
 def test_however_texts_are_batched(small, monkeypatch):
     one, other = small("gpt2"), moved(small("gpt2"))
     expected = diff(one, other, IDS)
-    monkeypatch.setattr("qkv.circuits.means.MOST_POSITIONS", 8)
+    monkeypatch.setattr("qkv.circuits.inputs.MOST_POSITIONS", 8)
     monkeypatch.setattr("qkv.circuits.inputs.TEXTS", 2)
     for name, value in diff(one, other, IDS).items():
         np.testing.assert_allclose(value, expected[name], rtol=0, atol=1e-12)

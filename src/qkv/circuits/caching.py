@@ -1,7 +1,7 @@
 """Cache the activations of many texts in memory-mapped files."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ class Cache:
         self.model: str = about["model"]
         self._files = [header(self.folder / shard["file"]) for shard in about["shards"]]
         for shard, stored in zip(about["shards"], self._files, strict=True):
-            _check_file(self.folder / shard["file"], stored, self.names, shard)
+            self._check_file(stored, shard)
         counts = [[shard[name] for shard in about["shards"]] for name in ("texts", "tokens")]
         self._ends = np.cumsum(counts[0], dtype=np.int64)  # cumulative numbers of texts
         self.tokens = sum(counts[1])
@@ -96,6 +96,18 @@ class Cache:
     def __iter__(self) -> Iterator[Trace]:
         return (self[number] for number in range(len(self)))
 
+    def _check_file(self, stored: Mapping[str, Stored], shard: Mapping[str, Any]) -> None:
+        """Raise an error if a file disagrees with its entry in the manifest."""
+        shapes = {_IDS: (shard["tokens"],), _STARTS: (shard["texts"] + 1,)}
+        for name in (*self.names, *shapes):
+            shape = stored[name].shape if name in stored else ()
+            if shape[:1] != shapes.get(name, (shard["tokens"],)):
+                raise ModelError(
+                    f"{self.folder / shard['file']}: {name} has shape {shape}, but {MANIFEST} "
+                    f"lists {shard['tokens']} tokens of {shard['texts']} texts: write the cache "
+                    "again"
+                )
+
     def _located(self, number: int) -> tuple[Mapping[str, Stored], slice]:
         """Return `(file, rows)`: the file that holds a text, and the slice of the text's rows."""
         number = inputs.check_index(number, len(self), "cache", "text")
@@ -106,12 +118,7 @@ class Cache:
 
 
 def cache(
-    model: Model,
-    texts: Iterable[Any] | Array,
-    folder: StrPath,
-    *,
-    names: Any,
-    dtype: Any = "float32",
+    model: Model, texts: inputs.Texts, folder: StrPath, *, names: Any, dtype: Any = "float32"
 ) -> Cache:
     """Run many texts and write their activations to files.
 
@@ -296,17 +303,3 @@ def _manifest(folder: Path) -> dict[str, Any]:
             f"{folder / MANIFEST} is not the manifest of a cache: write it again with cache()"
         )
     return about
-
-
-def _check_file(
-    path: Path, stored: Mapping[str, Stored], names: Sequence[str], shard: Mapping[str, Any]
-) -> None:
-    """Raise an error if a file disagrees with the manifest."""
-    shapes = {_IDS: (shard["tokens"],), _STARTS: (shard["texts"] + 1,)}
-    for name in (*names, *shapes):
-        shape = stored[name].shape if name in stored else ()
-        if shape[:1] != shapes.get(name, (shard["tokens"],)):
-            raise ModelError(
-                f"{path}: {name} has shape {shape}, but {MANIFEST} lists {shard['tokens']} tokens "
-                f"of {shard['texts']} texts: write the cache again"
-            )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, Arrays, real_number, shown, whole_number
-from qkv.circuits.inputs import check_words
+from qkv.circuits.inputs import Names, check_words
 from qkv.circuits.patching import Metric, pair_of
 from qkv.circuits.residual import INPUTS, Stream, Wiring, check_residual, mlp_parts
 from qkv.circuits.results import Edge, Graph, node_of, strongest
@@ -80,18 +80,12 @@ def edges(
     False
     """
     model = _checked(model, metric, method, "edges")
-    stream = Stream(pair_of(model, clean, corrupted, "resid_pre", metric, "edges"))
+    stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, "edges"))
     return _graph(stream, metric, method)
 
 
 def path(
-    model: Model,
-    clean: Any,
-    corrupted: Any,
-    *,
-    sender: str,
-    receivers: str | Iterable[str],
-    metric: Metric,
+    model: Model, clean: Any, corrupted: Any, *, sender: str, receivers: Names, metric: Metric
 ) -> float:
     """Path patching: measure the effect of a sender on a metric through chosen receivers.
 
@@ -146,7 +140,7 @@ def path(
         chosen[name] = np.arange(count) == number
     if not chosen:
         raise ValueError("path: receivers is empty: give at least one name, for example ['mlp.3']")
-    stream = Stream(pair_of(model, clean, corrupted, "resid_pre", metric, "path"))
+    stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, "path"))
     return stream.metric(chosen) - stream.base
 
 
@@ -212,7 +206,7 @@ def discover(
         raise ValueError(
             f"{call}: edges is {edges} and {model.name} has {most} edges: give at most {most}"
         )
-    stream = Stream(pair_of(model, clean, corrupted, "resid_pre", metric, call))
+    stream = Stream(pair_of(model, (clean, corrupted), "resid_pre", metric, call))
     if stream.base == stream.low:
         raise ValueError(
             f"{call}: metric is {stream.base:.6g} for clean and for corrupted, so there is no "

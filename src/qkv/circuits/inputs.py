@@ -18,6 +18,10 @@ from qkv.text.tokenizer import check_text
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import activation, parse, short_name
 
+Texts = Iterable[Any] | Array  # texts, or the token ids of one text
+Names = str | Iterable[str]  # one name or several
+Target = tuple[Any, ...]  # (position, token) or (position, token, other token)
+
 
 class Logit(NamedTuple):
     """A logit at a position, or the difference of two logits.
@@ -65,14 +69,12 @@ def check_words(model: Any, call: str) -> Model:
     return checked
 
 
-def check_trace(
-    trace: Any, call: str, model: Model | None = None, *, several: bool = False
-) -> Trace:
-    """Return the trace; check that it fits the model and holds one text (or more if `several`)."""
+def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool = False) -> Trace:
+    """Return the trace; check that it fits the model and holds one text (or more if `many`)."""
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")
-    if len(trace) > 1 and not several:
+    if len(trace) > 1 and not many:
         raise ValueError(f"{call}: trace holds {len(trace)} texts: give one, for example trace[0]")
     if model is not None and trace.num_layers != model.num_layers:
         raise ValueError(
@@ -82,10 +84,10 @@ def check_trace(
     return trace
 
 
-def check_index(
-    number: Any, count: int, call: str, name: str, error: type[Exception] = IndexError
-) -> int:
+def check_index(number: Any, count: int, call: str, name: str, error: Any = IndexError) -> int:
     """Return `number` as an index below `count`; negative numbers count from the end.
+
+    If there is no such index, raise `error`, which is an exception class.
 
     >>> check_index(-1, 3, "examples", "layer")
     2
@@ -374,9 +376,10 @@ def one_site(model: Model, name: Any, call: str, argument: str) -> str:
     return full[0]
 
 
-def rows_of(
-    model: Model, texts: Any, name: str, call: str, *, may_be_empty: bool = False
-) -> Iterator[tuple[list[Read], Array]]:
+Rows = Iterator[tuple[list[Read], Array]]
+
+
+def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: bool = False) -> Rows:
     """Run batches of texts of similar length; yield each batch with the rows of an activation.
 
     Args:

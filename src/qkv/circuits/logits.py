@@ -1,15 +1,15 @@
 """The logit lens, direct logit attribution and integrated gradients."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from qkv.arrays import Array, as_array, is_float, shown, whole_number
-from qkv.circuits.inputs import Logit, check_logit, check_trace, check_words, for_each, kept
+from qkv.circuits.inputs import Logit, Target, check_logit, check_trace, check_words, for_each, kept
 from qkv.circuits.results import Result, words_of
-from qkv.layers import MLP, LayerNorm, RMSNorm
+from qkv.layers import MLP, LayerNorm
 from qkv.models.model import Model, handed_on
 from qkv.models.network.design import Design
 from qkv.models.tasks.gradient import word_id
@@ -50,7 +50,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     True
     """
     model = check_words(model, "logit_lens")
-    trace = check_trace(trace, "logit_lens", model, several=True)
+    trace = check_trace(trace, "logit_lens", model, many=True)
     layers = range(model.num_layers)
     names = [(("resid_pre", 0), "full_embed"), *(handed_on(model, layer) for layer in layers)]
     hidden = [kept(trace, "logit_lens", *either) for either in names]  # (B, T, D) each
@@ -85,11 +85,7 @@ def unembedding(model: Model) -> Array:
 
 
 def attribute_logits(
-    model: Model,
-    trace: Trace,
-    of: tuple[Any, ...] | list[tuple[Any, ...]],
-    *,
-    by: Literal["neuron"] | None = None,
+    model: Model, trace: Trace, of: Target | list[Target], *, by: Literal["neuron"] | None = None
 ) -> dict[str, Any]:
     """Direct logit attribution: split a logit into shares of the model's parts.
 
@@ -146,7 +142,7 @@ def attribute_logits(
     call = "attribute_logits"
     model = check_words(model, call)
     _check_linear(model, by)
-    trace = check_trace(trace, call, model, several=True)
+    trace = check_trace(trace, call, model, many=True)
     embed = kept(trace, call, "full_embed", ("resid_pre", 0))  # (B, T, D)
     texts = len(embed)
     lengths = trace.lengths.tolist() if texts > 1 else [embed.shape[1]]
@@ -172,16 +168,26 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         """Return the row of an activation at each logit's position, (B, ...)."""
         return _wide(kept(trace, "attribute_logits", *names)[cells])
 
+    def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
+        """Turn factors of a norm's outputs into `(factors, bias)` of its inputs."""
+        if norm is None:
+            return towards, 0.0
+        before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
+        if isinstance(norm, LayerNorm):
+            before = before - before.mean(-1, keepdims=True)  # LayerNorm subtracts the mean
+        added = norm.parameters.get("bias")
+        return before, 0.0 if added is None else towards @ _wide(added)
+
     towards, bias = _from_head(model, logits)  # (B, D), (B,)
     design = model.design
     assert isinstance(design, Design)  # for a trace of one text
     final = design.norm(model.parameters, "final_norm")
-    towards, more = _through(final, "ln_final", towards, at)
+    towards, more = through(final, "ln_final", towards)
     bias += more
     heads, mlps, neurons = [], [], []
     for layer, block in enumerate(model.layers):
         name = f"blocks.{layer}.ln{{}}_post"
-        own, more = _through(block.out_norm1, name.format(1), towards, at)
+        own, more = through(block.out_norm1, name.format(1), towards)
         bias += more
         if ("result", layer) in trace:
             heads.append(np.einsum("bhd,bd->bh", at(("result", layer)), own))
@@ -193,7 +199,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         out = 0 if block.mlp is None else at(("mlp_out", layer))
         mlps.append((out * towards).sum(-1))
         if by is not None:
-            own, _ = _through(block.out_norm2, name.format(2), towards, at)
+            own, _ = through(block.out_norm2, name.format(2), towards)
             neurons.append(at(("post", layer)) * _back(block.mlp, "down_proj", own))
     embed = (at("full_embed", ("resid_pre", 0)) * towards).sum(-1)
     shares = {"embed": embed, "heads": np.stack(heads, 1), "mlp": np.stack(mlps, 1), "bias": bias}
@@ -231,19 +237,6 @@ def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
     return towards, np.array([0.0 if bias is None else logit.of(bias) for logit in logits])
 
 
-def _through(
-    norm: LayerNorm | RMSNorm | None, name: str, towards: Array, at: Callable[..., Array]
-) -> tuple[Array, Array | float]:
-    """Turn factors of a norm's outputs into `(factors, bias)` of its inputs, with a fixed scale."""
-    if norm is None:
-        return towards, 0.0
-    before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
-    if isinstance(norm, LayerNorm):
-        before = before - before.mean(-1, keepdims=True)  # LayerNorm subtracts the mean
-    bias = norm.parameters.get("bias")
-    return before, 0.0 if bias is None else towards @ _wide(bias)
-
-
 def _back(part: Any, name: str, own: Array) -> Array:
     """Turn factors of a projection's outputs into factors (B, in) of its inputs."""
     return np.asarray(own @ _wide(part.parameters[f"{name}.weight"]).T)
@@ -257,7 +250,7 @@ TOKENS = 2**11  # the maximum number of positions per backward pass; a longer te
 
 
 def integrated_gradients(
-    model: Model, text: Any, *, of: tuple[Any, ...], baseline: Any = None, steps: int = 50
+    model: Model, text: Any, *, of: Target, baseline: Any = None, steps: int = 50
 ) -> Result:
     """Integrated gradients: split a logit into shares of the text's embeddings.
 

@@ -1,13 +1,14 @@
 """Scores of attention heads and differences between two models, averaged over many texts."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.circuits.inputs import MOST_POSITIONS, Read, batches, check_model, room, watch, windows
+from qkv.circuits import inputs
+from qkv.circuits.inputs import Read
 from qkv.circuits.results import Result
 from qkv.layers.base import starts_of
 from qkv.models.model import Model, handed_on
@@ -17,7 +18,7 @@ NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy")
 STRONGEST = "strongest"
 
 
-def checked_names(of: str | Iterable[str], call: str, known: Sequence[str]) -> tuple[str, ...]:
+def checked_names(of: inputs.Names, call: str, known: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the requested measures without duplicates."""
     names = tuple(dict.fromkeys([of] if isinstance(of, str) else of))
     odd = [name for name in names if name not in known]
@@ -190,9 +191,7 @@ class HeadSums:
         return results
 
 
-def head_scores(
-    model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
-) -> dict[str, Result]:
+def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> dict[str, Result]:
     """Score attention heads by means over all queries of all texts, special tokens included.
 
     Each text is read once. Memory grows neither with the number of texts nor with the square of
@@ -231,12 +230,12 @@ def head_scores(
     return head_sums(model, texts, of).means()
 
 
-def head_sums(
-    model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = NAMES
-) -> HeadSums:
+def head_sums(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> HeadSums:
     """Return the sums and counts of `head_scores`, which can be added for parts of a corpus."""
     call = "head_scores"
-    return summed(check_model(model, call), texts, checked_names(of, call, NAMES), call)
+    return summed(
+        inputs.check_model(model, call), texts, checked_names(of, call, NAMES), call, None, None
+    )
 
 
 class Measurement(NamedTuple):
@@ -251,13 +250,12 @@ class Measurement(NamedTuple):
     weights: Array  # The measured weights (B, H, Q, K).
 
 
+Add = Callable[[Measurement], None] | None
+Keep = Callable[[Sequence[Read]], None] | None
+
+
 def summed(
-    model: Model,
-    texts: Any,
-    names: Sequence[str],
-    call: str,
-    visit: Callable[[Measurement], None] | None = None,
-    after: Callable[[Sequence[Read]], None] | None = None,
+    model: Model, texts: Any, names: Sequence[str], call: str, add: Add = None, keep: Keep = None
 ) -> HeadSums:
     """Return the sums of `head_scores`, given checked arguments.
 
@@ -266,8 +264,8 @@ def summed(
         texts: as for `head_scores`.
         names: the names of the measures.
         call: the function name for error messages.
-        visit: a function that is called with each `Measurement`.
-        after: a function that is called with the texts of each window after their measurement.
+        add: a function that is called with each `Measurement`.
+        keep: a function that is called with the texts of each window after their measurement.
     """
     shape = model.num_layers, model.num_heads
     result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))
@@ -283,20 +281,20 @@ def summed(
             for name in names:
                 values = measured.values(name, weights, first)  # (B, H, Q)
                 result.sums[name][layer] += values.sum(2).sum(0, dtype=np.float64)
-                if visit is not None:
-                    visit(Measurement(name, layer, first, batch, measured, values, weights))
+                if add is not None:
+                    add(Measurement(name, layer, first, batch, measured, values, weights))
 
-        watch(model, ids, use)
+        inputs.watch(model, ids, use)
 
-    for window in windows(model, texts, call):
-        for batch in batches(window, room(model)):
+    for window in inputs.windows(model, texts, call):
+        for batch in inputs.batches(window, inputs.room(model)):
             measure(batch)
-        if after is not None:
-            after(window)
+        if keep is not None:
+            keep(window)
     return result
 
 
-def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[str, Result | float]:
+def diff(model_a: Model, model_b: Model, texts: inputs.Texts) -> dict[str, Result | float]:
     """Compare two models on many texts, for example one model before and after fine-tuning.
 
     Each text is read once. Memory does not grow with the number of texts.
@@ -330,7 +328,7 @@ def diff(model_a: Model, model_b: Model, texts: Iterable[Any] | Array) -> dict[s
     >>> means["heads"].shape, bool((means["resid"] > 0.99).all()), means["kl"] < 0.05
     ((5, 6), True, True)
     """
-    one, other = check_model(model_a, "diff"), check_model(model_b, "diff")
+    one, other = (inputs.check_model(model, "diff") for model in (model_a, model_b))
     names = _names(one, other)
     words = _words(one) is not None and _words(other) is not None
     sums: dict[str, Any] = {}
@@ -402,10 +400,10 @@ def _words(model: Model) -> int | None:
 
 def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length; check that both models give the same tokens."""
-    for window in windows(one, texts, "diff"):
+    for window in inputs.windows(one, texts, "diff"):
         if not window:
             continue
-        again = next(windows(other, [text.given for text in window], "diff", empty=True))
+        again = next(inputs.windows(other, [text.given for text in window], "diff", empty=True))
         for text, same in zip(window, again, strict=True):
             if not np.array_equal(text.ids, same.ids):
                 raise ValueError(
@@ -413,8 +411,8 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
                     f"{other.name} into {len(same.ids)} different tokens: give models with the "
                     "same tokenizer"
                 )
-        for batch in batches(window, MOST_POSITIONS * MOST_POSITIONS):
-            step = max(1, MOST_POSITIONS // 4 // len(batch[0].ids))  # for their logits
+        for batch in inputs.batches(window, inputs.MOST_POSITIONS * inputs.MOST_POSITIONS):
+            step = max(1, inputs.MOST_POSITIONS // 4 // len(batch[0].ids))  # for their logits
             for first in range(0, len(batch), step):
                 yield batch[first : first + step]
 

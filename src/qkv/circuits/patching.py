@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.arrays import Array, shown
-from qkv.circuits.inputs import Logit, check_logit, check_words, for_each
+from qkv.circuits.inputs import Logit, Target, check_logit, check_words, for_each
 from qkv.circuits.results import Result, words_of
 from qkv.models.model import Model, handed_on
 from qkv.trace import Trace
@@ -20,19 +20,11 @@ NEURONS = ("pre", "post")
 SITES = (*POSITIONS, *HEADS, *NEURONS)
 TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
 
-# (position, token), (position, token, other token), or a function from logits (1, T, V) to a
-# number.
-Metric = Callable[[Array], Any] | tuple[Any, ...]
+Metric = Callable[[Array], Any] | Target  # a function takes logits (1, T, V), returns a number
 
 
 def attribution_patch(
-    model: Model,
-    clean: Any,
-    corrupted: Any,
-    *,
-    at: str,
-    metric: tuple[Any, ...],
-    normalize: bool = False,
+    model: Model, clean: Any, corrupted: Any, *, at: str, metric: Target, normalize: bool = False
 ) -> Result:
     """Attribution patching: estimate the changes of `patch` with one backward pass.
 
@@ -73,9 +65,11 @@ def attribution_patch(
             "attribution_patch: metric is a function, which has no gradient here: give (position, "
             "token) or (position, token, other token), or call patch"
         )
-    pair = pair_of(model, clean, corrupted, at, metric, "attribution_patch")
-    names = [(at, layer) for layer in range(pair.model.num_layers)]
-    gradients = pair.model.gradient(pair.corrupted.ids, of=metric, at=names)
+    model = check_words(model, "attribution_patch")
+    _check_site(at, (*POSITIONS, *HEADS), "attribution_patch")
+    pair = pair_of(model, (clean, corrupted), at, metric, "attribution_patch")
+    names = [(at, layer) for layer in range(model.num_layers)]
+    gradients = model.gradient(pair.corrupted.ids, of=metric, at=names)
     values = np.array([_first_order(pair, *name, gradients[name][0]) for name in names])
     return _result([pair], [values + pair.low], "Attribution patching", normalize)
 
@@ -148,27 +142,19 @@ class Pair:
         return float(number)
 
 
-def pair_of(
-    model: Any,
-    clean: Any,
-    corrupted: Any,
-    at: Any,
-    metric: Any,
-    call: str,
-    *,
-    sites: Sequence[str] = (*POSITIONS, *HEADS),
-    which: str = "",
-) -> Pair:
-    """Check the arguments, and run both texts."""
-    model = check_words(model, call)
+def _check_site(at: Any, sites: Sequence[str], call: str) -> None:
     if at not in sites:
         raise ValueError(f"{call}: at is {shown(at)}: choose among {', '.join(sites)}")
+
+
+def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: str = "") -> Pair:
+    """Run the clean and the corrupted text, and check that they fit each other and the metric."""
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
         raise ValueError(f"{call}: at is {at!r}, and the layers of {model.name} have no {at!r}")
     names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
     names.append(handed_on(model, model.num_layers - 1)[0])
     runs = []
-    for name, text in (("clean", clean), ("corrupted", corrupted)):
+    for name, text in zip(("clean", "corrupted"), texts, strict=True):
         trace = model.trace(text, names=[*dict.fromkeys(names)])
         if len(trace) > 1:
             raise ValueError(f"{call}: {name} is a list of {len(trace)} texts: give one text")
@@ -321,8 +307,7 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:
     """Return the axes along which one text's activation is patched, positions last."""
-    if at not in SITES:
-        raise ValueError(f"patch: at is {shown(at)}: choose among {', '.join(SITES)}")
+    _check_site(at, SITES, "patch")
     unit, own = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
     axes = (0, 1) if at == "pattern" else (own, 0)
     if by not in (None, "position", unit):
@@ -347,8 +332,8 @@ def _pairs(model: Model, clean: Any, corrupted: Any, at: Any, metric: Any) -> li
     metrics = for_each(metric, len(one), "patch", "metric")
     names = [f" of pair {number}" * (len(one) > 1) for number in range(len(one))]
     return [
-        pair_of(model, first, second, at, metric, "patch", sites=SITES, which=name)
-        for first, second, metric, name in zip(one, other, metrics, names, strict=True)
+        pair_of(model, texts, at, metric, "patch", name)
+        for *texts, metric, name in zip(one, other, metrics, names, strict=True)
     ]
 
 

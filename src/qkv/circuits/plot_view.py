@@ -86,14 +86,12 @@ def in_rows(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
     return [list(panels[first : first + most]) for first in range(0, len(panels), most)]
 
 
-def passage_of(
-    value: float, tokens: Sequence[str], values: Array, position: int, top: float
-) -> Passage:
-    """Return the words around a position; each shade is the word's value divided by `top`."""
+def passage_of(value: float, tokens: list[str], values: Array, at: int, top: float) -> Passage:
+    """Return the words around position `at`; a word's shade is its value divided by `top`."""
     words = plain_tokens(tokens, [False] * len(tokens))
-    first, end = max(0, position - _BEFORE), min(len(words), position + _AFTER + 1)
+    first, end = max(0, at - _BEFORE), min(len(words), at + _AFTER + 1)
     before, after = ["…"] * (first > 0), ["…"] * (end < len(words))
-    chosen, marked = [*before, *words[first:end], *after], position - first + len(before)
+    chosen, marked = [*before, *words[first:end], *after], at - first + len(before)
     inside = np.clip(values[first:end] / top, 0, 1)
     shares = np.pad(inside, (len(before), len(after))).tolist()
     return Passage(number_format(np.array([value]))(value), chosen, shares, marked)

@@ -17,6 +17,7 @@ from qkv.see.page.payload import check_theme
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
+Scale = tuple[float, float]  # the numbers at which a colour scale starts and ends
 _SHARES = ("weight", "mean weight", "probability")  # drawn on a scale from 0 to 1
 
 
@@ -300,7 +301,7 @@ def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
     return rows
 
 
-def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> panels.HeatMap:
+def _heat_map(part: _Drawing, scale: Scale, **options: Any) -> panels.HeatMap:
     rows, columns = part.axes
     return panels.HeatMap(
         title=part.title,
@@ -318,7 +319,7 @@ def _heat_map(part: _Drawing, scale: tuple[float, float], **options: Any) -> pan
     )
 
 
-def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[panels.Panel]]:
+def _small_maps(part: _Drawing, scale: Scale) -> list[list[panels.Panel]]:
     """Return a small heat map for each index of the first axis, and a large map for one index."""
     count = len(part.values)
     each = [part.at(number) for number in range(count)]
@@ -350,9 +351,7 @@ def _small_maps(part: _Drawing, scale: tuple[float, float]) -> list[list[panels.
     ]
 
 
-def _bars(
-    parts: Sequence[_Drawing], scale: tuple[float, float], *, alone: bool
-) -> list[panels.Panel]:
+def _bars(parts: Sequence[_Drawing], scale: Scale, *, alone: bool) -> list[panels.Panel]:
     """Return a bar chart of drawings with at most one axis."""
     values = np.concatenate([part.values.ravel() for part in parts])
     names = [

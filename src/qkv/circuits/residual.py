@@ -131,6 +131,18 @@ class Kept(NamedTuple):
     mid: Array  # The residual stream after attention (n, D).
 
 
+class _Edges(NamedTuple):
+    """Edges as arrays (n,): the layer, kind and head of the receivers, and the senders."""
+
+    layer: Array
+    kind: Array
+    head: Array
+    sender: Array
+
+
+Changed = Iterator[tuple[Array, Array]]  # edges, and the outputs of the layer where they end
+
+
 class Stream:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
@@ -273,9 +285,7 @@ class Stream:
         """Return the output of the last layer in a run, (n, D)."""
         return self.pair.handed(run, len(self.layers))[self.span]
 
-    def _behind_heads(
-        self, layer: int, edges: "_Edges", own: Array
-    ) -> Iterator[tuple[Array, Array]]:
+    def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Changed:
         """Corrupt edges that end in heads; yield `(edges, outputs)`, with outputs of the layer."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
@@ -293,7 +303,7 @@ class Stream:
                 mid = kept.pre[cut] + self._finished(layer, kept.raw[:, cut] + more)
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
-    def _behind_mlp(self, layer: int, edges: "_Edges", own: Array) -> Iterator[tuple[Array, Array]]:
+    def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Changed:
         """Do the same as `_behind_heads`, but for edges that end in the MLP."""
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
@@ -301,7 +311,7 @@ class Stream:
             change = self.deltas[edges.sender[part]][:, cut]
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
-    def _behind_all(self, layer: int, edges: "_Edges", own: Array) -> Iterator[tuple[Array, Array]]:
+    def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Changed:
         """Do the same as `_behind_heads`, but for edges that end in the logits."""
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
@@ -402,15 +412,6 @@ class Stream:
         rows = x[:, 0] if self.body.final_norm is None else self.body.final_norm.run(x[:, 0])[0]
         logits = self._head(rows, np.arange(len(rows) + 1))
         return self.pair.metric._replace(tokens=[*range(len(self.pair.metric.tokens))]).of(logits)
-
-
-class _Edges(NamedTuple):
-    """Edges as arrays (n,): the layer, kind and head of the receivers, and the senders."""
-
-    layer: Array
-    kind: Array
-    head: Array
-    sender: Array
 
 
 def _output_weights(block: Block) -> Array:

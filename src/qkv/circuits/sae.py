@@ -11,12 +11,11 @@ import numpy as np
 from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, shown, whole_number
 from qkv.circuits.inputs import check_model, one_site, rows_of
 from qkv.circuits.sae_files import ARCHITECTURES, read_folder, write_folder
-from qkv.circuits.sae_training import largest, measures, shuffled, trained
+from qkv.circuits.sae_training import largest, measures, trained
 from qkv.files import StrPath
 from qkv.models.model import Model
 from qkv.ops.linear import linear
 from qkv.ops.packing import frozen
-from qkv.progress import progress
 from qkv.trace import Recorder
 from qkv.trace.activations import parse
 
@@ -189,12 +188,9 @@ class SAE:
         features = whole_number(features, call=call, name="features", least=1)
         k = whole_number(k, call=call, name="k", least=1, most=features)
         tokens = whole_number(tokens, call=call, name="tokens", least=1)
-        rng = np.random.default_rng(whole_number(seed, call=call, name="seed", least=0))
-        with progress("Training", tokens, unit="tokens") as advance:
-            rows = shuffled(_again(model, texts, name, call), tokens, rng)
-            arrays, seen = trained(
-                rows, features=features, k=k, tokens=tokens, rng=rng, advance=advance
-            )
+        seed = whole_number(seed, call=call, name="seed", least=0)
+        rows = _again(model, texts, name, call)
+        arrays, seen = trained(rows, features, k, tokens, seed)
         if seen < tokens:
             warnings.warn(
                 f"{call}: texts ended after {seen:,} of {tokens:,} tokens, before the learning "

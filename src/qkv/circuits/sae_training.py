@@ -1,17 +1,18 @@
 """Train a sparse autoencoder, and measure how well it preserves the model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
+from qkv.arrays import Array, Arrays
 from qkv.circuits.inputs import MOST_POSITIONS, rows_of
 from qkv.learn.optimizer import Schedule
 from qkv.models.model import Model
 from qkv.ops.linear import linear, linear_grad
 from qkv.ops.training import adamw, cross_entropy
+from qkv.progress import progress
 
 BATCH = 1024  # The number of tokens per training step.
 POOL = 2**24  # The maximum number of values in the pool: 64 MB.
@@ -31,9 +32,7 @@ def largest(x: Array, k: int) -> Array:
     return out
 
 
-def gradients(
-    parameters: dict[str, Array], x: Array, k: int, dead: Array
-) -> tuple[float, dict[str, Array], Array]:
+def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float, Arrays, Array]:
     """Return `(loss, gradients, fired)` of one step; `fired` is a mask (n,) of active features.
 
     The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add a second loss,
@@ -95,15 +94,7 @@ def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> It
             yield whole[first : first + BATCH]
 
 
-def trained(
-    batches: Iterator[Array],
-    *,
-    features: int,
-    k: int,
-    tokens: int,
-    rng: np.random.Generator,
-    advance: Callable[[int], None],
-) -> tuple[dict[str, Array], int]:
+def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tuple[Arrays, int]:
     """Train an autoencoder; return its parameters and the number of training rows.
 
     Features start in random directions, and the encoder starts as the transposed decoder. For
@@ -111,44 +102,46 @@ def trained(
     returned parameters apply to unscaled rows. The rows of the decoder keep length 1.
 
     Args:
-        batches: rows (n, D).
-        features: the number of features.
+        rows: the activations of tokens, (n, D) at a time.
+        n: the number of features.
         k: the number of features that fire for one row.
         tokens: the number of training rows.
-        rng: the random generator for the initial directions.
-        advance: a function that is called after each step with the number of rows in the step.
+        seed: the seed for the order of the rows and the initial directions.
     """
-    first = next(batches)
-    size, kind = first.shape[1], first.dtype
-    mean = first.mean(0, dtype=np.float64).astype(kind)
-    spread = np.square(first - mean).sum(1, dtype=np.float64).mean()
-    scale = kind.type(np.sqrt(size / spread) if spread else 1)
-    flat, *state = np.zeros((4, 2 * size * features + features + size), kind)
-    parameters, slopes = (_named(array, size, features) for array in (flat, state[0]))
-    decoder = parameters["W_dec"]
-    decoder[...] = rng.standard_normal(decoder.shape)
-    decoder /= np.linalg.norm(decoder, axis=1, keepdims=True)
-    parameters["W_enc"][...] = decoder.T
-    parameters["b_dec"][...] = mean * scale
-    schedule = Schedule(2e-4 * np.sqrt(2**14 / features))
-    seen = 0
-    quiet = np.zeros(features, np.int64)  # the number of tokens since each feature last fired
-    for step, batch in enumerate(chain([first], batches), 1):
-        x = batch[: tokens - seen] * scale
-        _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
-        along = (grads["W_dec"] * decoder).sum(1, keepdims=True)
-        # remove the component along each row, because rows keep length 1
-        grads["W_dec"] -= along * decoder
-        for name, slope in grads.items():
-            slopes[name][...] = slope
-        seen += len(x)
-        rate = schedule(seen / tokens)
-        adamw(flat, *state, rate=rate, betas=(0.9, 0.999), eps=1e-8, decay=0.0, step=step)
+    rng = np.random.default_rng(seed)
+    batches = shuffled(rows, tokens, rng)
+    with progress("Training", tokens, unit="tokens") as advance:
+        first = next(batches)
+        size, kind = first.shape[1], first.dtype
+        mean = first.mean(0, dtype=np.float64).astype(kind)
+        spread = np.square(first - mean).sum(1, dtype=np.float64).mean()
+        scale = kind.type(np.sqrt(size / spread) if spread else 1)
+        flat, *state = np.zeros((4, 2 * size * n + n + size), kind)
+        parameters, slopes = (_named(array, size, n) for array in (flat, state[0]))
+        decoder = parameters["W_dec"]
+        decoder[...] = rng.standard_normal(decoder.shape)
         decoder /= np.linalg.norm(decoder, axis=1, keepdims=True)
-        quiet = np.where(fired, 0, quiet + len(x))
-        advance(len(x))
-        if seen >= tokens:
-            break
+        parameters["W_enc"][...] = decoder.T
+        parameters["b_dec"][...] = mean * scale
+        schedule = Schedule(2e-4 * np.sqrt(2**14 / n))
+        seen = 0
+        quiet = np.zeros(n, np.int64)  # the number of tokens since each feature last fired
+        for step, batch in enumerate(chain([first], batches), 1):
+            x = batch[: tokens - seen] * scale
+            _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
+            for name, slope in grads.items():
+                slopes[name][...] = slope
+            # remove the component along each row of the decoder, because rows keep length 1
+            along = (slopes["W_dec"] * decoder).sum(1, keepdims=True)
+            slopes["W_dec"] -= along * decoder
+            seen += len(x)
+            rate = schedule(seen / tokens)
+            adamw(flat, *state, rate=rate, betas=(0.9, 0.999), eps=1e-8, decay=0.0, step=step)
+            decoder /= np.linalg.norm(decoder, axis=1, keepdims=True)
+            quiet = np.where(fired, 0, quiet + len(x))
+            advance(len(x))
+            if seen >= tokens:
+                break
     parameters = {name: array.copy() for name, array in parameters.items()}
     parameters["b_dec"] /= scale
     parameters["b_enc"] /= scale

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from qkv.arrays import Array, shown, whole_number
-from qkv.circuits.inputs import Read, check_index, check_model, one_site, rows_of
+from qkv.circuits.inputs import Names, Read, Texts, check_index, check_model, one_site, rows_of
 from qkv.circuits.means import NAMES, STRONGEST, Measurement, checked_names, summed
 from qkv.circuits.plot_view import MOST_CARDS, PlotView, cards_of, passage_of
 from qkv.circuits.results import Result
@@ -58,9 +58,7 @@ class Best:
             np.put_along_axis(fits, rest, False, 0)
         return np.nonzero(fits)  # type: ignore[return-value]  # two arrays, for two axes
 
-    def add(
-        self, units: Array, values: Array, numbers: Array, positions: Array, rows: Sequence[Any]
-    ) -> None:
+    def add(self, units: Array, values: Array, numbers: Array, positions: Array, rows: Any) -> None:
         """Add values; entry i of each array (n,) belongs to `units[i]`. Units may repeat."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
@@ -168,11 +166,7 @@ class Scan:
         return self.cards()._repr_html_()
 
     def cards(
-        self,
-        numbers: Iterable[int] | Mapping[int, str] | None = None,
-        *,
-        top: int = 5,
-        theme: str = "auto",
+        self, numbers: Iterable[int] | None = None, *, top: int = 5, theme: str = "auto"
     ) -> PlotView:
         """Return a page of cards: the texts with the largest activations per neuron or feature.
 
@@ -230,9 +224,7 @@ class Scan:
         return [Example(*entry) for entry in self._best.entries(number, self._spelled)]
 
 
-def scan(
-    model: Model, texts: Iterable[Any] | Array, *, of: str | tuple[str, int] | SAE, top: int = 20
-) -> Scan:
+def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: int = 20) -> Scan:
     """Find the texts with the largest activations of each neuron or autoencoder feature.
 
     Each text is read once. Memory grows with the number of neurons and with `top`, but not with the
@@ -412,9 +404,7 @@ class HeadScan:
         return layers, heads
 
 
-def scan_heads(
-    model: Model, texts: Iterable[Any] | Array, of: str | Iterable[str] = _NAMES, top_k: int = 10
-) -> HeadScan:
+def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) -> HeadScan:
     """Measure all heads over many texts; keep the texts with the largest values.
 
     Each text is read once. Memory grows neither with the number of texts nor with the square of

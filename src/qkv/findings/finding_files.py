@@ -115,13 +115,11 @@ def _fits(value: Any, rule: dict[str, Any]) -> bool:
 if TYPE_CHECKING:
     from markdown_it.token import Token
 
-Loaded = TypeVar("Loaded")
+Item = TypeVar("Item")
 _LARGEST_PICTURE = 2**24  # the maximum number of bytes of a picture
 
 
-def read_article(
-    path: StrPath, load: Callable[[Path, str], Loaded]
-) -> tuple[str, list[str | Loaded]]:
+def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str, list[str | Item]]:
     """Return `(title, parts)` of a Markdown file: the first heading, and all parts in order.
 
     A part is a string of HTML, or the finding that replaces `![claim](finding.json)`. HTML tags in
@@ -151,7 +149,7 @@ def read_article(
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
-    parts: list[str | Loaded] = []
+    parts: list[str | Item] = []
     for is_finding, some in groupby(tokens, key=lambda token: token.type == "finding"):
         if is_finding:
             images = [image for token in some for image in token.children or ()]

@@ -110,9 +110,7 @@ class Recording(Trace):
     then, each token is named by its position.
     """
 
-    def __init__(
-        self, top_k: int = 8, tokens: Sequence[Any] | None = None, module: Any = None
-    ) -> None:
+    def __init__(self, top_k: int, tokens: Sequence[Any] | None, module: Any) -> None:
         super().__init__({})
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}

@@ -213,9 +213,7 @@ def mask_type() -> Any:
         made.rules = rules
         return made
 
-    def dispatch(
-        cls: Any, function: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def dispatch(cls: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in (aten.alias.default, aten.detach.default):
             return cls(args[0].rules)
 

@@ -106,7 +106,7 @@ def attend(
         out, shown = _function().apply((name, [*inputs], options, ran, weights), *inputs.values())
         return out, shown
     arrays = {n: as_array(x) for n, x in inputs.items()}
-    out, shown, _ = _answer(name, arrays, options, ran, weights=weights)
+    out, shown, _ = _answer(arrays | options, ran, weights)
     return out, shown
 
 
@@ -118,7 +118,7 @@ def _function() -> Any:
     def forward(ctx: Any, request: tuple[Any, ...], *inputs: Any) -> Any:
         name, names, options, ran, weights = request
         arrays = dict(zip(names, map(as_array, inputs), strict=True))
-        out, shown, lse = _answer(name, arrays, options, ran, weights=weights, lse=True)
+        out, shown, lse = _answer(arrays | options, ran, weights, lse=True)
         ctx.request = name, names, options
         ctx.save_for_backward(*inputs, out, lse)
         ctx.set_materialize_grads(False)
@@ -233,21 +233,15 @@ def _option_of(dropout: float, config: Any) -> str:
     return min(names, key=lambda name: "att" not in name, default="dropout")
 
 
-def _answer(
-    name: str,
-    arrays: dict[str, Any],
-    options: dict[str, Any],
-    ran: Ran,
-    *,
-    weights: bool,
-    lse: bool = False,
-) -> tuple[Any, Any, Any]:
-    """Return `(out, weights, lse)`; weights and lse are None if not requested.
+def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) -> tuple[Any, ...]:
+    """Compute attention with the arguments `inputs` of `qkv.attention`.
+
+    Return `(out, weights, lse)`; weights and lse are None if not requested.
 
     The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Backward passes are not
     recorded, because gradient checkpointing repeats the forward pass in them.
     """
-    call = check_call(**arrays, **options, call=name)
+    call = check_call(**inputs, call=type(ran.owner).__name__)
     recording = CURRENT.get()
     shown = sums = None
     if (
@@ -255,7 +249,7 @@ def _answer(
         and torch_module()._C._current_graph_task_id() == -1
         and recording.wants(ran.owner)
     ):
-        out, sums = recording.add(located(ran, arrays["query"], arrays["key"]), call)
+        out, sums = recording.add(located(ran, inputs["query"], inputs["key"]), call)
         out = np.ascontiguousarray(np.swapaxes(out, -3, -2))
         if weights:
             shown = answer(call, weights=True)[1]

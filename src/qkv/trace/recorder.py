@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
+from typing import Self
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from qkv.arrays import Array, Arrays
 from qkv.trace.activations import activation
 
 Change = Callable[[Array], Array]
+Changes = Mapping[str, Change]
+Wanted = Callable[[str], bool]
+Use = Callable[[str, Array], None]
 
 
 def unkept(name: str, array: Array) -> Array:
@@ -46,10 +50,7 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        wanted: Callable[[str], bool] = kept_unasked,
-        changes: Mapping[str, Change] | None = None,
-        use: Callable[[str, Array], None] | None = None,
+        self, wanted: Wanted = kept_unasked, changes: Changes | None = None, use: Use | None = None
     ) -> None:
         self.arrays: dict[str, Array] = {}
         self._wanted, self._use = wanted, use
@@ -105,9 +106,7 @@ class Recorder:
             self.arrays[self._prefix + name] = array
         return True
 
-    def under(
-        self, prefix: str, shaped: Change | None = None, back: Change | None = None
-    ) -> "Recorder":
+    def under(self, prefix: str, shaped: Change | None = None, back: Change | None = None) -> Self:
         """Return a recorder that shares the arrays and adds `prefix` to every name.
 
         Args:
@@ -142,9 +141,7 @@ class GradientRecorder(Recorder):
     (array([0., 0.]), array([1., 1.]))
     """
 
-    def __init__(
-        self, wanted: Callable[[str], bool], changes: Mapping[str, Change], added: Arrays
-    ) -> None:
+    def __init__(self, wanted: Wanted, changes: Changes, added: Arrays) -> None:
         super().__init__(wanted, changes)
         self._added = added
 
