@@ -14,7 +14,8 @@ from qkv.attend.grouped import Grouped, grouped
 from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import body
 from qkv.ops.threads import one_blas_thread, run_all
-from qkv.trace import Trace
+from qkv.trace import Recorder, Trace
+from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
 FAR = 1e9  # For a larger log-sum-exp, rounding loses the logarithm of the number of keys.
 SHARES = 8  # The weights of a key are summed in this many parts, which are added in a fixed order.
@@ -26,6 +27,14 @@ class Result(NamedTuple):
     out: Array  # (*lead, Hq, L, dv), in the dtype of the call or of the computation.
     lse: Array | None  # (*lead, Hq, L, 1), always float64; None unless requested.
     weights: Array | None  # (*lead, Hq, L, S); None unless requested.
+
+
+class Weighed(NamedTuple):
+    """The weighted values, and the weights (B, Hq, L, S) before and after edits."""
+
+    z: Array  # (B, Hq, L, dv).
+    softmax: Array  # The softmax of the scores.
+    pattern: Array  # The weights of the values: the softmax, unless it was edited.
 
 
 def answer(
@@ -386,3 +395,38 @@ def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array
         chosen[..., rank : rank + 1] = np.take_along_axis(positions, at, axis=-1)
         np.put_along_axis(weights, at, -2, axis=-1)
     return largest, chosen
+
+
+def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed | None:
+    """Record scores and weights, or a summary of the weights, if `record` wants them.
+
+    Returns:
+        The weighted values and their weights, if they were computed here; otherwise None.
+    """
+    changed = record.changes(*WEIGHTS)
+    if top_k is not None and not changed and record.wants(*SUMMARY):
+        summary = summarize_call(call, top_k)
+        for name in SUMMARY:
+            record.keep(name, getattr(summary, name))
+    if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
+        return None
+    if not changed and not record.keeps and not record.wants(SCORES):
+        # If only the weights are wanted, `answer` takes half the formula's time. A trace gets its
+        # weights from the formula, so that they do not depend on which names are recorded.
+        out, pattern = answer(call, weights=True)
+        record.keep(PATTERN, pattern)
+        return Weighed(out, pattern, pattern)
+    computed, pattern = scores_and_weights(call)
+    if not changed:
+        record.keep(SCORES, computed)
+        record.keep(PATTERN, pattern)
+        return None
+    scores = record.change(SCORES, computed)
+    if scores is not computed:
+        scores = without_padding(call, scores, -np.inf)
+        pattern = softmax_of(call, scores)
+    record.keep(SCORES, scores)
+    edited = record.change(PATTERN, pattern)
+    used = pattern if edited is pattern else without_padding(call, edited, 0)
+    record.keep(PATTERN, used)
+    return Weighed(weighed(call, used), pattern, used)

@@ -6,18 +6,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from qkv.arrays import (
-    Array,
-    ArrayLike,
-    Arrays,
-    DType,
-    Shape,
-    as_array,
-    compute_type,
-    is_float,
-    native,
-)
+from qkv.arrays import Array, ArrayLike, Arrays, DType, Shape, as_array, compute_type, is_float
 from qkv.attend import arguments
+from qkv.attend.arguments import Options
 from qkv.ops.kernel import is_bfloat16, narrowed, stays_bfloat16
 from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
@@ -26,13 +17,14 @@ from qkv.trace.recorder import GradientRecorder, padded, unpadded
 # No NumPy warnings: padding may hold any numbers, and infinities follow IEEE 754.
 quiet = np.errstate(all="ignore")
 ByName = dict[str, Array]  # parameters, or their gradients
+Found = ByName | None  # the gradients for parameters that are already computed; None to skip them
 PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
 PACKED = (*PADDED, *arguments.PACKED)
 
 
 def first_parameters(
     sizes: Mapping[str, tuple[int, int]], *, bias: bool, seed: int | None, dtype: DType
-) -> dict[str, Array]:
+) -> ByName:
     """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
     Weights are normally distributed with variance 1 / rows, so that the output of a layer has the
@@ -49,7 +41,7 @@ def first_parameters(
     return parameters
 
 
-def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, Shape]]:
     """Yield the name and shape of the weight of a layer and, with `bias`, those of its bias."""
     yield f"{name}.weight", weight
     if bias:
@@ -68,7 +60,7 @@ def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
     return arrays
 
 
-def need_shape(array: Array, shape: tuple[int, ...], *, call: str, name: str, why: str) -> None:
+def need_shape(array: Array, shape: Shape, *, call: str, name: str, why: str) -> None:
     """Raise an error unless `array` has this shape; `why` explains why the shape is required."""
     if array.shape != shape:
         raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
@@ -88,7 +80,7 @@ def common_type(types: Iterable[DType], *, call: str) -> DType:
     """Return the type to which NumPy promotes these types."""
     names = dict.fromkeys(types)
     try:
-        return native(np.result_type(*names))
+        return np.result_type(*names)  # in this machine's byte order
     except TypeError:
         raise TypeError(
             f"{call}: {' and '.join(str(kind) for kind in names)} have no common type: "
@@ -138,22 +130,14 @@ def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
 
 
 def project(
-    x: Array,
-    parameters: Arrays,
-    name: str,
-    *,
-    activation: str | None = None,
-    gate: Array | None = None,
-    residual: Array | None = None,
+    x: Array, parameters: Arrays, name: str, *, residual: Array | None = None, **more: Any
 ) -> Array:
-    """Apply a linear layer: (..., in) -> (..., out); see `qkv.ops.linear`.
+    """Apply a linear layer: (..., in) -> (..., out). `more` are options of `qkv.ops.linear`.
 
     In half precision, a float32 residual gives a float32 result.
     """
     weight, bias = parameters[f"{name}.weight"], parameters.get(f"{name}.bias")
-    return linear(
-        x, weight, bias, activation=activation, gate=gate, residual=residual, wide=is_wide(residual)
-    )
+    return linear(x, weight, bias, residual=residual, wide=is_wide(residual), **more)
 
 
 def narrowed_to(x: Array, parameters: Arrays) -> Array:
@@ -210,7 +194,7 @@ def need_single(x: Array, parameters: Arrays, *, call: str) -> None:
         )
 
 
-def upstream(grad: Any, shape: tuple[int, ...], dtype: DType, *, call: str) -> Array:
+def upstream(grad: Any, shape: Shape, dtype: DType, *, call: str) -> Array:
     """Return `grad` as an array of the shape and type of the layer's result."""
     array = np.asarray(grad)
     if array.shape != shape:
@@ -222,12 +206,7 @@ def upstream(grad: Any, shape: tuple[int, ...], dtype: DType, *, call: str) -> A
 
 
 def part_back(
-    part: Any,
-    grad: Array,
-    saved: Any,
-    name: str,
-    gradients: ByName | None,
-    record: Recorder | None = None,
+    part: Any, grad: Array, saved: Any, name: str, gradients: Found, record: Recorder | None = None
 ) -> Gradient:
     """Run the backward pass of a part, and add the gradients for its parameters to `gradients`."""
     more = {} if record is None else {"record": record}
@@ -237,9 +216,7 @@ def part_back(
     return back
 
 
-def project_back(
-    x: Array, parameters: Arrays, name: str, grad: Array, gradients: ByName | None
-) -> Array:
+def project_back(x: Array, parameters: Arrays, name: str, grad: Array, gradients: Found) -> Array:
     """Return the gradient for `x` of `project`; store those for the parameters in `gradients`."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
@@ -252,7 +229,7 @@ def project_back(
     return grad_x
 
 
-def for_parameters(record: Recorder | None) -> ByName | None:
+def for_parameters(record: Recorder | None) -> Found:
     """Return an empty dict for the parameters' gradients; None if they are not computed."""
     return None if isinstance(record, GradientRecorder) else {}
 
@@ -318,9 +295,7 @@ class Feed(Layer):
         return self.run(self._checked(x), residual=residual, record=record)[0]
 
 
-def check_options(
-    options: Mapping[str, Any], *, packed: bool, call: str, returns: bool = True
-) -> None:
+def check_options(options: Options, *, packed: bool, call: str, returns: bool = True) -> None:
     """Raise an error if an option is unknown, or not supported here.
 
     With `packed`, reject options that packed rows do not support. Without `returns`, reject options
@@ -335,7 +310,7 @@ def check_options(
             )
 
 
-def settings(options: Mapping[str, Any], cu: Array | None) -> dict[str, Any]:
+def settings(options: Options, cu: Array | None) -> dict[str, Any]:
     """Return options for `qkv.attention` that give the results of a traced layer again."""
     kept = {
         name: value.item() if isinstance(value, np.generic) else value

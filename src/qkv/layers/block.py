@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from qkv.arrays import Array, ArrayLike, DType, compute_type
-from qkv.attend.arguments import Call
+from qkv.attend.arguments import Call, Options
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts
 from qkv.layers import base
@@ -195,7 +195,9 @@ class Block:
         Returns:
             An array shaped like `x`, of the type to which NumPy promotes `x` and the parameters.
         """
-        array, cu, options["plan"] = self._checked(x, cu_lengths, cache, lengths, options)
+        array, cu, options["plan"] = self._checked(
+            x, cu_lengths, options, cache=cache, lengths=lengths
+        )
         return self.run(
             array, cu=cu, cache=cache, lengths=lengths, record=record, top_k=top_k, **options
         )[0]
@@ -205,12 +207,12 @@ class Block:
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """Return `(result, saved)`: the block's result (..., T, D), and values for `backward`."""
-        array, cu, options["plan"] = self._checked(x, cu_lengths, None, None, options)
+        array, cu, options["plan"] = self._checked(x, cu_lengths, options)
         base.need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, cu=cu, save=True, **options)
 
     def _checked(
-        self, x: ArrayLike, cu_lengths: Any, cache: Any, lengths: Any, options: Mapping[str, Any]
+        self, x: ArrayLike, cu_lengths: Any, options: Options, **given: Any
     ) -> tuple[Array, Array | None, Call | None]:
         """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""
         call = type(self).__name__
@@ -218,18 +220,11 @@ class Block:
         array = base.vectors_of(x, self.attn.embed_dim, call=call, of="block")
         if cu_lengths is not None:
             cu_lengths = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
-        texts: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
-        _, plan, _ = self.attn.check(array, **texts, **options)
+        _, plan, _ = self.attn.check(array, None, cu_lengths, options, **given)
         return array, cu_lengths, plan
 
     def run(
-        self,
-        x: Array,
-        *,
-        cu: Array | None = None,
-        record: Recorder | None = None,
-        save: bool = False,
-        **options: Any,
+        self, x: Array, *, record: Recorder | None = None, save: bool = False, **options: Any
     ) -> tuple[Array, BlockSaved]:
         """Run the unchecked forward pass; with `save` also return the values for `backward`.
 
@@ -239,10 +234,10 @@ class Block:
         dtype = base.result_type([x], self.parameters, call=type(self).__name__)
         x = x.astype(compute_type(dtype), copy=False)
         parts: dict[str, Any] = {}
-        of_parts: dict[str, dict[str, Any]] = {"attn": {"cu": cu, **options}, "mlp": {}}
+        of_parts: dict[str, dict[str, Any]] = {"attn": options, "mlp": {}}
         if "cross_attn" in self._parts:
             of_parts["cross_attn"] = {n: options.get(n) for n in ("cache", "lengths", "top_k")}
-        rows = of_rows(record, cu)
+        rows = of_rows(record, options.get("cu"))
         keep = rows or unkept
         for name, more in of_parts.items():
             recorder = rows if name == "mlp" else record  # attention adds batch axes itself

@@ -1,21 +1,14 @@
 """The unchecked forward pass of an attention layer, from word vectors to context."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, Arrays, DType
-from qkv.attend.arguments import RETURNS, Call, check_call
-from qkv.attend.attention import (
-    answer,
-    scores_and_weights,
-    softmax_of,
-    summarize_call,
-    weighed,
-    without_padding,
-)
+from qkv.arrays import Array, Arrays, DType, Shape
+from qkv.attend.arguments import RETURNS, Call, Options, check_call
+from qkv.attend.attention import Weighed, answer, record_weights
 from qkv.attend.cache import KVCache
 from qkv.attend.grouped import join_heads, split_heads
 from qkv.attend.varlen import answer_packed, in_rows
@@ -25,7 +18,7 @@ from qkv.layers.attention.rotary import Rotary
 from qkv.layers.norm import LayerNorm, NormSaved, RMSNorm
 from qkv.ops.linear import linear
 from qkv.trace import Recorder
-from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
+from qkv.trace.activations import SUMMARY, WEIGHTS
 from qkv.trace.recorder import of_heads, of_rows, texts_and_positions, unkept, unpadded
 
 Norm = LayerNorm | RMSNorm
@@ -54,12 +47,16 @@ class Inputs:
     words: Array  # (..., L, D), or rows (total, D).
     context: Array | None  # (..., S, D), for keys and values; None means `words`.
     dtype: DType  # The dtype of the result.
-    options: Mapping[str, Any]  # The options of `qkv.attention`.
+    options: Options  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.
     cu: Array | None = None  # (B + 1,), the first row of each packed text, and the total.
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
     positions: "Positions | None" = None  # Positions of packed rows; by default 0, 1, ... per text.
+    residual: Array | None = None  # (..., L, D), added to the result.
+    record: Recorder | None = None  # Collects the activations.
+    top_k: int | None = None  # How many weights of each query `record` keeps; None for all.
+    save: bool = False  # Whether values are saved for the backward pass.
 
     @property
     def others(self) -> Array:
@@ -67,7 +64,7 @@ class Inputs:
         return self.words if self.context is None else self.context
 
     @property
-    def lead(self) -> tuple[int, ...]:
+    def lead(self) -> Shape:
         """The leading dimensions of the result."""
         shapes = self.words.shape, self.others.shape
         try:
@@ -84,7 +81,7 @@ class AttentionSaved:
     """Values that the forward pass of attention saves for the backward pass."""
 
     inputs: Inputs
-    shapes: dict[str, tuple[int, ...]]  # The shapes of q, k and v after their projections.
+    shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
     norms: dict[str, NormSaved]  # The saved norms of q and k.
     positions: "dict[str, Positions]"  # The positions of q and k, if they were rotated.
     query: Array  # (..., Hq, L, d), after norm and rotation, like `key`.
@@ -92,15 +89,7 @@ class AttentionSaved:
     value: Array
     z: Array
     lse: Array | None  # None if `weighed` is given.
-    weighed: "Weighed | None"  # Given only if scores or weights were edited.
-
-
-class Weighed(NamedTuple):
-    """The weighted values, and the weights (B, Hq, L, S) before and after edits."""
-
-    z: Array  # (B, Hq, L, dv).
-    softmax: Array  # The softmax of the scores.
-    pattern: Array  # The weights of the values: the softmax, unless it was edited.
+    weighed: Weighed | None  # Given only if scores or weights were edited.
 
 
 class Positions(NamedTuple):
@@ -118,29 +107,21 @@ class Result(NamedTuple):
     saved: AttentionSaved | None
 
 
-def attention_forward(
-    layer: Parts,
-    inputs: Inputs,
-    *,
-    plan: Call | None = None,
-    residual: Array | None = None,
-    record: Recorder | None = None,
-    top_k: int | None = None,
-    save: bool = False,
-) -> Result:
+def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Result:
     """Compute the context of word vectors; `plan` is the result of `attention_plan`, or None."""
-    inputs, cu = _in_working_type(inputs), inputs.cu
-    parts, shapes, norms, positions = project_heads(layer, inputs, record)
+    inputs, residual = _in_working_type(inputs), inputs.residual
+    parts, shapes, norms, positions = project_heads(layer, inputs)
     if inputs.cache is not None:
         plan, parts = _with_cache(inputs, inputs.cache, parts)
-    z, extra, weighed = _attend(layer, inputs, plan, list(parts.values()), record, top_k, save)
+    plan = plan or attention_plan(layer, inputs)
+    z, extra, weighed = _attend(inputs, plan, list(parts.values()))
     saved = None
-    if save:
+    if inputs.save:
         lse = extra[-1] if weighed is None else None
         made = parts["q"], parts["k"], parts["v"], z
         saved = AttentionSaved(inputs, shapes, norms, positions, *made, lse, weighed)
-    z = (of_heads(record, cu) or unkept)("hook_z", z)
-    out = attention_out(z, layer.parameters, residual, record, cu)
+    z = (of_heads(inputs.record, inputs.cu) or unkept)("hook_z", z)
+    out = attention_out(z, layer.parameters, residual, inputs.record, inputs.cu)
     return Result(
         out if base.is_wide(residual) else out.astype(inputs.dtype, copy=False), extra, saved
     )
@@ -150,15 +131,15 @@ class Projected(NamedTuple):
     """The queries, keys and values of each head; queries and keys are normalised and rotated."""
 
     parts: dict[str, Array]  # "q", "k" and "v", each (..., H, L, d).
-    shapes: dict[str, tuple[int, ...]]  # The shapes of the parts after their projections.
+    shapes: dict[str, Shape]  # The shapes of the parts after their projections.
     norms: dict[str, NormSaved]  # The saved norms of q and k.
     positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
 
 
-def project_heads(layer: Parts, inputs: Inputs, record: Recorder | None = None) -> Projected:
+def project_heads(layer: Parts, inputs: Inputs) -> Projected:
     """Compute queries, keys and values of word vectors; normalise and rotate queries and keys."""
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
-    keep, parts = of_heads(record, inputs.cu) or unkept, {}
+    keep, parts = of_heads(inputs.record, inputs.cu) or unkept, {}
     for name, count in heads.items():
         x = inputs.words if name == "q" else inputs.others
         part = split_heads(base.project(x, layer.parameters, f"{name}_proj"), count)
@@ -211,7 +192,7 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     return call._replace(query_lengths=lengths, key_lengths=lengths)  # known to fit
 
 
-def formula_options(options: Mapping[str, Any]) -> dict[str, Any]:
+def formula_options(options: Options) -> dict[str, Any]:
     """Return the options that affect the computation; drop those that only select results."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
@@ -227,6 +208,8 @@ def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
 def _in_working_type(inputs: Inputs) -> Inputs:
     words, context = base.working(inputs.words, inputs.dtype), inputs.context
     context = None if context is None else base.working(context, inputs.dtype)
+    if words is inputs.words and context is inputs.context:
+        return inputs
     return replace(inputs, words=words, context=context)
 
 
@@ -287,27 +270,21 @@ def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
 
 
 def _attend(
-    layer: Parts,
-    inputs: Inputs,
-    plan: Call | None,
-    parts: Sequence[Array],
-    record: Recorder | None,
-    top_k: int | None,
-    save: bool,
+    inputs: Inputs, plan: Call, parts: Sequence[Array]
 ) -> tuple[Array, list[Array], Weighed | None]:
     """Return `(z, extra, weighed)`: the weighted values, extra results, and recorded weights.
 
     `z` is `(..., Hq, L, dv)`. `parts` are query, key and value; packed rows are `(H, total, d)`.
-    With `save`, the log-sum-exp is the last result in `extra`, unless `weighed` is given.
+    With `inputs.save`, the log-sum-exp is the last result in `extra`, unless `weighed` is given.
     """
-    options, cu = inputs.options, inputs.cu
-    weights, lse = bool(options.get("return_weights")), save or bool(options.get("return_lse"))
+    options, cu, record = inputs.options, inputs.cu, inputs.record
+    weights = bool(options.get("return_weights"))
+    lse = inputs.save or bool(options.get("return_lse"))
     is_padded = cu is not None and any(options.get(name) is not None for name in base.PADDED)
     is_seen = record is not None and record.wants(*WEIGHTS, *SUMMARY)
-    plan = plan or attention_plan(layer, inputs)
     if cu is None or is_padded or is_seen:
         call = plan.of(*(parts if cu is None else base.padded_heads(parts, cu)))
-        kept = None if record is None else record_weights(call, record, top_k)
+        kept = None if record is None else record_weights(call, record, inputs.top_k)
         if kept is not None or cu is None or is_padded:
             out, *extra = answer(call, weights=weights, lse=lse) if kept is None else kept[:1]
             if cu is None:
@@ -318,47 +295,8 @@ def _attend(
     return np.swapaxes(out, 0, 1), extra, None
 
 
-def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed | None:
-    """Record scores and weights, or a summary of the weights, if `record` wants them.
-
-    Returns:
-        The weighted values and their weights, if they were computed here; otherwise None.
-    """
-    changed = record.changes(*WEIGHTS)
-    if top_k is not None and not changed and record.wants(*SUMMARY):
-        summary = summarize_call(call, top_k)
-        for name in SUMMARY:
-            record.keep(name, getattr(summary, name))
-    if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
-        return None
-    if not changed and not record.keeps and not record.wants(SCORES):
-        # If only the weights are wanted, `answer` takes half the formula's time. A trace gets its
-        # weights from the formula, so that they do not depend on which names are recorded.
-        out, pattern = answer(call, weights=True)
-        record.keep(PATTERN, pattern)
-        return Weighed(out, pattern, pattern)
-    computed, pattern = scores_and_weights(call)
-    if not changed:
-        record.keep(SCORES, computed)
-        record.keep(PATTERN, pattern)
-        return None
-    scores = record.change(SCORES, computed)
-    if scores is not computed:
-        scores = without_padding(call, scores, -np.inf)
-        pattern = softmax_of(call, scores)
-    record.keep(SCORES, scores)
-    edited = record.change(PATTERN, pattern)
-    used = pattern if edited is pattern else without_padding(call, edited, 0)
-    record.keep(PATTERN, used)
-    return Weighed(weighed(call, used), pattern, used)
-
-
 def attention_out(
-    z: Array,
-    parameters: base.ByName,
-    residual: Array | None,
-    record: Recorder | None,
-    cu: Array | None,
+    z: Array, parameters: Arrays, residual: Array | None, record: Recorder | None, cu: Array | None
 ) -> Array:
     """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 

@@ -6,20 +6,13 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from qkv.arrays import Array, ArrayLike, as_array, check_out, float_type, whole_number
-from qkv.attend.arguments import RETURNS, Call
+from qkv.attend.arguments import RETURNS, Call, Options
 from qkv.attend.cache import KVCache
 from qkv.attend.varlen import check_starts
 from qkv.layers import base
+from qkv.layers.attention import forward as unchecked
 from qkv.layers.attention.backward import attention_backward
-from qkv.layers.attention.forward import (
-    AttentionSaved,
-    Inputs,
-    Norm,
-    Parts,
-    Positions,
-    attention_forward,
-    attention_plan,
-)
+from qkv.layers.attention.forward import AttentionSaved, Inputs, Norm, Parts, Positions
 from qkv.layers.attention.rotary import Rotary, as_rotary
 from qkv.layers.attention.weights import Weights
 from qkv.trace import Recorder, Trace
@@ -228,11 +221,11 @@ class MultiHeadAttention(Parts):
             With `return_weights` or `return_lse`, a tuple as from `qkv.attention`.
             Weights are (..., Hq, L, S), or (L, S) for one head and 2-D inputs.
         """
-        texts: dict[str, Any] = {"cu_lengths": cu_lengths, "cache": cache, "lengths": lengths}
-        inputs, plan, target = self.check(x, context, top_k=top_k, **texts, **options)
-        out, extra, _ = attention_forward(
-            self, inputs, plan=plan, residual=residual, record=record, top_k=top_k
-        )
+        inputs, plan, target = self.check(
+            x, context, cu_lengths, options,
+            cache=cache, lengths=lengths, residual=residual, record=record, top_k=top_k,
+        )  # fmt: skip
+        out, extra, _ = unchecked.attention_forward(self, inputs, plan)
         if target is not None:
             target[...] = out
             out = target
@@ -253,25 +246,20 @@ class MultiHeadAttention(Parts):
         """Return `(result, saved)`: the layer's result (..., L, D), and values for `backward`."""
         call = self._weights.call
         base.check_options(options, packed=cu_lengths is not None, call=call, returns=False)
-        inputs, plan, _ = self.check(x, context, cu_lengths=cu_lengths, **options)
+        inputs, plan, _ = self.check(x, context, cu_lengths, options, save=True)
         for array in (inputs.words, inputs.others):
             base.need_single(array, self.parameters, call=call)
-        out, _, saved = attention_forward(self, inputs, plan=plan, save=True)
+        out, _, saved = unchecked.attention_forward(self, inputs, plan)
         assert saved is not None
         return out, saved
 
     def check(
-        self,
-        x: ArrayLike,
-        context: ArrayLike | None = None,
-        *,
-        cu_lengths: ArrayLike | None = None,
-        cache: KVCache | None = None,
-        lengths: ArrayLike | None = None,
-        top_k: int | None = None,
-        **options: Any,
+        self, x: ArrayLike, context: Any, cu_lengths: Any, options: Options, **given: Any
     ) -> tuple[Inputs, Call | None, Array | None]:
-        """Check the arguments of a call; return its `Inputs`, the attention plan, and `out`."""
+        """Check the arguments of a call; return its `Inputs`, the attention plan, and `out`.
+
+        `given` are the other fields of `Inputs`, such as `cache`.
+        """
         call = self._weights.call
         base.check_options(options, packed=cu_lengths is not None, call=call)
         words = self._weights.vectors(x, "x")
@@ -281,6 +269,7 @@ class MultiHeadAttention(Parts):
                 f"{call}: x has vectors of {self.embed_dim} and "
                 f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
             )
+        cache = given.get("cache")
         if cache is not None and (context is not None or cu_lengths is not None):
             raise ValueError(f"{call}: a cache needs x (B, L, D): omit context and cu_lengths")
         cu = None
@@ -296,14 +285,14 @@ class MultiHeadAttention(Parts):
             cu = check_starts(call, "cu_lengths", cu_lengths, "x", len(words))
         vectors = [words] if others is None else [words, others]
         dtype = base.result_type(vectors, self.parameters, call=call)
-        target = options.pop("out", None)
-        inputs = Inputs(words, others, dtype, options, call, cu, cache, lengths)
+        target = options.get("out")
+        inputs = Inputs(words, others, dtype, options, call, cu, **given)
         shape = (*inputs.lead, words.shape[-2], self.output_dim)
         if target is not None:
             check_out(target, shape, dtype, (*vectors, *self.parameters.values()), call=call)
-        if top_k is not None:
-            whole_number(top_k, call=call, name="top_k", least=1)
-        return inputs, attention_plan(self, inputs) if cache is None else None, target
+        if inputs.top_k is not None:
+            whole_number(inputs.top_k, call=call, name="top_k", least=1)
+        return inputs, unchecked.attention_plan(self, inputs) if cache is None else None, target
 
     @property
     def hooks(self) -> list[str]:
@@ -338,10 +327,11 @@ class MultiHeadAttention(Parts):
         dtype = base.result_type(
             [x] if context is None else [x, context], self.parameters, call=call
         )
-        inputs = Inputs(x, context, dtype, options, call, cu, cache, lengths, positions)
-        out, _, saved = attention_forward(
-            self, inputs, plan=plan, residual=residual, record=record, top_k=top_k, save=save
-        )
+        inputs = Inputs(
+            x, context, dtype, options, call, cu, cache, lengths, positions,
+            residual, record, top_k, save,
+        )  # fmt: skip
+        out, _, saved = unchecked.attention_forward(self, inputs, plan)
         return out, saved
 
     @base.quiet
@@ -415,7 +405,7 @@ class SelfAttention(MultiHeadAttention):
     """
 
     def check(
-        self, x: ArrayLike, context: ArrayLike | None = None, **options: Any
+        self, x: ArrayLike, context: Any, cu_lengths: Any, options: Options, **given: Any
     ) -> tuple[Inputs, Call | None, Array | None]:
         """Check the arguments of a call, as `MultiHeadAttention` does."""
         if context is not None:
@@ -423,7 +413,7 @@ class SelfAttention(MultiHeadAttention):
                 f"{self._weights.call}: the context is x itself: use MultiHeadAttention for "
                 "another context, and write attn_mask=... for a mask"
             )
-        return super().check(x, context, **options)
+        return super().check(x, context, cu_lengths, options, **given)
 
     def _set(self, weights: Weights, num_heads: int, rotary: Any) -> None:
         super()._set(weights, num_heads, rotary)

@@ -8,10 +8,10 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend import KVCache
 from qkv.attend.arguments import check_call
-from qkv.attend.attention import answer
+from qkv.attend.attention import answer, record_weights
 from qkv.attend.grouped import split_heads
 from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.attention.forward import attention_out, record_weights
+from qkv.layers.attention.forward import attention_out
 from qkv.layers.base import narrowed_to, project, quiet, starts_of
 from qkv.models.network.transformer import Transformer, without_holes
 from qkv.trace import Recorder
