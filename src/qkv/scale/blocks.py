@@ -1,15 +1,15 @@
 """Divide attention on dask arrays into blocks; find the arrays and rules that each block needs."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, Arrays, DType, as_array
-from qkv.attend.arguments import Call, check_call, narrow, plan_of
+from qkv.arrays import Array, Arrays, DType, Shape, as_array
+from qkv.attend.arguments import Call, Options, check_call, narrow, plan_of
 from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 
@@ -84,13 +84,11 @@ class Tasks:
     tasks: dict[Any, Any] = field(default_factory=dict)
     whole: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # joined results by index
 
-    def add(
-        self, index: tuple[Any, ...], work: Callable[..., Any], /, *args: Any, **more: Any
-    ) -> Any:
-        """Add a task at `index`; return a reference to its result."""
+    def add(self, at: tuple[Any, ...], work: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
+        """Add a task at the index `at`; return a reference to its result."""
         from dask.task_spec import Task, TaskRef
 
-        key = (self.name, *index)
+        key = (self.name, *at)
         self.tasks[key] = Task(key, work, *args, **more)
         return TaskRef(key)
 
@@ -153,10 +151,6 @@ class Blocks:
         """Return the index of the result chunk `(*lead, Hq, L)` for the block with this index."""
         return (*index[:-3], index[-2])
 
-    def shape_in_result(self, at: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the result chunk at the index `at`."""
-        return tuple(pieces[n] for pieces, n in zip(self.chunks, at, strict=True))
-
     def as_given(self, array: Any) -> Any:
         """Return a result; remove the head axis if it was added to 2-D arrays."""
         return array[0] if self.is_flat else array
@@ -176,7 +170,7 @@ class Blocks:
                 here = (*row, h, key_head, i)
                 yield (*here, 0), [(*here, j) for j in seen]
 
-    def shape(self, operand: str, index: Index) -> tuple[int, ...]:
+    def shape(self, operand: str, index: Index) -> Shape:
         """Return the shape of the chunk that the block with this index reads from an operand."""
         array = self.operands[operand].array
         chunk = self.operands[operand].chunk(index)
@@ -232,9 +226,7 @@ class Blocks:
         return rules.key_range(self._rows_at(row), queries)
 
 
-def cut(
-    call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Mapping[str, Any]
-) -> Blocks:
+def cut(call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Options) -> Blocks:
     """Check the shapes and types of a call on dask arrays, and divide it at chunk boundaries."""
     names = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
     names |= {name: options.get(name) for name in ("bias", *PER_HEAD)}

@@ -12,20 +12,11 @@ from typing import IO, Any, TypeVar
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.scale.sources import (
-    LONGEST,
-    Bad,
-    Part,
-    Source,
-    digest_of,
-    group,
-    missing,
-    parquet,
-    rows_in,
-)
+from qkv.scale.sources import LONGEST, Bad, Part, Source, digest_of
 from qkv.scale.workers import all_of
 from qkv.text.lines import each_line
 
+WAY = "correct it"  # The advice in the error for a bad row.
 BLOCK = 2**24  # The number of bytes in a block.
 MARK_ROWS, MARK_BYTES = 256, 2**20  # The maximum number of rows and bytes between two marks.
 _T = TypeVar("_T")
@@ -70,7 +61,7 @@ class Count:
 def blocks_of(source: Source, size: int = BLOCK) -> list[Block]:
     """Divide a source into blocks, each for one task; a compressed file is a single block."""
     if source.kind == ".parquet":
-        return [Block(source, group) for group in range(parquet(source).num_row_groups)]
+        return [Block(source, group) for group in range(source.parquet().num_row_groups)]
     if source.packed:
         return [Block(source)]
     return [Block(source, begin, begin + size) for begin in range(0, source.size, size)]
@@ -83,7 +74,7 @@ def counts_of(
     *,
     check: bool = True,
     size: int = BLOCK,
-    way: str = "correct it",
+    way: str = WAY,
 ) -> list[list[Count]]:
     """Count the rows in every block of every file, on a cluster's workers or in this process.
 
@@ -117,7 +108,7 @@ def counts_of(
     return counts
 
 
-def bad_row(call: str, file: Source, row: int, reason: str, way: str = "correct it") -> str:
+def bad_row(call: str, file: Source, row: int, reason: str, way: str = WAY) -> str:
     """Return the error message for a row that has no text."""
     return f"{call}: {file.path}, row {row} {reason}: {way}"
 
@@ -159,7 +150,7 @@ def _count_stream(source: Source, check: bool) -> Count:
     bad, rows, begin = None, 0, 0
     with source.open() as stream:
         seen = _Seen(stream)
-        for text in rows_in(source, seen.counted(each_line(seen, None))):
+        for text in source.rows(seen.counted(each_line(seen, None))):
             if begin or source.kind != ".csv":
                 row, at = marks[-1] if marks else (-MARK_ROWS, 0)
                 if rows - row >= MARK_ROWS or begin - at >= MARK_BYTES:
@@ -207,13 +198,13 @@ class _Seen:
 
 def _count_group(block: Block) -> Count:
     """Count the rows of a row group of a Parquet file."""
-    texts = group(block.source, block.begin)
+    texts = block.source.group(block.begin)
     digest = digest_of(json.dumps(texts).encode())
     bad = next((row for row, text in enumerate(texts) if text is None), None)
     sizes = np.array([len(text or "") for text in texts], np.int64)
     marks = _marks(np.cumsum(sizes) - sizes)
     marks[:, 1] = marks[:, 0]
-    reason = None if bad is None else (bad, missing(block.source))
+    reason = None if bad is None else (bad, block.source.missing)
     return Count(len(texts), marks, len(texts), digest, reason)
 
 
@@ -227,7 +218,7 @@ def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] |
         except UnicodeDecodeError:
             pass
     header = int(at_begin and source.kind == ".csv")
-    rows = rows_in(source, each_line(io.BytesIO(data), None, at_begin))
+    rows = source.rows(each_line(io.BytesIO(data), None, at_begin))
     numbered = enumerate(islice(rows, header, None))
     return next(((row, text.reason) for row, text in numbered if isinstance(text, Bad)), None)
 

@@ -32,6 +32,7 @@ SAMPLE = 64  # The number of rows that are encoded to estimate the time of all r
 _SAVE = 1.0  # Seconds between two updates of the manifest.
 _WINDOW = 2048  # The number of rows that are encoded at once.
 CALL = "encode"
+Entry = dict[str, Any]  # the manifest, or its entry of a part
 WAY = 'correct it, or skip bad rows with on_error="skip"'
 
 
@@ -70,7 +71,7 @@ class _Plan:
     parts: list[Part]
 
     @cached_property
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Entry:
         """The plan's entries in the manifest."""
         rows = [0] * len(self.sources)
         for part in self.parts:
@@ -212,7 +213,7 @@ def _check_model(model: Model) -> None:
 
 
 def _planned(
-    model: Named, files: list[Source], client: Any, check: bool, old: dict[str, Any] | None
+    model: Named, files: list[Source], client: Any, check: bool, old: Entry | None
 ) -> _Plan:
     """Count all rows and plan a run; if there was an earlier run, its part sizes are used again."""
     files = [described(file, CALL) for file in files]
@@ -227,7 +228,7 @@ def _planned(
     return _Plan(files, digests, model, sizes, parts)
 
 
-def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
+def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
     """Raise an error if a folder holds the vectors of other texts, or of another model."""
     way = "choose another folder, or start again with resume=False"
     new = plan.about
@@ -259,9 +260,7 @@ def _compare(plan: _Plan, old: dict[str, Any], folder: Folder) -> None:
         raise RuntimeError(f"{CALL}: another run has begun in {folder.path}: call encode again")
 
 
-def _done(
-    plan: _Plan, old: dict[str, Any] | None, folder: Folder, client: Any
-) -> dict[int, dict[str, Any]]:
+def _done(plan: _Plan, old: Entry | None, folder: Folder, client: Any) -> dict[int, Entry]:
     """Return the manifest's entries of complete parts, keyed by part number."""
     entries = {int(number): entry for number, entry in (old["parts"] if old else {}).items()}
     entries = {number: entry for number, entry in entries.items() if number < len(plan.parts)}
@@ -270,7 +269,7 @@ def _done(
 
 
 def _run(
-    plan: _Plan, done: dict[int, dict[str, Any]], folder: Folder, client: Any, run: str, skip: bool
+    plan: _Plan, done: dict[int, Entry], folder: Folder, client: Any, run: str, skip: bool
 ) -> None:
     """Write the missing parts; even after an error, the manifest lists all complete parts."""
     missing = [number for number in range(len(plan.parts)) if number not in done]
@@ -322,7 +321,7 @@ class Order:
         return f"rows {part.row} to {part.row + part.rows - 1} of {part.source.path}"
 
 
-def write_part(model: Model, order: Order) -> tuple[dict[str, Any], Cut]:
+def write_part(model: Model, order: Order) -> tuple[Entry, Cut]:
     """Write the vectors of a part; return its manifest entry and the number of truncated texts.
 
     Raises:
@@ -354,7 +353,7 @@ def write_part(model: Model, order: Order) -> tuple[dict[str, Any], Cut]:
     return {**entry, "bytes": len(data), "checksum": digest_of(data)}, texts_cut
 
 
-def is_whole(_: Any, case: tuple[Folder, dict[str, Any]]) -> bool:
+def is_whole(_: Any, case: tuple[Folder, Entry]) -> bool:
     """Return whether the file of a part matches its entry in the manifest."""
     folder, entry = case
     data = folder.read(entry["name"])

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qkv.arrays import Array, DType
+from qkv.arrays import Array, DType, Shape
 from qkv.attend.arguments import Call, check_options, rounded
 from qkv.attend.attention import solve
 from qkv.attend.grouped import grouped
@@ -127,8 +127,8 @@ def _weights(blocks: Blocks, parts: Tasks) -> Any:
             read |= {"values": blocks.shape("value", index), "part": parts.whole[at]}
             tasks.add((*at, index[-1]), _weigh, blocks.rules(index), **read)
         for j in {*range(len(keys))} - {index[-1] for index in seen}:
-            shape = (*blocks.shape_in_result(at), keys[j])
-            tasks.add((*at, j), np.broadcast_to, kind.type(0), shape)
+            shape = [pieces[n] for pieces, n in zip(blocks.chunks, at, strict=True)]
+            tasks.add((*at, j), np.broadcast_to, kind.type(0), (*shape, keys[j]))
     return tasks.array((*blocks.chunks, keys), kind)
 
 
@@ -138,9 +138,7 @@ def _attend(rules: Rules, **inputs: Array) -> Part:
         return _solved(rules.call(inputs))[0]
 
 
-def _attend_nothing(
-    rules: Rules, shapes: list[tuple[int, ...]], kind: DType, **inputs: Array
-) -> Part:
+def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Array) -> Part:
     """Return the `Part` for no keys; `shapes` are the shapes of query, key and value."""
     query, key, value = shapes
     none = [query, (*key[:-2], 0, key[-1]), (*value[:-2], 0, value[-1])]
@@ -185,7 +183,7 @@ def _lse(part: Part, kind: DType) -> Array:
     return rounded(part.lse if part.rest is None else part.lse + part.rest, kind)
 
 
-def _weigh(rules: Rules, *, part: Part, values: tuple[int, ...], **inputs: Array) -> Array:
+def _weigh(rules: Rules, *, part: Part, values: Shape, **inputs: Array) -> Array:
     """Return the weights of a block of keys, normalized over all keys.
 
     First, the weights of each row sum to 1 within the block. They are then multiplied by the

@@ -17,6 +17,13 @@ LONGEST = 2**30  # the maximum number of characters in a CSV field
 
 
 @dataclass(frozen=True)
+class Bad:
+    """A row that has no text, and the reason."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class Source:
     """A file of texts, as fsspec opens it.
 
@@ -44,6 +51,60 @@ class Source:
         files, path = need("fsspec", "scale").core.url_to_fs(self.path)
         return int(files.size(path))
 
+    @property
+    def missing(self) -> str:
+        """The reason for rejecting a row that lacks the column."""
+        return f"has no {self.column!r}"
+
+    def parquet(self) -> Any:
+        """Open a Parquet file."""
+        arrow = need("pyarrow.parquet", "scale")
+        files, path = need("fsspec", "scale").core.url_to_fs(self.path)
+        try:
+            return arrow.ParquetFile(path, filesystem=files)
+        except need("pyarrow", "scale").ArrowInvalid as error:
+            raise ValueError(f"{self.path} is not a Parquet file: {error}") from None
+
+    def group(self, number: int) -> list[str | None]:
+        """Return the texts of a row group of a Parquet file."""
+        column = self.parquet().read_row_group(number, columns=[self.column]).column(0)
+        return cast("list[str | None]", column.to_pylist())
+
+    def rows(self, lines: Iterable[str | ValueError]) -> Iterator[str | Bad]:
+        """Return the text of each row in some lines; for a bad row, the reason."""
+        if self.kind == ".csv":
+            return map(self._field, records(lines))
+        return map(self._text, lines)
+
+    def _field(self, record: list[str] | Bad) -> str | Bad:
+        """Return the text of a CSV record."""
+        if isinstance(record, Bad):
+            return record
+        return record[self.field] if self.field < len(record) else Bad(self.missing)
+
+    def _text(self, line: str | ValueError) -> str | Bad:
+        """Return the text of a line of .txt or .jsonl."""
+        if isinstance(line, ValueError):
+            return Bad(str(line))
+        if self.kind == ".txt":
+            return line
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            return Bad(f"is not JSON: {error}")
+        if not isinstance(row, dict):
+            return Bad(f"is not a JSON object: write {{{json.dumps(self.column)}: ...}}")
+        if self.column not in row:
+            return Bad(self.missing)
+        text = row[self.column]
+        if not isinstance(text, str):
+            return Bad(f"has a {self.column!r} that is {type(text).__name__}, not a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return Bad(f"has a {self.column!r} with half of a surrogate pair")
+        return text
+
 
 @dataclass(frozen=True)
 class Part:
@@ -68,13 +129,6 @@ class Part:
     begin: int
     end: int
     group: int | None = None
-
-
-@dataclass(frozen=True)
-class Bad:
-    """A row that has no text, and the reason."""
-
-    reason: str
 
 
 def find_sources(sources: Any, column: str, call: str) -> list[Source]:
@@ -141,7 +195,7 @@ def described(source: Source, call: str) -> Source:
     name = f"{call}: {source.path}"
     if source.kind == ".parquet":
         arrow = need("pyarrow", "scale")
-        schema = parquet(source).schema_arrow
+        schema = source.parquet().schema_arrow
         columns = schema.names
         if source.column in columns:
             kind = schema.field(source.column).type
@@ -177,58 +231,15 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
     """
     source = part.source
     if part.group is not None:
-        for text in group(source, part.group)[part.begin : part.end]:
-            yield Bad(missing(source)) if text is None else text
+        for text in source.group(part.group)[part.begin : part.end]:
+            yield Bad(source.missing) if text is None else text
         return
     with source.open() as stream:
         stream.seek(part.begin)
         piece = _Piece(stream, part.end - part.begin)
         kept = most if source.kind == ".txt" else None
         at_begin = part.begin == 0 and source.kind != ".csv"
-        yield from rows_in(source, each_line(piece, kept, at_begin=at_begin))
-
-
-def rows_in(source: Source, lines: Iterable[str | ValueError]) -> Iterator[str | Bad]:
-    """Return the text of each row in some lines; for a bad row, the reason."""
-    if source.kind == ".csv":
-        return (_field(record, source) for record in records(lines))
-    return (_text(line, source) for line in lines)
-
-
-def _text(line: str | ValueError, source: Source) -> str | Bad:
-    """Return the text of a line of .txt or .jsonl."""
-    if isinstance(line, ValueError):
-        return Bad(str(line))
-    if source.kind == ".txt":
-        return line
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return Bad(f"is not JSON: {error}")
-    if not isinstance(row, dict):
-        return Bad(f"is not a JSON object: write {{{json.dumps(source.column)}: ...}}")
-    if source.column not in row:
-        return Bad(f"has no {source.column!r}")
-    text = row[source.column]
-    if not isinstance(text, str):
-        return Bad(f"has a {source.column!r} that is {type(text).__name__}, not a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return Bad(f"has a {source.column!r} with half of a surrogate pair")
-    return text
-
-
-def _field(record: list[str] | Bad, source: Source) -> str | Bad:
-    """Return the text of a CSV record."""
-    if isinstance(record, Bad):
-        return record
-    return record[source.field] if source.field < len(record) else Bad(missing(source))
-
-
-def missing(source: Source) -> str:
-    """Return the reason for rejecting a row that lacks the column."""
-    return f"has no {source.column!r}"
+        yield from source.rows(each_line(piece, kept, at_begin=at_begin))
 
 
 class _Piece:
@@ -267,22 +278,6 @@ def records(lines: Iterable[str | ValueError]) -> Iterator[list[str] | Bad]:
             record = Bad(broken[0])
             broken.clear()
         yield record
-
-
-def parquet(source: Source) -> Any:
-    """Open a Parquet file."""
-    arrow = need("pyarrow.parquet", "scale")
-    files, path = need("fsspec", "scale").core.url_to_fs(source.path)
-    try:
-        return arrow.ParquetFile(path, filesystem=files)
-    except need("pyarrow", "scale").ArrowInvalid as error:
-        raise ValueError(f"{source.path} is not a Parquet file: {error}") from None
-
-
-def group(source: Source, number: int) -> list[str | None]:
-    """Return the texts of a row group of a Parquet file."""
-    column = parquet(source).read_row_group(number, columns=[source.column]).column(0)
-    return cast("list[str | None]", column.to_pylist())
 
 
 def digest_of(data: bytes) -> str:

@@ -30,6 +30,7 @@ _LOOK = 1.0  # Seconds between two checks of a silent cluster.
 _PROCESS = uuid.uuid4().hex  # Identifies this process.
 _C = TypeVar("_C")
 _R = TypeVar("_R")
+Task = Callable[[Any, _C], _R]  # computes one case with a model
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,9 @@ class _Job:
 
 
 def each(
-    client: Any,
-    function: Callable[[Any, _C], _R],
-    cases: Sequence[_C],
-    *,
-    call: str,
-    model: Named | None = None,
+    client: Any, task: Task[_C, _R], cases: Sequence[_C], *, call: str, model: Named | None = None
 ) -> Generator[tuple[int, _R], None, None]:
-    """Call `function(model, case)` for every case, on a cluster's workers or in this process.
+    """Call `task(model, case)` for every case, on a cluster's workers or in this process.
 
     If a worker dies, its case is computed again, as often as Dask's setting
     `distributed.scheduler.allowed-failures` allows. With a model, each process computes only one
@@ -134,7 +130,7 @@ def each(
 
     Args:
         client: the cluster's client; None for this process.
-        function: a function of a module that workers can import. Without `model`, the function gets
+        task: a function of a module that workers can import. Without `model`, the function gets
             None as its first argument.
         cases: small objects, because they are sent to the workers.
         call: the function name at the beginning of errors.
@@ -146,11 +142,11 @@ def each(
     Raises:
         ConnectionError: the scheduler was lost, or no worker was connected for `NO_WORKER` seconds.
         RuntimeError: a case killed its workers.
-        Exception: any error that `function` raises.
+        Exception: any error that `task` raises.
     """
     if client is None:
         for number, case in enumerate(cases):
-            yield number, function(None if model is None else loaded(model, call), case)
+            yield number, task(None if model is None else loaded(model, call), case)
         return
     distributed = need("distributed", "scale")
     done: SimpleQueue[Any] = SimpleQueue()
@@ -165,7 +161,7 @@ def each(
                 keys = [f"{call}-{crew.run}-{number}" for number in numbers]
                 futures = client.map(
                     _work, [cases[number] for number in numbers], key=keys, pure=False,
-                    function=function, job=job,
+                    task=task, job=job,
                 )  # fmt: skip
                 begun.update(zip(futures, numbers, strict=True))
                 for future in futures:
@@ -191,11 +187,9 @@ def each(
                 client.cancel(list(begun), force=True)
 
 
-def all_of(
-    client: Any, function: Callable[[Any, _C], _R], cases: Sequence[_C], **others: Any
-) -> list[_R]:
+def all_of(client: Any, task: Task[_C, _R], cases: Sequence[_C], **others: Any) -> list[_R]:
     """Like `each`, but return a list of all results, in the order of the cases."""
-    results = dict(each(client, function, cases, **others))
+    results = dict(each(client, task, cases, **others))
     return [results[number] for number in range(len(cases))]
 
 
@@ -247,16 +241,16 @@ def _host(address: str) -> str:
     return found
 
 
-def _work(case: Any, function: Callable[..., Any], job: _Job) -> Any:
+def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
     """Compute one task, in a worker."""
     if job.model is None:
-        return function(None, case)
+        return task(None, case)
     where = need("distributed", "scale").get_worker().address
     with _computing:
         if job.process != _PROCESS:  # do not change the threads of the user's own process
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
-            return function(loaded(job.model, job.call, f"worker {where}"), case)
+            return task(loaded(job.model, job.call, f"worker {where}"), case)
 
 
 @contextmanager
