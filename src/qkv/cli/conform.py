@@ -8,7 +8,7 @@ from qkv.cli.common import FAILED, console, json_option, print_json, writable
 from qkv.visible import visible
 
 if TYPE_CHECKING:
-    from qkv.marking.conformance import Report
+    from qkv.marking.conformance.report import Report
 
 _COLOURS = {"right": "green", "wrong": "bold red", "refused": "yellow", "absent": "dim"}
 
@@ -91,7 +91,7 @@ def conform(
     function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if the
     card lists no errors, else 1.
     """
-    from qkv.marking.conformance import conform as judge
+    from qkv.marking.conformance.card import conform as judge
 
     report = judge(options.pop("function"), **options)
     if html is not None:

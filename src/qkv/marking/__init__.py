@@ -7,10 +7,11 @@ from qkv.marking.marker import check
 from qkv.marking.result import CheckResult
 
 if TYPE_CHECKING:
-    from qkv.marking.conformance import Report, conform
-    from qkv.marking.files import check_file
+    from qkv.marking.conformance.card import conform
+    from qkv.marking.conformance.report import Report
     from qkv.marking.files.class_table import ClassTable, by_file, by_roster, files_in, read_roster
     from qkv.marking.files.exports import write_gradescope, write_junit
+    from qkv.marking.files.process import check_file
     from qkv.marking.tasks import TASKS
 
 __all__ = [
@@ -31,9 +32,9 @@ __all__ = [
 
 _WHERE = {
     "TASKS": "tasks",
-    "Report": "conformance",
-    "conform": "conformance",
-    "check_file": "files",
+    "Report": "conformance.report",
+    "conform": "conformance.card",
+    "check_file": "files.process",
     "ClassTable": "files.class_table",
     "by_file": "files.class_table",
     "by_roster": "files.class_table",

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import chain, combinations
 from typing import Any, TypeVar
 
@@ -30,6 +30,9 @@ _LEAD = {
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
 # a function that computes the result of a case with the given steps
 Compute = Callable[[Any, Steps], Array]
+Runs = list[Outcome]
+# steps after applying mistakes, and these mistakes; None if no mistakes reproduce the runs
+Explanation = tuple[Steps, list[Mistake]] | None
 NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
@@ -59,10 +62,7 @@ def generator(number: int) -> np.random.Generator:
 
 def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
     """Decorate a function that makes inputs, so that its result is cached per seed."""
-
-    @functools.lru_cache(maxsize=8)
-    def of_seed(seed: int) -> _T:
-        return make()
+    of_seed = functools.lru_cache(maxsize=8)(lambda seed: make())
 
     @functools.wraps(make)
     def of_this_seed() -> _T:
@@ -95,9 +95,7 @@ def _can_be_reproduced(run: Outcome) -> bool:
     return isinstance(run.error, NO_FIT) or bool(clash(run.error))
 
 
-def explain(
-    runs: list[Outcome], steps: Steps, known: Sequence[Mistake], compute: Compute
-) -> tuple[Steps, list[Mistake]] | None:
+def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute) -> Explanation:
     """Find the fewest mistakes (at most two) that reproduce every run.
 
     Returns:
@@ -153,6 +151,7 @@ class Group:
     if_right: bool = False
 
 
+@dataclass(eq=False)
 class Marking:
     """A function, its completed tests, and their findings.
 
@@ -163,40 +162,33 @@ class Marking:
         compute: computes a case with given steps.
         steps: the right steps.
         returns: the statement that returns the right result.
+        nothing_done: reports a function that does nothing with its inputs.
     """
 
-    def __init__(
-        self,
-        task: str,
-        name: str,
-        call: Callable[[Any], Outcome],
-        compute: Compute,
-        steps: Steps,
-        *,
-        returns: str = "return the result",
-    ) -> None:
-        self.task, self.name, self.call, self.compute = task, name, call, compute
-        self.returns = returns
-        self.steps: Steps | None = steps  # the function's steps, or None if they are unknown
-        self.nothing_done = findings.nothing_done
-        # cases whose result is the same if weights are truncated to 0 or 1
-        self.of_weight_one: Sequence[Case] = ()
-        # whether known steps reproduce the values that a test returned, and not only its errors
-        self.explained = False
-        self.found: list[Finding] = []
-        self.runs: list[Outcome] = []
-        self.tried: list[str] = []
-        self.limits: list[str] = []
-        self.untried: list[str] = []
+    task: str
+    name: str
+    call: Callable[[Any], Outcome]
+    compute: Compute
+    steps: Steps | None  # the function's steps, or None if they are unknown
+    _: KW_ONLY
+    returns: str = "return the result"
+    nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
+    # cases whose result is the same if weights are truncated to 0 or 1
+    of_weight_one: Sequence[Case] = field(default=(), init=False)
+    # whether known steps reproduce the values that a test returned, and not only its errors
+    explained: bool = field(default=False, init=False)
+    found: list[Finding] = field(default_factory=list, init=False)
+    runs: Runs = field(default_factory=list, init=False)
+    tried: list[str] = field(default_factory=list, init=False)
+    limits: list[str] = field(default_factory=list, init=False)
+    untried: list[str] = field(default_factory=list, init=False)
 
     @property
     def wrong(self) -> bool:
         """Has a test found a mistake, as opposed to fragile code or another convention?"""
         return any(finding.kind == "wrong" for finding in self.found)
 
-    def run(
-        self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None
-    ) -> list[Outcome]:
+    def run(self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None) -> Runs:
         """Call the function on each case, with `call` instead of `self.call` if given."""
         return [(call or self.call)(case) for case in cases]
 
@@ -205,15 +197,11 @@ class Marking:
         if finding is not None:
             self.found.append(finding)
 
-    def explain(
-        self, runs: list[Outcome], known: Sequence[Mistake]
-    ) -> tuple[Steps, list[Mistake]] | None:
+    def explain(self, runs: Runs, known: Sequence[Mistake]) -> Explanation:
         """Find the mistakes that, together with earlier findings, reproduce the runs."""
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
-    def explains_more(
-        self, runs: list[Outcome], others: list[Outcome], known: Sequence[Mistake]
-    ) -> bool:
+    def explains_more(self, runs: Runs, others: Runs, known: Sequence[Mistake]) -> bool:
         """Can `runs` be explained with fewer mistakes than `others`?"""
         explained, other = (self.explain(each, known) for each in (runs, others))
         return explained is not None and (other is None or len(explained[1]) < len(other[1]))
@@ -258,7 +246,7 @@ class Marking:
             if self.wrong:
                 self.steps = None
 
-    def _cuts_off(self, runs: list[Outcome], known: Sequence[Mistake]) -> bool:
+    def _cuts_off(self, runs: Runs, known: Sequence[Mistake]) -> bool:
         """Does a known mistake explain why all outputs are zero?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
@@ -295,21 +283,19 @@ class Marking:
             tuple(dict.fromkeys(finding.key for finding in found if finding.kind == kind))
             for kind in _LEAD
         )
+        points = max(0, 10 - 4 * len(wrong) - len(fragile))
+        if not self.explained if self.tried else self.steps is None:
+            points = 0  # no output could be explained
         return CheckResult(
             message="\n".join([*self._findings(found), *([] if wrong else self._tests())]),
             mistakes=wrong,
             fragile=fragile,
             conventions=conventions,
-            points=self._points(len(wrong), len(fragile)),
+            points=points,
             example=found[0].example() if found else {},
             task=self.task,
             hint=found[0].hint if found else (),
         )
-
-    def _points(self, wrong: int, fragile: int) -> int:
-        """Return the points, which are 0 if no output could be explained."""
-        nothing = not self.explained if self.tried else self.steps is None
-        return 0 if nothing else max(0, 10 - 4 * wrong - fragile)
 
     def _findings(self, found: Sequence[Finding]) -> Iterator[str]:
         """Yield the findings as sentences."""

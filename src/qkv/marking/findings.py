@@ -33,11 +33,9 @@ class Finding(Mistake):
         return {**run.case.shown(), "yours": yours, "right": run.right, **self.more}
 
 
-def of_mistake(
-    mistake: Mistake, run: Outcome | None, more: Mapping[str, Any] | None = None
-) -> Finding:
+def of_mistake(known: Mistake, run: Outcome | None, more: dict[str, Any] | None = None) -> Finding:
     """Combine a mistake with the run that shows it; None for a mistake in a student's values."""
-    return Finding(**vars(mistake), run=run, more=more or {})
+    return Finding(**vars(known), run=run, more=more or {})
 
 
 def told(run: Outcome) -> str:

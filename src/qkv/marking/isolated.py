@@ -6,7 +6,6 @@ access to neither.
 """
 
 import faulthandler
-import json
 import os
 import queue
 import secrets
@@ -17,7 +16,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from json import dumps, loads  # imported before a student's code can replace them
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import IO, Any
 from qkv.marking.outcome import getpid
 
 Packed = dict[str, Any]
+Action = Callable[[], None]
 Answer = Callable[[Packed, Callable[[Any], None]], Packed]
 SECONDS = 10.0  # The time limit of most tasks; a right solution takes about 0.1 seconds.
 _NO_REPLY = 70  # The exit code of a process that could not send its reply.
@@ -55,38 +55,31 @@ class Isolated:
     """A child process that answers requests until its `with` block ends.
 
     Args:
-        module: a qkv module whose `main` runs in a new process, or a function that runs in a fork
-            of this process.
-        arguments: `sys.argv` of the child. The constructor appends the number of seconds after
-            which the child ends on its own.
+        program: a module and its arguments, for a new process that runs the module's `main`; or a
+            function that runs in a fork of this process. The constructor adds a last argument: the
+            number of seconds after which the new process ends on its own.
         seconds: the time limit for an answer.
         waiting: a function to call several times per second during a wait.
         call: the name of the public function, for error messages.
     """
 
     def __init__(
-        self,
-        module: str | Callable[[], None],
-        arguments: Sequence[str],
-        *,
-        seconds: float,
-        waiting: Callable[[], None] = lambda: None,
-        call: str,
+        self, program: Sequence[str] | Action, *, seconds: float, waiting: Action, call: str
     ) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (closed in __exit__)
         self._child: subprocess.Popen[bytes] | Forked
         try:
-            if isinstance(module, str):
-                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than every run
-                self._child = _started(module, [*arguments, str(alarm)], self._stderr)
+            if callable(program):
+                self._child = Forked(program, self._stderr)
             else:
-                self._child = Forked(module, self._stderr)
+                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than every run
+                self._child = _started([*program, str(alarm)], self._stderr)
         except BaseException:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
         self._secret, self._asked = secrets.token_hex(8), 0  # against forged replies
-        self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue()
+        self._lines: queue.Queue[Packed | None] = queue.Queue()
         self._worker = 0  # the process of the student's code: a child of the child process
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -98,31 +91,23 @@ class Isolated:
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
 
-    def ask(
-        self,
-        request: Mapping[str, Any],
-        seconds: float | None = None,
-        of_part: Callable[[Any], float | None] = lambda part: None,
-    ) -> Mapping[str, Any]:
+    def ask(self, request: Packed, limit: Callable[[Any], float | None] = lambda _: None) -> Packed:
         """Send a request; return the reply.
 
         Args:
             request: the request.
-            seconds: the time limit for this reply and later replies; None keeps the limit.
-            of_part: a function that returns the time limit for a part of the work, given its name.
+            limit: a function that returns the time limit for a part of the work, given its name.
 
         Raises:
             Ended: the process has ended or takes too long to reply.
         """
         if not self._worker:
             self._start()
-        if seconds is not None:
-            self.begin(seconds)
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
         with suppress(OSError):  # the child has ended; the loop below reports this
-            self._child.stdin.write(json.dumps({**request, "n": number}).encode() + b"\n")
+            self._child.stdin.write(dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
         while True:
             reply = self._hear(self._seconds)
@@ -131,7 +116,7 @@ class Isolated:
             if reply.get("n") == number:
                 if "part" not in reply:
                     return reply
-                self.begin(of_part(reply["part"]))
+                self.begin(limit(reply["part"]))
 
     def _start(self) -> None:
         """Wait until the child is running."""
@@ -144,7 +129,7 @@ class Isolated:
             why = self._stderr.read().decode(errors="replace").strip() or "it took too long"
             raise RuntimeError(f"{self._call}: Python did not start: {why.splitlines()[-1]}")
         self._worker = int(first["process"])
-        self.begin()
+        self.begin(self._seconds)
 
     def _listen(self) -> None:
         """Put each reply into the queue, and None after the last reply."""
@@ -152,12 +137,12 @@ class Isolated:
         with self._child.stdout as lines:
             while line := lines.readline(_LINE):
                 with suppress(Exception):  # a line may come from the student's code
-                    reply = json.loads(line)
+                    reply = loads(line)
                     if isinstance(reply, dict):
                         self._lines.put(reply)
         self._lines.put(None)
 
-    def _hear(self, seconds: float) -> Mapping[str, Any] | None:
+    def _hear(self, seconds: float) -> Packed | None:
         """Return the next reply, or None if the child has ended; raise `Ended` after `seconds`."""
         begin = time.monotonic()
         try:
@@ -223,7 +208,7 @@ class Forked:
         stderr: the file that receives the fork's standard error.
     """
 
-    def __init__(self, main: Callable[[], None], stderr: IO[bytes]) -> None:
+    def __init__(self, main: Action, stderr: IO[bytes]) -> None:
         (stdin, ask), (told, stdout) = os.pipe(), os.pipe()
         with warnings.catch_warnings():  # Python warns about threads, but the fork uses none
             warnings.simplefilter("ignore")
@@ -266,11 +251,11 @@ class Forked:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def _started(module: str, arguments: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started(program: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
+    module, *arguments = program
     # -P: a file in the current folder must not replace a library of the same name
-    program = f"from {module} import main; main()"
     return subprocess.Popen(
-        [sys.executable, "-P", "-B", "-c", program, *arguments],
+        [sys.executable, "-P", "-B", "-c", f"from {module} import main; main()", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -292,21 +277,19 @@ def processor(pid: int) -> tuple[bool, float]:
         return False, 0.0
 
 
-def serve(
-    begin: Callable[[], Answer], megabytes: int, seconds: float, *, again: bool = True
-) -> None:
+def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: bool = True) -> None:
     """Answer requests in the child process, then end the process.
 
     Args:
-        begin: a function that returns `answer(request, tell)`, which answers a request and may call
+        load: a function that returns `answer(request, tell)`, which answers a request and may call
             `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        again: whether to continue in a child of this process; if the student's code then ends its
+        fork: whether to continue in a child of this process; if the student's code then ends its
             parent process, the marker keeps running.
     """
     _limit_memory(megabytes)
-    if again:
+    if fork:
         _go_on_in_a_child()
     if hasattr(signal, "alarm"):  # not on Windows
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -315,7 +298,7 @@ def serve(
     code = _NO_REPLY
     try:
         tell({"process": os.getpid()})
-        answer = begin()
+        answer = load()
         while line := hear():
             request = loads(line)
             number = {"n": request["n"]}

@@ -65,9 +65,7 @@ def read_texts(module: str) -> dict[str, dict[str, Any]]:
     return dict(_rows(tables, {}))
 
 
-def _rows(
-    tables: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(tables: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the name and fields of each mistake in these tables."""
     for name, table in tables.items():
         inner = {key: value for key, value in table.items() if isinstance(value, dict)}

@@ -191,9 +191,7 @@ class Outcome:
         return self.out is not None and close(self.out, self.right)
 
 
-def outcome(
-    case: Case, call: Callable[[Any], Any], right: Array, *, beside: bool = False
-) -> Outcome:
+def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool = False) -> Outcome:
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:

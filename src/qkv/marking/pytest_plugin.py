@@ -9,11 +9,10 @@ that contains qkv. To keep this import fast, the judging code is imported only w
 these tests runs.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qkv.marking.conformance import Report
+    from qkv.marking.conformance.report import Report
 
 
 class Feature:
@@ -54,7 +53,7 @@ def pytest_generate_tests(metafunc: Any) -> None:
         from qkv.marking.conformance.cases import FEATURES
 
         marker = metafunc.definition.get_closest_marker("conform")
-        chosen: Sequence[str] | None = marker and marker.kwargs.get("features")
+        chosen = marker and marker.kwargs.get("features")
         names = [name for name in FEATURES if chosen is None or name in chosen]
         metafunc.parametrize("conformance", names, indirect=True, scope="function")
 
@@ -74,7 +73,7 @@ def _fixtures() -> Any:
                     "conformance: no function is marked: write @pytest.mark.conform(my_attention)"
                 )
             if id(marker) not in reports:
-                from qkv.marking.conformance import conform
+                from qkv.marking.conformance.card import conform
 
                 reports[id(marker)] = conform(*marker.args, **marker.kwargs)
             feature = Feature(reports[id(marker)], request.param)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -135,7 +135,7 @@ def _ort_attention() -> Callee:
         for name, x in options.items():
             attributes[name] = int(x) if isinstance(x, bool) else float(x)
         inputs = {"query": query, "key": key, "value": value, "attn_mask": attn_mask}
-        return _run_operator("Attention", "", inputs, outputs, attributes)
+        return _Operator("Attention", tuple(attributes.items()), outputs).run(inputs)
 
     names = _same("attn_mask", "return_weights", "is_causal", "scale", "softcap")
     says = f"onnxruntime {ort.__version__}, Attention"
@@ -160,7 +160,8 @@ def _ort_multi_head() -> Callee:
             attributes["scale"] = float(options["scale"])
         if options.get("is_causal"):
             attributes["unidirectional"] = 1
-        out = _run_operator("MultiHeadAttention", "com.microsoft", inputs, ("out",), attributes)
+        named = tuple(attributes.items())
+        out = _Operator("MultiHeadAttention", named, domain="com.microsoft").run(inputs)
         return out.reshape(B, L, H, value.shape[-1]).swapaxes(1, 2)
 
     says = f"onnxruntime {ort.__version__}, MultiHeadAttention"
@@ -179,26 +180,22 @@ def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
     )
 
 
-def _run_operator(
-    name: str,
-    domain: str,
-    inputs: Mapping[str, Any],
-    outputs: tuple[str, ...],
-    attributes: Mapping[str, Any],
-) -> Any:
-    """Run one operator of onnxruntime; return a tuple if it has several outputs."""
-    session = _operator(name, domain, _kinds(inputs), outputs, tuple(attributes.items()))
-    return _outputs(session, {name: x for name, x in inputs.items() if x is not None})
+class _Operator(NamedTuple):
+    """An ONNX operator; attributes are pairs `(name, value)`."""
+
+    name: str
+    attributes: tuple[tuple[str, Any], ...]
+    outputs: tuple[str, ...] = ("out",)
+    domain: str = ""
+
+    def run(self, inputs: Mapping[str, Any]) -> Any:
+        """Run the operator in onnxruntime; return a tuple if it has several outputs."""
+        session = _session_of(self, _kinds(inputs))
+        return _outputs(session, {name: x for name, x in inputs.items() if x is not None})
 
 
 @functools.cache
-def _operator(
-    name: str,
-    domain: str,
-    kinds: _Kinds,
-    outputs: tuple[str, ...],
-    attributes: tuple[tuple[str, Any], ...],
-) -> Any:
+def _session_of(operator: _Operator, kinds: _Kinds) -> Any:
     """Create an onnxruntime session for a model with a single operator and these inputs."""
     onnx: Any = need("onnx", "onnx")
     helper, types = onnx.helper, onnx.helper.np_dtype_to_tensor_dtype
@@ -211,6 +208,7 @@ def _operator(
     ]
     result = types(np.dtype(kinds[0][1]))
     names = [n for n, *_ in kinds]
+    name, attributes, outputs, domain = operator
     node = helper.make_node(name, names, outputs, domain=domain, **dict(attributes))
     shown = [helper.make_tensor_value_info(n, result, None) for n in outputs if n]
     imports = [helper.make_opsetid("", 23)]

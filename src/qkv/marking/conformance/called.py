@@ -60,9 +60,7 @@ class Callee:
         return self.function(query, key, value, **{self.names[k]: v for k, v in options.items()})
 
 
-def callee(
-    function: Callable[..., Any], names: Mapping[str, str] | None = None, also: Iterable[str] = ()
-) -> Callee:
+def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] = ()) -> Callee:
     """Determine how to call a function, from its signature and `names`.
 
     Args:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from qkv.arrays import whole_number
@@ -20,6 +21,10 @@ from qkv.marking.isolated import Isolated, serve
 from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+# the possible names in some arguments of `conform`
+_NAMES = MappingProxyType(
+    {"arrays": LIBRARIES, "dtypes": DTYPES, "features": FEATURES, "aligned": ("start", "end")}
+)
 _RANDOM = 60
 _HANGS = 3  # if this many cases of a feature crash or hang, the other cases are skipped
 _SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
@@ -91,7 +96,9 @@ def conform(
     >>> report.remark("causal")
     'as if the kernel aligned the causal mask to the first key'
     """
-    chosen = _checked(arrays, dtypes, features, aligned, seed)
+    whole_number(seed, call="conform", name="seed", least=0)
+    _check_names(arrays=[arrays], dtypes=dtypes, features=features or (), aligned=[aligned])
+    chosen = [feature for feature in FEATURES if features is None or feature in features]
     task = {"target": function, "gradient": gradient, "arrays": arrays, "device": device}
     start = _start(task | {"names": names}, {"seconds": seconds, "waiting": waiting})
     with one_blas_thread(), closing(Runs(start)) as runs:
@@ -121,23 +128,15 @@ def one_blas_thread() -> Iterator[None]:
         yield
 
 
-def _checked(
-    arrays: str, dtypes: Sequence[str], features: Collection[str] | None, aligned: str, seed: int
-) -> list[str]:
-    """Check the arguments; return the features to judge, in order."""
-    whole_number(seed, call="conform", name="seed", least=0)
-    if not dtypes or isinstance(dtypes, str):
+def _check_names(**values: Collection[str]) -> None:
+    """Check the values of arguments that are names, keyed by argument."""
+    if not (dtypes := values["dtypes"]) or isinstance(dtypes, str):
         raise ValueError(f'conform: dtypes is {dtypes!r}: give names, for example ("float32",)')
-    for name, values, known in (
-        ("arrays", [arrays], LIBRARIES),
-        ("dtypes", dtypes, DTYPES),
-        ("features", features or [], FEATURES),
-        ("aligned", [aligned], ("start", "end")),
-    ):
-        for value in values:
+    for argument, known in _NAMES.items():
+        for value in values[argument]:
             if value not in known:
-                raise ValueError(f"conform: {name} has {value!r}: choose from {', '.join(known)}")
-    return [feature for feature in FEATURES if features is None or feature in features]
+                names = ", ".join(known)
+                raise ValueError(f"conform: {argument} has {value!r}: choose from {names}")
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
@@ -152,7 +151,7 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
             )
     if isinstance(target, str) and isinstance(gradient, str | None):
         sent = json.dumps(task | {"path": [os.getcwd(), *sys.path]})
-        return lambda: Isolated("qkv.marking.conformance.worker", [sent], **limits)
+        return lambda: Isolated(["qkv.marking.conformance.worker", sent], **limits)
 
     def loaded(function: Any) -> Callee:
         names = task["names"]
@@ -160,9 +159,9 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
 
     def fork() -> None:
         worker = Worker(task, loaded)
-        serve(lambda: worker.answer, MEGABYTES, 1e5, again=False)
+        serve(lambda: worker.answer, MEGABYTES, 1e5, fork=False)
 
-    return lambda: Isolated(fork, [], **limits)
+    return lambda: Isolated(fork, **limits)
 
 
 def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Iterator[Case]:
@@ -210,9 +209,7 @@ def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
     ]
 
 
-def _findings(
-    runs: Runs, results: Sequence[CaseResult]
-) -> tuple[list[CaseResult], dict[str, Finding]]:
+def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], dict[str, Finding]]:
     """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
     A finding holds the smallest case with the error. A case that fails only because of a defect in

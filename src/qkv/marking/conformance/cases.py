@@ -124,9 +124,7 @@ class Case:
             words.append(f"scores times {self.spread:g}")
         return ", ".join(words)
 
-    def fit(
-        self, offered: Collection[str], aligned: str, absent: Collection[str] = ()
-    ) -> "Case | None":
+    def fit(self, offered: Collection[str], aligned: str, absent: Collection[str]) -> "Case | None":
         """Adapt the case to a function; return None if the function lacks a required argument.
 
         Args:

@@ -187,7 +187,7 @@ class Explainer:
                 return self._at[self.known.index(candidates[0])]
         return ""
 
-    def _best(self, seen: Sequence[_Seen]) -> tuple[Defect, ...]:
+    def _best(self, seen: list[_Seen]) -> tuple[Defect, ...]:
         """Return a small set of defects that explains the first case and most other cases."""
         known = tuple(defect for defect in self.known if not defect.rough)
         steps: list[list[tuple[Defect, ...]]] = [
@@ -212,9 +212,7 @@ class Explainer:
                 break
         return best
 
-    def _score(
-        self, candidates: tuple[Defect, ...], seen: Sequence[_Seen]
-    ) -> tuple[float, float, int]:
+    def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, float, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
         The first number is the share of right cases that remain right under these defects. The

@@ -7,7 +7,7 @@ import numpy as np
 
 from qkv.arrays import Array, DType
 from qkv.marking.conformance.cases import Case
-from qkv.marking.conformance.reference import Expected, run
+from qkv.marking.conformance.reference import run
 
 Drawn = dict[str, Any]
 
@@ -143,11 +143,6 @@ def values(case: Case, drawn: Drawn, dtype: Any = np.float64) -> dict[str, Any]:
         "type": own,
         "in_memory": lambda name: in_memory(case, drawn[name], name).astype(dtype),
     }
-
-
-def expected(case: Case, drawn: Drawn | None = None) -> Expected:
-    """Run the formula in float64."""
-    return run(values(case, draw(case) if drawn is None else drawn))
 
 
 class Laid(NamedTuple):

@@ -69,6 +69,9 @@ GRADIENT = MappingProxyType(
 )
 
 
+Lines = Mapping[str, str]  # lines of the formula, keyed by the name of the line
+
+
 class Expected(NamedTuple):
     """The results of a call, either right or with a defect."""
 
@@ -88,9 +91,7 @@ def _code(line: str) -> CodeType:
 
 
 @np.errstate(all="ignore")
-def run(
-    values: Mapping[str, Any], changes: Mapping[str, str] | None = None, dtype: Any = None
-) -> Expected:
+def run(values: Mapping[str, Any], changes: Lines | None = None, dtype: Any = None) -> Expected:
     """Run the formula's lines on the values of a case.
 
     Args:
@@ -131,11 +132,11 @@ class Defect(NamedTuple):
 
     key: str
     says: str
-    lines: Mapping[str, str]
+    lines: Lines
     number: float | None = None
     rough: bool = False
 
-    def run(self, values: Mapping[str, Any], beside: Mapping[str, str] | None = None) -> Expected:
+    def run(self, values: Mapping[str, Any], beside: Lines | None = None) -> Expected:
         """Run the formula with this defect and other replaced lines."""
         return run({**values, "number": self.number}, {**(beside or {}), **self.filled})
 

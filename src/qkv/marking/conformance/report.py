@@ -57,9 +57,6 @@ class Report:
     def __bool__(self) -> bool:
         return self.passed
 
-    def __repr__(self) -> str:
-        return str(self)
-
     def __str__(self) -> str:
         """Return the card as text, as printed by `qkv conform`."""
         lines = [f"{self.name}: {self.summary()}"]
@@ -67,6 +64,8 @@ class Report:
             lines.append(f"  {name:<22}{status:<9}{self.remark(name)}".rstrip())
             lines += [textwrap.indent(line, " " * 33) for line in self.details(name)]
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def summary(self) -> str:
         """Count the features that are right, wrong, refused and absent."""
@@ -163,11 +162,11 @@ class Report:
         """Write features as JUnit XML tests, in which refused and absent features are skipped."""
         from qkv.marking.files.exports import write_features
 
-        tests = [(name, status, self._told(name)) for name, status in self.features.items()]
+        tests = [
+            (name, status, "\n".join([self.remark(name), *self.details(name)]))
+            for name, status in self.features.items()
+        ]
         write_features(path, self.name, tests)
-
-    def _told(self, feature: str) -> str:
-        return "\n".join([self.remark(feature), *self.details(feature)])
 
 
 def _html_line(line: str) -> str:

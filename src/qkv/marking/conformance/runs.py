@@ -104,7 +104,8 @@ class Runs:
     def _begun(self) -> tuple[Isolated, Mapping[str, Any]]:
         if self._process is None:
             self._process = self._processes.enter_context(self._start())
-            self._about = self._process.ask({"do": "load"}, _LOADING * self._process.seconds)
+            self._process.begin(_LOADING * self._process.seconds)
+            self._about = self._process.ask({"do": "load"})
             if "error" in self._about:
                 raise ValueError(f"conform: the function cannot be loaded: {self._about['error']}")
         return self._process, self._about
@@ -175,7 +176,7 @@ def answer(case: Case, drawn: Drawn) -> Answer:
         judged = right.seen.any(axis=-1)
     bounds = [_bound(case, drawn, right, name) for name in names]
     if case.dtype in ("float16", "bfloat16"):
-        bounds = _half_bounds(case, drawn, right, names, judged)
+        bounds = _half_bounds(case, drawn, right, judged)
     return Answer(names, tuple(parts(right, names)), tuple(bounds), judged)
 
 
@@ -211,14 +212,12 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     return (relative + of_scores * scores) * (largest if name == "out" else 1.0)
 
 
-def _half_bounds(
-    case: Case, drawn: Drawn, right: Expected, names: Sequence[str], judged: Any
-) -> list[float]:
+def _half_bounds(case: Case, drawn: Drawn, right: Expected, judged: Any) -> list[float]:
     """Return error bounds: twice the formula's half-precision error, plus one rounding error."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
-    bounds = []
+    bounds, names = [], returned(case)
     for exact, rough in zip(parts(right, names), parts(own, names), strict=True):
         exact, rough = exact[judged], rough.astype(np.float64)[judged]
         finite = np.isfinite(exact) & np.isfinite(rough)

@@ -136,12 +136,12 @@ class Worker:
             bases[name] = self.library.give(kept.base)
             arguments[name] = kept.view(bases[name])
         before = {name: self.library.take(a).tobytes() for name, a in bases.items()}
-        query, key, value = (arguments.pop(name) for name in _LAID)
         kept_outs: list[tuple[Array, Array]] = []
         results: list[list[Array]] = []
         for _ in range(case.repeats):
-            returned = self._returned(case, query, key, value, arguments)
-            outs = [self.library.take(out) for out in _tuple(returned)]
+            returned = self._returned(case, arguments)
+            several = returned if isinstance(returned, tuple | list) else [returned]
+            outs = [self.library.take(out) for out in several]
             results.append([out.copy() for out in outs])
             kept_outs += zip(outs, results[-1], strict=True)
         changed = [
@@ -155,13 +155,12 @@ class Worker:
             "overwritten": any(not _same([a], [kept]) for a, kept in kept_outs),
         }
 
-    def _returned(
-        self, case: Case, query: Any, key: Any, value: Any, arguments: Mapping[str, Any]
-    ) -> Any:
+    def _returned(self, case: Case, arguments: Mapping[str, Any]) -> Any:
         """Call the function, or its backward pass, once."""
-        if case.feature != "gradient":
-            return self.callee(query, key, value, **arguments)
         options = dict(arguments)
+        query, key, value = (options.pop(name) for name in _LAID)
+        if case.feature != "gradient":
+            return self.callee(query, key, value, **options)
         grad_out = options.pop("grad_out")
         if self.gradient is not None:
             named = {self.gradient.names[name]: x for name, x in options.items()}
@@ -176,10 +175,6 @@ def _plain(case: Case, a: Array) -> Case:
     """Return a case with the memory layout of masks: transposed if the inputs are transposed."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
-
-
-def _tuple(returned: Any) -> tuple[Any, ...]:
-    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 
 
 def _same(arrays: list[Array], others: list[Array]) -> bool:

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from qkv.marking.errors import in_words, line_of, type_name, words_of
-from qkv.marking.files import notebook
-from qkv.marking.files.source import defined, tasks_in
+from qkv.marking.files.source import NOTEBOOK, defined, read_notebook, tasks_in
 from qkv.marking.files.verdicts import no_function, of_error
 from qkv.marking.files.watch import Watch
 from qkv.marking.files.wire import Packed, Packer, unpack
@@ -65,15 +64,9 @@ class _Submission:
         try:
             if request["do"] == "read":
                 return self._read(request["tasks"], tell)
-            if request["do"] == "find":
-                return {"value": self._find(request["names"])}
-            if request["do"] == "values":
-                return {"value": self._values(request["names"])}
-            thing = self.things[request["of"]]
             if request["do"] == "call":
-                return self._call(thing, request)
-            ask = getattr(self, f"_{request['do']}")
-            return {"value": ask(thing, request)}
+                return self._call(self.things[request["of"]], request)
+            return {"value": self._value(request)}
         except BaseException as error:
             return {"error": _packed_error(error)}
         finally:
@@ -85,9 +78,9 @@ class _Submission:
         failures: list[str] = []
         try:
             source, book = Path(self.file).read_bytes(), None
-            if self.file.lower().endswith(notebook.SUFFIX):
-                book = notebook.read(source)
-                source = "\n".join(notebook.python(book)).encode()
+            if self.file.lower().endswith(NOTEBOOK):
+                book = read_notebook(source)
+                source = book.python().encode()
             names = defined(source, Path(self.file).name)
             made_for = book.tasks if book is not None else None
             tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
@@ -103,7 +96,30 @@ class _Submission:
                 return {"result": _verdict(no_function(names))}
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
-        return {"tasks": tasks, "failures": failures, "own": _own(self.module)}
+        own = [name for name, thing in vars(self.module).items() if _is_of_the_file(thing)]
+        return {"tasks": tasks, "failures": failures, "own": own}
+
+    def _value(self, request: Packed) -> Any:
+        """Return information about the file or about one of its objects."""
+        match request["do"]:
+            case "find":
+                return self._find(request["names"])
+            case "values":
+                return self._values(request["names"])
+        thing = self.things[request["of"]]
+        match request["do"]:
+            case "get":
+                return self._packed(getattr(thing, request["name"]))
+            case "arrays":
+                return [[path, self._packed(a)] for path, a in arrays_of(thing)]
+            case "signature":
+                return [*map(_parameter, inspect.signature(thing).parameters.values())]
+            case "stub":
+                return is_stub(thing)
+            case "name":
+                return name_of(thing)
+            case "words":
+                return words_of(thing)[:_LONGEST]
 
     def _values(self, names: list[str]) -> list[Packed] | str:
         """Return the values of these names, or the first name that the file lacks."""
@@ -125,7 +141,10 @@ class _Submission:
         """Call a function; record changed inputs, library calls and printed lines."""
         function = self.callable.setdefault(request["of"], takes_tensors(thing))
         sent: dict[int | str, Packed] = {**dict(enumerate(request["given"])), **request["named"]}
-        values = {argument: unpack(packed, self._held) for argument, packed in sent.items()}
+        values = {
+            argument: unpack(packed, lambda number, _: self.things[number])
+            for argument, packed in sent.items()
+        }
         positional = [values[number] for number in range(len(request["given"]))]
         named = {name: values[name] for name in request["named"]}
         watch = Watch()
@@ -138,43 +157,16 @@ class _Submission:
                 reply["value"] = self._packed(value)
             except BaseException as error:
                 reply["error"] = _packed_error(error)
-        reply["after"] = [
-            [argument, now]
-            for argument, packed in sent.items()
-            if packed.get("r") is None and (now := self._plain(values[argument])) != packed
-        ]
+        own = [argument for argument, packed in sent.items() if packed.get("r") is None]
+        after = [(argument, Packer(lambda _: None).pack(values[argument])) for argument in own]
+        reply["after"] = [[argument, now] for argument, now in after if now != sent[argument]]
         reply["stale"] = self._stale()
         reply["called"], reply["printed"] = sorted(watch.called), unread.lines
         return reply
 
-    def _get(self, thing: Any, request: Packed) -> Packed:
-        return self._packed(getattr(thing, request["name"]))
-
-    def _arrays(self, thing: Any, request: Packed) -> list[Any]:
-        return [[path, self._packed(a)] for path, a in arrays_of(thing)]
-
-    def _signature(self, thing: Any, request: Packed) -> list[Packed]:
-        return [
-            {"name": parameter.name, "kind": int(parameter.kind), "default": _default(parameter)}
-            for parameter in inspect.signature(thing).parameters.values()
-        ]
-
-    def _stub(self, thing: Any, request: Packed) -> bool:
-        return is_stub(thing)
-
-    def _name(self, thing: Any, request: Packed) -> str:
-        return name_of(thing)
-
-    def _words(self, thing: Any, request: Packed) -> str:
-        return words_of(thing)[:_LONGEST]
-
     def _packed(self, thing: Any) -> Packed:
         """Pack an object for the marker, with numbers for the object and its parts."""
         return Packer(self._number).pack(thing)
-
-    def _plain(self, thing: Any) -> Packed:
-        """Pack the current contents of an argument, without numbers for its parts."""
-        return Packer(lambda _: None).pack(thing)
 
     def _number(self, thing: Any) -> int:
         number = self.numbers.get(id(thing))
@@ -185,9 +177,6 @@ class _Submission:
             self.returned.pop(number, None)
             self.returned[number] = thing, thing.tobytes()
         return number
-
-    def _held(self, number: int, thing: Any) -> Any:
-        return self.things[number]
 
     def _stale(self) -> list[Any]:
         """Pack all arrays that an earlier call returned and a later call changed."""
@@ -232,11 +221,12 @@ def _module(file: str, loader: SourceFileLoader) -> ModuleType:
     return module
 
 
-def _default(parameter: inspect.Parameter) -> Any:
-    """Return a parameter's default: "" if it is missing, None if it is not a number."""
+def _parameter(parameter: inspect.Parameter) -> Packed:
+    """Pack a parameter; its default is "" if it is missing, and None if it is not a number."""
+    default = parameter.default if is_number(parameter.default) else None
     if parameter.default is parameter.empty:
-        return ""
-    return parameter.default if is_number(parameter.default) else None
+        default = ""
+    return {"name": parameter.name, "kind": int(parameter.kind), "default": default}
 
 
 def _parameters(function: Callable[..., Any]) -> str:
@@ -247,12 +237,8 @@ def _parameters(function: Callable[..., Any]) -> str:
         return "(...)"
 
 
-def _own(module: ModuleType) -> list[str]:
-    """List the functions and classes defined in a module."""
-    return [name for name, thing in vars(module).items() if _is_of_the_file(thing)]
-
-
 def _is_of_the_file(thing: Any) -> bool:
+    """Is the object a function or a class that the file defines?"""
     try:
         return bool(thing.__module__ == NAME)
     except Exception:  # `__module__` may be missing, and reading it may raise any error

@@ -1,10 +1,11 @@
 """Assign the files of a class to students, and write a table of the verdicts."""
 
 import csv
+import functools
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -12,7 +13,7 @@ from pathlib import Path
 from string import Template
 
 from qkv.files import StrPath, replacing
-from qkv.marking.files.notebook import SUFFIX
+from qkv.marking.files.source import NOTEBOOK
 from qkv.marking.files.verdicts import not_marked
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS
@@ -99,8 +100,7 @@ def by_roster(
     `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no id is found, the student's name is used
     instead. If several ids are found, the longest id is used.
     """
-    keys = [_finder(identity) for identity, _ in roster], [_finder(name) for _, name in roster]
-    owners = [_belongs(_names_above(file, folders), roster, keys) or ("", file) for file in files]
+    owners = [_owner_in(roster, _names_above(file, folders)) or ("", file) for file in files]
     grouped = {student.names: student for student in _grouped(owners, files)}
     listed = [grouped.pop(student, Student(student)) for student in roster]
     return Students(_COLUMNS, (*listed, *grouped.values()))
@@ -130,16 +130,11 @@ def _names_above(file: str, folders: Sequence[str]) -> list[str]:
     return [Path(above).resolve().name, *inside.parts[:-1], inside.stem]
 
 
-def _belongs(
-    names: Sequence[str],
-    roster: Sequence[tuple[str, str]],
-    keys: tuple[list[Callable[[str], bool]], list[Callable[[str], bool]]],
-) -> tuple[str, str] | None:
-    for column, finders in enumerate(keys):  # ids, then names
+def _owner_in(roster: Sequence[tuple[str, str]], names: list[str]) -> tuple[str, str] | None:
+    """Return the student of the roster whose id or name is in these names, if there is only one."""
+    for column in range(2):  # ids, then names
         owners = [
-            student
-            for student, is_in in zip(roster, finders, strict=True)
-            if any(map(is_in, names))
+            student for student in roster if any(map(_pattern(student[column]).search, names))
         ]
         longest = max((len(student[column]) for student in owners), default=0)
         owners = [student for student in owners if len(student[column]) == longest]
@@ -148,12 +143,12 @@ def _belongs(
     return None
 
 
-def _finder(name: str) -> Callable[[str], bool]:
-    """Return a function that finds a name in a text, whatever separates the name's words."""
+@functools.cache
+def _pattern(name: str) -> re.Pattern[str]:
+    """Return a pattern that finds a name in a text, whatever separates the name's words."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
-    joined = r"[\W_]+".join(words)
-    pattern = re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)
-    return lambda text: bool(words) and pattern.search(text) is not None
+    joined = r"[\W_]+".join(words) or "(?!)"  # a name without words is never found
+    return re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)
 
 
 class ClassTable:
@@ -287,7 +282,7 @@ def files_in(folder: StrPath) -> list[str]:
     paths = [
         str(path)
         for path in sorted(Path(folder).rglob("*"))
-        if path.suffix in (".py", SUFFIX)
+        if path.suffix in (".py", NOTEBOOK)
         and _handed_in(path)
         and not any(part.startswith((".", "__")) for part in path.relative_to(folder).parts)
     ]

@@ -4,12 +4,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qkv.arrays import whole_number
 from qkv.files import StrPath
 from qkv.marking.errors import type_name, words_of
-from qkv.marking.files.remote import Remotes
+from qkv.marking.files.remote import Found, Remotes
 from qkv.marking.files.verdicts import failed, listed, names_of, not_marked
 from qkv.marking.files.watch import answers
 from qkv.marking.isolated import SECONDS, Ended, Isolated
@@ -22,6 +22,8 @@ MEGABYTES = 2048
 _CELL = 6  # the factor on the time limit for a notebook cell: some lessons train a model
 
 _WORDS = re.compile(r"\w+")
+# a verdict, and the call of its function if the function is probably an unrelated helper, or ""
+_Verdict = tuple[CheckResult, str]
 
 
 def check_file(
@@ -83,30 +85,28 @@ def check_file(
     whole_number(seed, call="check_file", name="seed", least=0)
     with open(path, "rb"):  # raises an error if the path is a folder or unreadable
         pass
-    file = str(Path(path).resolve())
-
-    def limit_of(names: Sequence[str]) -> float:
-        """Return the longest time limit of these tasks, in seconds."""
-        tasks = [task for task in TASKS.values() if {task.name, *task.looks_for} & {*names}]
-        return seconds or max((task.seconds for task in tasks), default=SECONDS)
-
-    results: list[tuple[CheckResult, str]] = []
-    left: list[str] | None = [] if task is None else [task]
+    file = _File(str(Path(path).resolve()), seed, seconds)
+    results: list[_Verdict] = []
+    left = [] if task is None else [task]
     while True:
         with Isolated(
-            "qkv.marking.files.child",
-            [file, str(megabytes)],
-            seconds=_CELL * limit_of([*TASKS]),
+            ["qkv.marking.files.child", file.path, str(megabytes)],
+            seconds=_CELL * file.limit([*TASKS]),
             waiting=waiting,
             call="check_file",
         ) as process:
-            done, left = _marked(process, file, left or [], seed, limit_of)
+            done, left = file.mark(process, left)
         results += done
         if not left:
-            return tuple(_named(result, task) for result in _without_helpers(results))
+            break
+    verdicts = _without_helpers(results)
+    if task is None:
+        return tuple(verdicts)
+    name = task_of(task).name  # verdicts on a file that cannot be run have no task
+    return tuple(replace(result, task=result.task or name) for result in verdicts)
 
 
-def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]:
+def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
     """Remove the verdicts on helper functions; list the helpers in the first remaining verdict."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
@@ -120,75 +120,83 @@ def _without_helpers(marked: list[tuple[CheckResult, str]]) -> list[CheckResult]
     return [replace(first, message=first.message + helpers), *others]
 
 
-def _named(result: CheckResult, task: str | None) -> CheckResult:
-    """If a verdict has no task, set its task to the requested task."""
-    if result.task is not None or task is None:
-        return result
-    return replace(result, task=task_of(task).name)
+class _File(NamedTuple):
+    """A student's file, and the options of `check_file` for it."""
 
+    path: str
+    seed: int
+    seconds: float | None
 
-def _marked(
-    process: Isolated,
-    file: str,
-    tasks: list[str],
-    seed: int,
-    limit_of: Callable[[Sequence[str]], float],
-) -> tuple[list[tuple[CheckResult, str]], list[str]]:
-    """Run the file; return `(verdicts, left)`.
+    def limit(self, names: Sequence[str]) -> float:
+        """Return the longest time limit of these tasks, in seconds."""
+        tasks = [task for task in TASKS.values() if {task.name, *task.looks_for} & {*names}]
+        return self.seconds or max((task.seconds for task in tasks), default=SECONDS)
 
-    If the process ends early, `left` lists the tasks that are not marked yet. Each verdict is
-    paired with the result of `_helper`.
-    """
-    results: list[tuple[CheckResult, str]] = []
-    try:
-        read = process.ask(
-            {"do": "read", "tasks": tasks},
-            limit_of(tasks),
-            lambda cell: _CELL * limit_of([*map(str, cell)]),
-        )
-        if "result" in read:
-            return [(_of_file(read["result"]), "")], []
-        tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
-        failures, own = [*map(str, read["failures"])], [*map(str, read["own"])]
-    except Ended as end:
-        return [(not_marked(end.key, end.shows, None), "")], []
-    for number, name in enumerate(tasks):
-        remotes = Remotes(process.ask)
-        process.begin(limit_of([name]))
+    def mark(self, process: Isolated, tasks: list[str]) -> tuple[list[_Verdict], list[str]]:
+        """Run the file; return `(verdicts, left)`.
+
+        If the process ends early, `left` lists the tasks that are not marked yet.
+        """
+        results: list[_Verdict] = []
+        process.begin(self.limit(tasks))
         try:
-            result, helper = _verdict(remotes, name, own, file, seed)
+            read = process.ask(
+                {"do": "read", "tasks": tasks},
+                lambda cell: _CELL * self.limit([*map(str, cell)]),
+            )
+            if "result" in read:
+                return [(_unpacked(read["result"]), "")], []
+            tasks = [task if task in tasks else task_of(task).name for task in read["tasks"]]
+            failures, own = [*map(str, read["failures"])], [*map(str, read["own"])]
         except Ended as end:
-            results.append((not_marked(end.key, end.shows, name), ""))
-            return results, tasks[number + 1 :]
-        task = task_of(name)
-        helped_by = () if task.may_use else answers(remotes.helped, task.name)
-        result = _without_help(result, helped_by)
-        if failures:
-            result = replace(result, message="\n".join([result.message, *failures]))
-        results.append((result, helper))
-    return results, []
+            return [(not_marked(end.key, end.shows, None), "")], []
+        for number, name in enumerate(tasks):
+            remotes = Remotes(process.ask)
+            process.begin(self.limit([name]))
+            try:
+                result, helper = self._verdict(remotes, name, own)
+            except Ended as end:
+                results.append((not_marked(end.key, end.shows, name), ""))
+                return results, tasks[number + 1 :]
+            task = task_of(name)
+            helped_by = () if task.may_use else answers(remotes.helped, task.name)
+            result = _without_help(result, helped_by)
+            if failures:
+                result = replace(result, message="\n".join([result.message, *failures]))
+            results.append((result, helper))
+        return results, []
 
+    def _verdict(self, remotes: Remotes, name: str, own: list[str]) -> _Verdict:
+        """Mark a function or values for a task; errors in the file's objects become findings."""
+        try:
+            task = task_of(name)
+            if task.values:
+                values = remotes.values(task.values)
+                if isinstance(values, str):  # the first missing name
+                    return _missing(task, values, task.name, own), ""
+                return check(values, task=task.name), ""
+            by_task = name == task.name  # otherwise, `name` is a function name
+            found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
+            if found is None:
+                return _missing(task, names_of(task) if by_task else name, name, own), ""
+            result = self._checked(task, found, name)
+            return result, _helper(task, found, result)
+        except Exception as error:  # an error of the marker, not of the student's code
+            return failed(error, self.path, name), ""
 
-def _verdict(
-    remotes: Remotes, name: str, own: list[str], file: str, seed: int
-) -> tuple[CheckResult, str]:
-    """Mark a file's function or values for a task; errors in the file's objects become findings."""
-    try:
-        task = task_of(name)
-        if task.values:
-            values = remotes.values(task.values)
-            if isinstance(values, str):  # the first missing name
-                return _missing(task, values, task.name, own), ""
-            return check(values, task=task.name), ""
-        by_task = name == task.name  # otherwise, `name` is a function name
-        row = remotes.find([*task.looks_for, *task.also] if by_task else [name])
-        if row is None:
-            return _missing(task, names_of(task) if by_task else name, name, own), ""
-        function_name, function, parameters = row
-        result = _judged(task, function_name, function, parameters, name, seed)
-        return result, _helper(task, function_name, parameters, result)
-    except Exception as error:  # an error of the marker, not of the student's code
-        return failed(error, file, name), ""
+    def _checked(self, task: Task, found: Found, name: str) -> CheckResult:
+        """Check a function, using the first of the task's signatures that the function accepts."""
+        about = {"name": found.name, "signature": task.signature}
+        if not callable(found.function):
+            shows = f"it is a {type_name(found.function)}"
+            return not_marked("not-a-function", shows, name, **about)
+        for way in task.ways:
+            try:
+                return check(found.function, way or "qkv", task=name, seed=self.seed)
+            except TypeError as error:
+                if not words_of(error).startswith("check: "):
+                    raise
+        return not_marked("wrong-parameters", f"it is {found.signature}", name, **about)
 
 
 def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult:
@@ -197,31 +205,14 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
     return not_marked("missing-function", shows, name, name=missing, signature=task.signature)
 
 
-def _judged(
-    task: Task, function_name: str, function: Any, parameters: str, name: str, seed: int
-) -> CheckResult:
-    """Mark a function, using the first of the task's signatures that the function accepts."""
-    about = {"name": function_name, "signature": task.signature}
-    if not callable(function):
-        return not_marked("not-a-function", f"it is a {type_name(function)}", name, **about)
-    for way in task.ways:
-        try:
-            return check(function, way or "qkv", task=name, seed=seed)
-        except TypeError as error:
-            if not words_of(error).startswith("check: "):
-                raise
-    return not_marked("wrong-parameters", f"it is {function_name}{parameters}", name, **about)
-
-
-def _helper(task: Task, function_name: str, parameters: str, result: CheckResult) -> str:
+def _helper(task: Task, found: Found, result: CheckResult) -> str:
     """If a function is probably an unrelated helper, return its call; otherwise, return ""."""
-    if function_name not in task.everyday:
+    if found.name not in task.everyday:
         return ""
-    call = f"{function_name}{parameters}"
-    expected = {*_WORDS.findall(task.signature)} - {function_name}
+    expected = {*_WORDS.findall(task.signature)} - {found.name}
     raises = len(result.mistakes) == 1 and result.mistake in RAISES
-    is_other = raises and not expected & {*_WORDS.findall(call)}
-    return call if is_other or result.mistakes == ("wrong-parameters",) else ""
+    is_other = raises and not expected & {*_WORDS.findall(found.signature)}
+    return found.signature if is_other or result.mistakes == ("wrong-parameters",) else ""
 
 
 def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:
@@ -240,7 +231,7 @@ def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResul
     )
 
 
-def _of_file(packed: Mapping[str, Any]) -> CheckResult:
+def _unpacked(packed: Mapping[str, Any]) -> CheckResult:
     """Unpack the verdict on an unreadable file."""
     mistakes, hint = (tuple(map(str, packed[name])) for name in ("mistakes", "hint"))
     return CheckResult(str(packed["message"]), mistakes, points=0, task=None, hint=hint)

@@ -5,7 +5,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,13 @@ from qkv.marking.isolated import Ended
 from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import RAISED, Elsewhere, Unread
 
-Reply = Mapping[str, Any]
+
+class Found(NamedTuple):
+    """A function of a student's file: its name, its proxy, and its signature as text."""
+
+    name: str
+    function: Any
+    signature: str
 
 
 class Remotes:
@@ -29,7 +35,7 @@ class Remotes:
         helped: the library functions called since this set was last cleared.
     """
 
-    def __init__(self, ask: Callable[[Packed], Reply]) -> None:
+    def __init__(self, ask: Callable[[Packed], Packed]) -> None:
         self._ask = ask
         self._things: dict[int, Any] = {}  # Keyed by number in the student's process.
         self._numbers: dict[int, int] = {}  # Keyed by id in this process.
@@ -40,7 +46,7 @@ class Remotes:
 
         If the function changes its arguments, their copies in this process also change.
         """
-        packer = Packer(self._known)
+        packer = Packer(lambda value: self._numbers.get(id(value)))
         sent = {
             "given": [packer.pack(value) for value in positional],
             "named": {name: packer.pack(value) for name, value in named.items()},
@@ -69,10 +75,12 @@ class Remotes:
         """Return an attribute of an object."""
         return self._read(self.ask("get", thing, name=name))
 
-    def find(self, names: Sequence[str]) -> tuple[str, Any, str] | None:
-        """Return the first of these names in the file, with its object and parameters."""
+    def find(self, names: Sequence[str]) -> Found | None:
+        """Return the first of these names in the file, with its object and signature."""
         row = self._value({"do": "find", "names": [*names]})
-        return None if row is None else (str(row[0]), self._read(row[1]), str(row[2]))
+        if row is None:
+            return None
+        return Found(str(row[0]), self._read(row[1]), f"{row[0]}{row[2]}")
 
     def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
         """Return the values of these names, or the first name that the file lacks."""
@@ -84,9 +92,6 @@ class Remotes:
         rows = [(str(path), self._read(packed)) for path, packed in self.ask("arrays", thing)]
         return [(path, a) for path, a in rows if isinstance(a, np.ndarray)]
 
-    def _known(self, thing: Any) -> int | None:
-        return self._numbers.get(id(thing))
-
     def _read(self, packed: Packed) -> Any:
         return unpack(packed, self._held)
 
@@ -95,8 +100,9 @@ class Remotes:
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
-        if isinstance(thing, Opaque):
-            thing = _remote(thing, self)
+        if isinstance(thing, Opaque):  # the proxy's type has the name of the object's type
+            base: Any = RemoteFunction if thing.calls else Remote
+            thing = type(thing.kind, (base,), {})(self)
         self._things[number] = thing
         self._numbers[id(thing)] = number
         return thing
@@ -145,13 +151,6 @@ class RemoteFunction(Remote):
         return inspect.Signature([*map(_parameter, self._remotes.ask("signature", self))])
 
 
-def _remote(thing: Opaque, remotes: Remotes) -> Remote:
-    """Create a proxy for a student's object; the proxy's type has the same name."""
-    base: Any = RemoteFunction if thing.calls else Remote
-    remote: Remote = type(thing.kind, (base,), {})(remotes)
-    return remote
-
-
 def _write(target: Any, new: Any) -> bool:
     """Copy the contents of an array, list or mapping into `target`; return False on failure."""
     if type(target) is not type(new):
@@ -184,7 +183,7 @@ def _parameter(packed: Mapping[str, Any]) -> inspect.Parameter:
     )
 
 
-def _good(reply: Reply) -> Reply:
+def _good(reply: Packed) -> Packed:
     """Return a reply, or raise the student's error that the reply describes."""
     if "error" not in reply:
         return reply

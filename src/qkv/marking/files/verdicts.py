@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from qkv.marking.errors import frames_of, in_words, sentence, words_of
-from qkv.marking.files.notebook import SUFFIX
+from qkv.marking.files.source import NOTEBOOK
 from qkv.marking.marker import task_of
 from qkv.marking.mistake import Mistake, described
 from qkv.marking.raised import key_of, known
@@ -53,7 +53,7 @@ def of_error(error: BaseException, file: str) -> CheckResult:
     key = key_of(error, "file-raises")
     if isinstance(error, SyntaxError):
         about_letters = "codec can't decode", "encoding declaration", "unknown encoding"
-        key = "not-a-notebook" if file.lower().endswith(SUFFIX) else "syntax-error"
+        key = "not-a-notebook" if file.lower().endswith(NOTEBOOK) else "syntax-error"
         if any(words in words_of(error) for words in about_letters):
             key = "not-utf-8"
     elif isinstance(error, ImportError):
