@@ -159,9 +159,7 @@ def narrowed(array: Array, kind: DType, call: str, name: str) -> Array:
     return converted
 
 
-def check_out(
-    out: Any, shape: tuple[int, ...], dtype: DType, inputs: Iterable[Any], *, call: str
-) -> None:
+def check_out(out: Any, shape: Shape, dtype: DType, inputs: Iterable[Any], *, call: str) -> None:
     """Raise an error unless `out` can store a result with this shape and dtype.
 
     `out` must be writable and must not share memory with `inputs`.

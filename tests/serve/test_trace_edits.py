@@ -342,7 +342,7 @@ def test_a_causal_mask_is_that_of_its_edges(encoder: Model) -> None:
 def test_a_causal_mask_of_later_places_knows_where_they_stand() -> None:
     """Three queries behind two places that were run before see three, four and five keys."""
     edits = EditedRun(masked=[Masked(0, None, None, None, None)], heads=[2])
-    [mask] = edits.masks(Layout([0]), 5, first=np.array([2]), queries=3).values()
+    [mask] = edits.masks(Layout([0], first=np.array([2])), 5, queries=3).values()
     expected = [[True] * 3 + [False] * 2, [True] * 4 + [False], [True] * 5]
     np.testing.assert_array_equal(mask[0, 0], expected)
     assert edits.visible(Layout([0]), 5) is None

@@ -24,9 +24,9 @@ from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.batches import Layout, parts
-from qkv.models.run.edit import EditedRun
-from qkv.models.run.fit_edits import fit, plain
-from qkv.models.run.inputs import TextReader, check_tokenizer, end_ids
+from qkv.models.run.edit import EditedRun, Keep
+from qkv.models.run.fit_edits import Fitted, fit, plain
+from qkv.models.run.inputs import Batch, TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen
 from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Recorder
@@ -482,9 +482,9 @@ class Core:
 
     def run(
         self,
-        batch: Sequence[Tokenized],
+        batch: Batch,
         edits: EditedRun = _UNEDITED,
-        keep: Callable[[str], bool] | None = None,
+        keep: Keep | None = None,
         *,
         texts: Sequence[int] | None = None,
         top_k: int | None = None,
@@ -507,9 +507,7 @@ class Core:
         rows, cu_lengths = self.reader.run(self.network, batch, top_k=top_k, stop=stop, **options)
         return Run(rows, cu_lengths, {} if record is None else record.arrays)
 
-    def _fit(
-        self, edits: Edits, batch: Iterable[Tokenized], **others: Any
-    ) -> tuple[list[Tokenized], EditedRun]:
+    def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> Fitted:
         """Check edits against this model and a batch; `others` are passed on to `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
@@ -519,17 +517,12 @@ class Core:
         return plain(edits, text, self.network, self.reader)
 
     def _with_means(
-        self,
-        edited: EditedRun,
-        batch: Sequence[Tokenized],
-        batch_size: int | None = None,
-        *,
-        stop: int | None = None,
+        self, edits: EditedRun, batch: Batch, batch_size: int | None = None, stop: int | None = None
     ) -> EditedRun:
         """Compute the means for mean ablations, in an unedited run of all texts.
 
         Args:
-            edited: the edits, which may include mean ablations.
+            edits: the edits, which may include mean ablations.
             batch: the texts.
             batch_size: the number of texts per batch.
             stop: only layers before this layer are run; None runs all layers.
@@ -540,7 +533,7 @@ class Core:
                 own = batch[part.start : part.stop]
                 self.reader.run(self.network, own, record=recorder(Layout(part)), stop=stop)
 
-        return edited.below(stop).averaged(sum(map(len, batch)), run)
+        return edits.below(stop).averaged(sum(map(len, batch)), run)
 
     def _need_words(self, call: str) -> int:
         """Return V, the size of the vocabulary, or raise a ValueError if no head predicts words."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,7 @@ class At:
 
 
 Change = Callable[[Array, At], Array]
+Keep = Callable[[str], bool]  # whether to keep the activation with this name
 
 
 class Step(NamedTuple):
@@ -127,7 +128,7 @@ class EditedRun:
             callable(change) and not isinstance(change, Spliced) for change in self.changes.values()
         )
 
-    def below(self, stop: int | None) -> "EditedRun":
+    def below(self, stop: int | None) -> Self:
         """Return the interventions in layers before `stop`; None returns all interventions."""
         if stop is None:
             return self
@@ -145,11 +146,7 @@ class EditedRun:
         return replace(self, changes=changes, recorded=recorded, ablated=ablated)
 
     def recorder(
-        self,
-        layout: Layout,
-        wanted: Callable[[str], bool] | None = None,
-        *,
-        inputs: dict[str, Array] | None = None,
+        self, layout: Layout, wanted: Keep | None = None, inputs: dict[str, Array] | None = None
     ) -> Recorder | None:
         """Return a recorder that changes activations of a batch, and keeps wanted activations.
 
@@ -161,11 +158,12 @@ class EditedRun:
             return None
         changes: dict[str, Callable[[Array], Array]] = {}
         record = Recorder(wanted or _never, changes)
-        changes |= {name: partial(self._changed, name, layout, record, inputs) for name in names}
+        batch = _Batch(layout, record, {} if inputs is None else inputs)
+        changes |= {name: partial(self._changed, name, batch) for name in names}
         return record
 
     def gradient_recorder(
-        self, layout: Layout, wanted: Callable[[str], bool], added: Arrays, inputs: Arrays
+        self, layout: Layout, wanted: Keep, added: Arrays, inputs: dict[str, Array]
     ) -> GradientRecorder:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
@@ -180,21 +178,20 @@ class EditedRun:
         """
         changes: dict[str, Callable[[Array], Array]] = {}
         record = GradientRecorder(wanted, changes, added)
-        changes |= {name: partial(self._back, name, layout, record, inputs) for name in self._names}
+        batch = _Batch(layout, record, inputs)
+        changes |= {name: partial(self._back, name, batch) for name in self._names}
         return record
 
-    def masks(
-        self, layout: Layout, keys: int, *, first: Array | None = None, queries: int | None = None
-    ) -> dict[int, Array]:
+    def masks(self, layout: Layout, keys: int, queries: int | None = None) -> dict[int, Array]:
         """Return each head's visible keys, (B, Hq or 1, Q or 1, K), for each layer with masks.
 
         Args:
             layout: the texts of the batch.
             keys: K.
-            first: (B,), the position of each text's first query; 0 by default.
             queries: Q; K by default.
         """
-        first = np.zeros(len(layout.texts), np.int64) if first is None else first
+        count = len(layout.texts)
+        first = np.zeros(count, np.int64) if layout.first is None else layout.first
         rows = {text: row for row, text in enumerate(layout.texts)}
         own = [
             one._replace(text=rows[one.text])
@@ -233,9 +230,7 @@ class EditedRun:
         ]
         return replace(self, masked=everywhere, heads=[1]).masks(layout, keys).get(0)
 
-    def averaged(
-        self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]
-    ) -> "EditedRun":
+    def averaged(self, tokens: int, run: Callable[[Callable[[Layout], Recorder]], object]) -> Self:
         """Run all texts without edits, and compute the average head outputs for mean ablation.
 
         Args:
@@ -282,14 +277,11 @@ class EditedRun:
         if self.is_pair:
             return {"record": None if record is None else record.under("decoder.")}
         keys = int((seen + lengths).max(initial=0))
-        masks = self.masks(layout, keys, first=seen, queries=count)
+        masks = self.masks(layout, keys, queries=count)
         return {"record": record, "masks": masks}
 
     def packed(
-        self,
-        texts: Sequence[int],
-        batch: Sequence[Sized],
-        wanted: Callable[[str], bool] | None = None,
+        self, texts: Sequence[int], batch: Sequence[Sized], wanted: Keep | None = None
     ) -> dict[str, Any]:
         """Return the options for running a packed batch; `texts` holds the index of each text.
 
@@ -339,14 +331,13 @@ class EditedRun:
         texts = self.first + np.asarray(layout.texts, np.int64)
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
-    def _back(
-        self, name: str, layout: Layout, record: Recorder, inputs: Arrays, grad: Array
-    ) -> Array:
+    def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
         """Return the gradient for the old activation, given the gradient for the changed one."""
-        change = self.changes.get(name)
+        change, layout = self.changes.get(name), batch.layout
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):
-            before = change.backward(inputs[name], before, record=record.under(f"{name}."))
+            record = batch.record.under(f"{name}.")
+            before = change.backward(batch.inputs[name], before, record=record)
         elif change is not None:
             return np.zeros_like(grad)
         at = self._at(name, layout, before)
@@ -356,15 +347,9 @@ class EditedRun:
             before[..., head, :] = 0
         return before
 
-    def _changed(
-        self,
-        name: str,
-        layout: Layout,
-        record: Recorder,
-        inputs: dict[str, Array] | None,
-        whole: Array,
-    ) -> Array:
+    def _changed(self, name: str, batch: "_Batch", whole: Array) -> Array:
         """Apply the changes of an activation to a computed array."""
+        layout = batch.layout
         ablated = self._outputs(name)
         whole = whole.copy() if ablated else whole
         for head, value in ablated.items():
@@ -383,10 +368,8 @@ class EditedRun:
                 rows = change if len(change) == 1 else change[list(layout.texts)]
                 edited = rows[(slice(None), *map(slice, shape[1:]))]
             elif isinstance(change, Spliced):
-                inner = record.under(f"{name}.", partial(_without_padding, layout))
-                x = layout.computed(edited, name)
-                if inputs is not None:
-                    inputs[name] = x
+                inner = batch.record.under(f"{name}.", partial(_without_padding, layout))
+                batch.inputs[name] = x = layout.computed(edited, name)
                 edited = change.run(x, record=inner)
                 edited = layout.shown(self._returned(name, edited, whole.shape), name)
             else:
@@ -407,6 +390,14 @@ class EditedRun:
                 f"{where} got {shape} and returned {array.shape}: return the same shape"
             )
         return array
+
+
+class _Batch(NamedTuple):
+    """A batch while it runs: its layout, its recorder, and the inputs of spliced layers by name."""
+
+    layout: Layout
+    record: Recorder
+    inputs: dict[str, Array]
 
 
 def is_number(array: Array) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, shown
+from qkv.arrays import Array, Shape, shown
 from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit import At, Change, Masked, Step, is_number
@@ -258,7 +258,7 @@ def wrong(call: str, record: Record, name: str, way: str) -> ValueError:
     return ValueError(f"{call}: {record.source} has {name} {has}: give {way}")
 
 
-def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
+def are_numbers(value: Any, shape: Shape) -> bool:
     """Return whether a value is an array of this shape whose values fit in float32."""
     try:
         array = np.asarray(value)
@@ -267,9 +267,7 @@ def are_numbers(value: Any, shape: tuple[int, ...]) -> bool:
     return is_number(array) and array.shape == shape and bool((np.abs(array) <= _LARGEST).all())
 
 
-def shape_of(
-    at: Parsed, body: Transformer, queries: int, keys: int, features: int = 0
-) -> tuple[int, ...]:
+def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: int = 0) -> Shape:
     """Return the shape of an activation of one text; `features` is the size of a spliced layer."""
     row = activation(at.local)
     sizes = {"query": queries, "key": keys, "token": keys if row.of_keys else queries}

@@ -3,26 +3,28 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import signature
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, as_array, is_whole_number, shown
+from qkv.arrays import Array, Shape, as_array, is_whole_number, shown
 from qkv.edits import Edits, Record, operations, schema
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.edit import At, EditedRun, Masked, Spliced, is_number
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
-from qkv.models.run.inputs import TextReader
+from qkv.models.run.inputs import Batch, TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, meant, parse
 from qkv.trace.trace import SIDES
 
+Fitted = tuple[list[Tokenized], EditedRun]  # the texts of a run, and its interventions
+Counts = Mapping[str, tuple[int, int]]  # for each side, the texts and the tokens of the longest
 _HIDES = ("hide", "mask", "causal")  # the records that `Trace.changed` lists under "hide"
 
 
@@ -36,7 +38,7 @@ def fit(
     written: int | None = None,
     first: int = 0,
     absent: set[Any] | None = None,
-) -> tuple[list[Tokenized], EditedRun]:
+) -> Fitted:
     """Check edits; return `(batch, edited)`: the texts after swaps, and the interventions.
 
     Args:
@@ -57,7 +59,7 @@ def fit(
             does not fit, or a text has no visible word left.
         KeyError: an activation does not exist; the message suggests similar names.
     """
-    batch = swapped(edits, batch, reader.tokenizer, first)
+    batch = swapped(edits, [*batch], reader.tokenizer, first)
     if not edits:
         return batch, EditedRun()
     call, heads = edits.call, [layer.attn.num_heads for layer in body.layers]
@@ -71,7 +73,7 @@ def fit(
     changes = {
         name: change
         if callable(change) or isinstance(change, Spliced)
-        else _array(name, change, body, counts, call, named.get(name.rpartition(".")[0]))
+        else _array(name, change, _shape(name, body, counts, named), call)
         for name, change in named.items()
     }
     plan = Plan(call, body, lengths, "encoder." * is_pair, first, reader.known_ids)
@@ -82,7 +84,7 @@ def fit(
             OPS[record.op](plan, record)
     hides = [hide_value(record) for record in records if record.source == "hide"]
     limits = [sum(pair) for pair in zip(lengths, more or [0] * len(texts), strict=True)]
-    masked = masked_keys(hides, texts, limits, reader.known_subwords, call, first, absent)
+    masking = _Masking(call, texts, limits, reader.known_subwords, first, absent)
     others = (record for record in records if record.source != "hide" and record.op in _HIDES)
     asked: dict[str, Sequence[Any]] = {
         "edit": list(dict.fromkeys((*plan.changes, *changes))),
@@ -94,7 +96,7 @@ def fit(
         changes,
         plan.changes,
         plan.ablated,
-        list(dict.fromkeys([*masked, *plan.masked])),
+        list(dict.fromkeys([*masking.keys(hides), *plan.masked])),
         heads,
         is_pair,
         {name: value for name, value in asked.items() if value},
@@ -242,23 +244,20 @@ def _numbers(name: str, value: Any, call: str) -> Array:
     return array
 
 
-def _array(
-    name: str,
-    array: Array,
-    body: Transformer,
-    counts: Mapping[str, tuple[int, int]],
-    call: str,
-    outer: Any,
-) -> Array:
-    """Return an activation's replacement, (B or 1, ...), after checking its shape."""
-    at = parse(name)
+def _shape(name: str, body: Transformer, counts: Counts, changes: Mapping[str, Any]) -> Shape:
+    """Return the shape (B, ...) of an activation, or of an activation of a spliced layer."""
+    at, outer = parse(name), changes.get(name.rpartition(".")[0])
     side = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
     (texts, length), other = counts[at.side], counts["encoder"][1]
     features = outer.num_features if isinstance(outer, Spliced) else 0
-    shape = (texts, *shape_of(at, side, length, other if at.crosses else length, features))
+    return texts, *shape_of(at, side, length, other if at.crosses else length, features)
+
+
+def _array(name: str, array: Array, shape: Shape, call: str) -> Array:
+    """Return an activation's replacement, (B or 1, ...), after checking its shape."""
     if array.shape not in (shape, (1, *shape[1:])):
         has = f"shape {array.shape}" if array.ndim else shown(array.item())
-        more = f", or {(1, *shape[1:])} for the same values in every text" if texts != 1 else ""
+        more = f", or {(1, *shape[1:])} for the same values in every text" if shape[0] != 1 else ""
         raise ValueError(
             f"{call}: edit has {has} for {name}, which is {shape} here: give that shape{more}"
         )
@@ -300,10 +299,8 @@ def plain(
         if record.source != "hide":
             records.append({name: _as_json(value) for name, value in record.fields.items()})
             continue
-        hides = [hide_value(record)]
-        for _, query, key, layer, head in masked_keys(
-            hides, [text], [len(text)], reader.known_subwords, call
-        ):
+        masking = _Masking(call, [text], [len(text)], reader.known_subwords)
+        for _, query, key, layer, head in masking.keys([hide_value(record)]):
             edge = {"query": query, "key": key, "layer": layer, "head": head}
             edge = {name: number for name, number in edge.items() if number is not None}
             plain = {"op": "hide", "token": key} if query is None else {"op": "mask", **edge}
@@ -326,9 +323,7 @@ def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
             OPS[record.op](plan, record)
 
 
-def swapped(
-    edits: Edits, batch: Iterable[Tokenized], tokenizer: Tokenizer | None, first: int = 0
-) -> list[Tokenized]:
+def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int) -> list[Tokenized]:
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
@@ -435,104 +430,100 @@ def _output(record: Record, value: Any, size: int, call: str) -> Any:
     return array
 
 
-def masked_keys(
-    hides: Sequence[Any],
-    batch: Sequence[Tokenized],
-    limits: Sequence[int],
-    subwords: Callable[[str], list[list[str]]] | None,
-    call: str,
-    first: int = 0,
-    absent: set[Any] | None = None,
-) -> list[Masked]:
-    """Return the masked keys for words, positions and edges; `_of_positions` explains `limits`."""
-    words = [value for value in hides if isinstance(value, str)]
-    masked = _of_words(words, batch, subwords, call, first, absent) if words else []
-    for value in hides:
-        if not isinstance(value, str):
-            masked += _of_positions(value, [len(text) for text in batch], limits, call, absent)
-    return masked
+@dataclass(frozen=True)
+class _Masking:
+    """Finds the words, positions and edges of `hide` in each text.
 
-
-def _of_words(
-    words: Sequence[str],
-    batch: Sequence[Tokenized],
-    subwords: Callable[[str], list[list[str]]] | None,
-    call: str,
-    first: int,
-    absent: set[Any] | None,
-) -> list[Masked]:
-    """Return the masked keys for each occurrence of these words.
-
-    A word may be a special token such as "[SEP]". If `absent` is None, a word that no text contains
-    is an error; otherwise, each word that is found is removed from this set. Errors count the texts
-    from `first`.
+    Attributes:
+        call: the name of the public call, for errors.
+        batch: the texts.
+        limits: the number of tokens in each text after all new tokens were added.
+        subwords: a function that returns the ways to split a word into subwords; None if the model
+            has no tokenizer.
+        first: the index of the first text among all texts of the call.
+        absent: as in `fit`.
     """
-    if subwords is None:
-        raise ValueError(
-            f"{call}: hide has {words[0]!r} but the model has no tokenizer to find words: "
-            "give positions, such as hide=[3]"
-        )
-    keys: list[set[int]] = [set() for _ in batch]
-    for word in words:
-        splits = subwords(word)
-        is_found = False
-        for text, row in zip(batch, keys, strict=True):
-            tokens = plain_tokens(text.tokens, text.special)
-            positions = [i for cut in splits for match in find_pieces(tokens, cut) for i in match]
-            marks = zip(text.tokens, text.special, strict=True)
-            positions += [i for i, (token, mark) in enumerate(marks) if mark and token == word]
-            row.update(positions)
-            is_found |= bool(positions)
-        if absent is not None:
-            absent.difference_update([word] * is_found)
-        elif not is_found:
+
+    call: str
+    batch: Batch
+    limits: Sequence[int]
+    subwords: Callable[[str], list[list[str]]] | None
+    first: int = 0
+    absent: set[Any] | None = None
+
+    def keys(self, hides: Sequence[Any]) -> list[Masked]:
+        """Return the masked keys for words, positions and edges."""
+        words = [value for value in hides if isinstance(value, str)]
+        masked = self._of_words(words) if words else []
+        for value in hides:
+            if not isinstance(value, str):
+                masked += self._of_positions(value)
+        return masked
+
+    def _of_words(self, words: Sequence[str]) -> list[Masked]:
+        """Return the masked keys for each occurrence of words or special tokens such as "[SEP]"."""
+        call, batch, absent = self.call, self.batch, self.absent
+        if self.subwords is None:
             raise ValueError(
-                f"{call}: hide has {word!r}, which is in no text: the words are {_listed(batch)}"
+                f"{call}: hide has {words[0]!r} but the model has no tokenizer to find words: "
+                "give positions, such as hide=[3]"
             )
-    for number, (text, row) in enumerate(zip(batch, keys, strict=True)):
-        own = {i for i, special in enumerate(text.special) if not special}
-        if own and own <= row:
-            which = "the text" if len(batch) == 1 and not first else f"text {first + number}"
-            raise ValueError(f"{call}: hide masks every word of {which}: leave one visible")
-    return [
-        Masked(number, None, position, None, None)
-        for number, row in enumerate(keys)
-        for position in sorted(row)
-    ]
+        keys: list[set[int]] = [set() for _ in batch]
+        for word in words:
+            splits = self.subwords(word)
+            is_found = False
+            for text, row in zip(batch, keys, strict=True):
+                tokens = plain_tokens(text.tokens, text.special)
+                found = [match for cut in splits for match in find_pieces(tokens, cut)]
+                marks = zip(text.tokens, text.special, strict=True)
+                found.append([i for i, (token, mark) in enumerate(marks) if mark and token == word])
+                positions = [*chain.from_iterable(found)]
+                row.update(positions)
+                is_found |= bool(positions)
+            if absent is not None:
+                absent.difference_update([word] * is_found)
+            elif not is_found:
+                raise ValueError(
+                    f"{call}: hide has {word!r}, which is in no text: the words are "
+                    f"{_listed(batch)}"
+                )
+        for number, (text, row) in enumerate(zip(batch, keys, strict=True), self.first):
+            own = {i for i, special in enumerate(text.special) if not special}
+            if own and own <= row:
+                which = "the text" if len(batch) == 1 and not number else f"text {number}"
+                raise ValueError(f"{call}: hide masks every word of {which}: leave one visible")
+        return [
+            Masked(number, None, position, None, None)
+            for number, row in enumerate(keys)
+            for position in sorted(row)
+        ]
 
+    def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
+        """Return the masked key of a position or edge in each text that is long enough.
 
-def _of_positions(
-    asked: int | tuple[int, ...],
-    lengths: Sequence[int],
-    limits: Sequence[int],
-    call: str,
-    absent: set[Any] | None,
-) -> list[Masked]:
-    """Return the masked key of a position or edge in each text that is long enough.
+        Position -1 is the last position.
+        """
+        fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
+        query, key, layer, head = [*fields, None, None][:4]
+        lengths = list(map(len, self.batch))
+        least, most = -max(lengths, default=0), max(self.limits, default=0)
+        outside = [at for at in (query, key) if at is not None and not least <= at < most]
+        if self.absent is not None:
+            self.absent.difference_update([] if outside else [asked])
+        elif outside:
+            raise ValueError(
+                f"{self.call}: hide has position {outside[0]} but no text has more than {most} "
+                f"tokens: give {least} to {most - 1}, or a word"
+            )
 
-    Position -1 is the last position. `lengths` holds the lengths of the texts, and `limits` holds
-    their lengths after all new tokens were added; `absent` is as in `_of_words`.
-    """
-    fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
-    query, key, layer, head = [*fields, None, None][:4]
-    least, most = -max(lengths, default=0), max(limits, default=0)
-    outside = [at for at in (query, key) if at is not None and not least <= at < most]
-    if outside and absent is None:
-        raise ValueError(
-            f"{call}: hide has position {outside[0]} but no text has more than {most} tokens: "
-            f"give {least} to {most - 1}, or a word"
-        )
-    if absent is not None:
-        absent.difference_update([] if outside else [asked])
+        def from_end(at: int | None, length: int) -> int | None:
+            return None if at is None else at + length * (at < 0)
 
-    def from_end(at: int | None, length: int) -> int | None:
-        return None if at is None else at + length * (at < 0)
-
-    return [
-        Masked(number, from_end(query, length), from_end(key, length), layer, head)
-        for number, (length, limit) in enumerate(zip(lengths, limits, strict=True))
-        if all(at is None or -length <= at < limit for at in (query, key))
-    ]
+        return [
+            Masked(number, from_end(query, length), from_end(key, length), layer, head)
+            for number, (length, limit) in enumerate(zip(lengths, self.limits, strict=True))
+            if all(at is None or -length <= at < limit for at in (query, key))
+        ]
 
 
 def from_start(number: int, count: int, source: str, what: str, whole: str, call: str) -> int:

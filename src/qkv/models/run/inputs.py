@@ -16,6 +16,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens
 from qkv.text.tokenizer import check_text, check_texts
 
+Batch = Sequence[Tokenized]
 # One text or several texts, as strings or as token ids.
 Texts = str | Iterable[str] | Sequence[Sequence[int]] | Array
 
@@ -83,12 +84,7 @@ def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
 
 
 def checked_ids(
-    embedding: Embedding,
-    input_ids: ArrayLike,
-    attention_mask: ArrayLike | None,
-    side: str = "",
-    *,
-    counts: bool = True,
+    embedding: Embedding, input_ids: Any, attention_mask: Any, side: str = "", counts: bool = True
 ) -> tuple[Array, Array]:
     """Return ids (B, T) and the mask of tokens; errors put `side` before the names of arguments.
 
@@ -371,9 +367,7 @@ class TextReader:
                 splits.append(names)
         return splits
 
-    def run(
-        self, network: Transformer, batch: Sequence[Tokenized], **options: Any
-    ) -> tuple[Array, Array]:
+    def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
         """Run a packed batch; return `(rows, cu_lengths)`: vectors (total, D), and (B + 1,).
 
         The options are those of calling a `Transformer`.

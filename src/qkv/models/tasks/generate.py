@@ -258,12 +258,7 @@ def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace
 
 
 def tokens_to_add(
-    which: str,
-    given: int,
-    wanted: int | None,
-    limit: int | None,
-    name: str,
-    usual: int = DEFAULT_NEW,
+    which: str, given: int, wanted: int | None, limit: int | None, name: str, usual: int
 ) -> int:
     """Return the number of tokens to add to a prompt of `given` tokens.
 
@@ -271,7 +266,7 @@ def tokens_to_add(
         ValueError: `wanted` tokens do not fit, there is no room for one token, or the prompt is
             empty.
 
-    >>> [tokens_to_add("the prompt", given, None, 256, "tiny") for given in (202, 2)]
+    >>> [tokens_to_add("the prompt", given, None, 256, "tiny", 64) for given in (202, 2)]
     [54, 64]
     """
     if not given:

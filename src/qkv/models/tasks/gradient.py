@@ -17,11 +17,13 @@ from qkv.models.run.batches import layout_of
 from qkv.models.run.edit import EditedRun, Spliced, is_number
 from qkv.models.run.edit_ops import shape_of
 from qkv.models.run.fit_edits import spliced_names
+from qkv.models.run.inputs import Batch
 from qkv.models.tasks.trace import layers_to_run
-from qkv.text import Tokenized
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, short_name
 
 Name = str | tuple[Any, ...]
+FullNames = dict[Name, str | list[str]]  # one full name, or a list for all layers
+TokenId = Callable[[Any], int]
 _CALL = "gradient"
 
 
@@ -99,7 +101,7 @@ def gradient(
     words = 0 if isinstance(of, Mapping) else model._need_words("gradient")
     check_type(model.parameters.values(), model.name)
     edits = edits_of(edit, ablate, hide, call="gradient")
-    names = names_of(at, network, spliced=spliced_names(edits, network))
+    names = names_of(at, network, "at", spliced_names(edits, network))
     _, batch = reader.read(text, "gradient")
 
     token_id = partial(word_id, model, words)
@@ -124,9 +126,7 @@ class Target:
     activations: Arrays
 
 
-def target_of(
-    of: Any, lengths: Sequence[int], body: Transformer, token_id: Callable[[Any], int]
-) -> Target:
+def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: TokenId) -> Target:
     """Return the target that `of` describes, as in `gradient`, for texts of these lengths.
 
     Raises:
@@ -159,11 +159,7 @@ def target_of(
 
 
 def gradients(
-    body: Transformer,
-    batch: Sequence[Tokenized],
-    target: Target,
-    names: Mapping[Name, str | list[str]],
-    edited: EditedRun,
+    body: Transformer, batch: Batch, target: Target, names: FullNames, edited: EditedRun
 ) -> dict[Name, Array]:
     """Return the target's gradient with respect to each activation.
 
@@ -218,9 +214,7 @@ def gradients(
     }
 
 
-def weighed(
-    of: Any, lengths: Sequence[int], words: int, token_id: Callable[[Any], int]
-) -> tuple[Array, Array]:
+def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> tuple[Array, Array]:
     """Return `(rows, weights)`: the rows (n,) whose logits are in the sum, and the weights (n, V).
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
@@ -314,9 +308,7 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
     )
 
 
-def names_of(
-    at: Any, body: Transformer, given: str = "at", spliced: Sequence[str] = ()
-) -> dict[Name, str | list[str]]:
+def names_of(at: Any, body: Transformer, given: str, spliced: Sequence[str] = ()) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list for all layers.
 
     Errors name the argument (`given`). `spliced` holds the names of activations in layers that
@@ -333,7 +325,7 @@ def names_of(
         names = "['embed', ('resid_post', 3)]"
         raise TypeError(f"{_CALL}: {given} is {shown(at)}: give names, such as {names}")
     known = [name for name in body.hook_names if activation(name).editable] + [*spliced]
-    full_names: dict[Name, str | list[str]] = {}
+    full_names: FullNames = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
             raise TypeError(
@@ -357,9 +349,7 @@ def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
     return [full[0] for full in each] if all(each) else []
 
 
-def _unknown(
-    name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]
-) -> KeyError | ValueError:
+def _unknown(name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]) -> Exception:
     """Return the error for an activation that does not exist, or has no gradient."""
     every = list(dict.fromkeys(parse(known_name).local for known_name in known))
     in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
@@ -377,9 +367,7 @@ def _unknown(
     return KeyError(f"{_CALL}: there is no {name!r}; the nearest are {', '.join(near)}{hint}")
 
 
-def check_functions(
-    edit: Mapping[str, Any], names: Mapping[Name, str | list[str]], body: Transformer
-) -> None:
+def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer) -> None:
     """Raise an error if a gradient would pass through a function, whose derivative is unknown.
 
     Args:

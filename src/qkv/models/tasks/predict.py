@@ -20,7 +20,8 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
 
-# For each position, the most likely words and their probabilities, in descending order.
+# For each position, the most likely ids, or words, and their probabilities, in descending order.
+Ranked = list[list[tuple[int, float]]]
 Guesses = list[list[tuple[str, float]]]
 
 
@@ -254,7 +255,7 @@ def mask_positions(
     return positions
 
 
-def likeliest(logits: Array, count: int, why: str = CANNOT) -> list[list[tuple[int, float]]]:
+def likeliest(logits: Array, count: int, why: str = CANNOT) -> Ranked:
     """Return the most likely ids in each row of logits (n, V), and their probabilities (float64).
 
     If probabilities are equal, the lower id comes first.
@@ -272,11 +273,7 @@ def likeliest(logits: Array, count: int, why: str = CANNOT) -> list[list[tuple[i
     return [largest(softmax(row), count) for row in wide]
 
 
-def in_words(
-    ranked: Sequence[Sequence[tuple[int, float]]],
-    before: Sequence[Sequence[str]],
-    tokenizer: Tokenizer | None,
-) -> Guesses:
+def in_words(ranked: Ranked, before: list[list[str]], tokenizer: Tokenizer | None) -> Guesses:
     """Convert ids to words, with their probabilities; "##" continues the word before.
 
     Without a tokenizer, or if no token has the id, the number itself is the word.
