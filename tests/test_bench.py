@@ -12,8 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import qkv.measure
-from benchmarks import __main__ as bench
-from benchmarks import common, growth, memory, page
+from benchmarks import __main__ as bench, common, growth, memory, page
 from benchmarks.common import Row, Way, measure
 from qkv.cli import main
 from qkv.measure import (

@@ -8,8 +8,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike as ArrayLike  # from here, beside `Array`
-from numpy.typing import NDArray
+from numpy.typing import (
+    ArrayLike as ArrayLike,  # from here, beside `Array`
+    NDArray,
+)
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]  # by name, such as a layer's parameters

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.circuits import integrated_gradients
-from qkv.circuits import logits as module
+from qkv.circuits import integrated_gradients, logits as module
 
 IDS, OF = [3, 7, 1, 9, 4, 7], (-1, 11, 5)
 

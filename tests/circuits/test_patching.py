@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from qkv.circuits import attribution_patch, patch
-from qkv.circuits import patching as module
+from qkv.circuits import attribution_patch, patch, patching as module
 
 CLEAN = [3, 7, 1, 9, 4, 7]
 CORRUPTED = [3, 7, 8, 9, 2, 7]  # differs at places 2 and 4

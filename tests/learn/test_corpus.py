@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qkv.learn import Corpus, Files, paragraphs, running, train_tokenizer
-from qkv.learn import corpus as corpus_module
+from qkv.learn import Corpus, Files, corpus as corpus_module, paragraphs, running, train_tokenizer
 from qkv.learn.corpus import Line, Location, need_two_words
 
 

@@ -23,11 +23,11 @@ from qkv.learn import (
     Schedule,
     Sequences,
     last_checkpoint,
+    loop as loop_module,
     read_metrics,
+    run_folder as run_folder_module,
     train,
 )
-from qkv.learn import loop as loop_module
-from qkv.learn import run_folder as run_folder_module
 from qkv.learn.loop import spread
 from qkv.signals import ENDING
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.learn import Network, Words, fresh_model, words_loss
-from qkv.learn import objectives as objectives_module
+from qkv.learn import Network, Words, fresh_model, objectives as objectives_module, words_loss
 
 from .support import BERT, GPT2, network
 

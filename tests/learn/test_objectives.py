@@ -7,8 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from qkv.learn import Causal, Masked, Part, Sequences, train_tokenizer
-from qkv.learn import objectives as objectives_module
+from qkv.learn import (
+    Causal,
+    Masked,
+    Part,
+    Sequences,
+    objectives as objectives_module,
+    train_tokenizer,
+)
 
 TEXT = ["the cat sat on the mat", "a dog ran to the river bank and back again"] * 20
 

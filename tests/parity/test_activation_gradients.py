@@ -28,8 +28,7 @@ from qkv.circuits import SAE
 
 from .hooks import edited
 from .models import Pair, double, ids_of, made
-from .test_circuits import CLEAN, CORRUPTED, METRIC, metric_of
-from .test_circuits import FAMILIES as HOOKED
+from .test_circuits import CLEAN, CORRUPTED, FAMILIES as HOOKED, METRIC, metric_of
 
 LENGTHS = [11, 4, 7]
 

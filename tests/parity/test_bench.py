@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import __main__ as bench
-from benchmarks import texts
+from benchmarks import __main__ as bench, texts
 
 SMALL = 32  # the lengths of a benchmark are divided by this number
 

@@ -14,8 +14,16 @@ from qkv.circuits import Graph, discover, edges, path
 
 from .hooks import BLOCKS, edited, inner
 from .models import Pair, double, made
-from .test_circuits import CLEAN, CORRUPTED, HEADS, LAYERS, METRIC, SIZES, metric_of
-from .test_circuits import FAMILIES as OTHERS
+from .test_circuits import (
+    CLEAN,
+    CORRUPTED,
+    FAMILIES as OTHERS,
+    HEADS,
+    LAYERS,
+    METRIC,
+    SIZES,
+    metric_of,
+)
 
 FAMILIES = {name: OTHERS[name] for name in ("gpt2", "llama", "gpt_neox")}
 FAMILIES["gemma2"] = (

@@ -4,12 +4,10 @@ import base64
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers
 
-from qkv.text import SubwordTokenizer, tokenizer
-from qkv.text import growth as module
+from qkv.text import SubwordTokenizer, growth as module, tokenizer
 from qkv.text.growth import growth
 
 

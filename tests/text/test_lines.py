@@ -4,8 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from qkv.text import lines
 from qkv.text.lines import Lines, read_lines

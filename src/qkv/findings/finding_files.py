@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from qkv.arrays import shown
-from qkv.edits import edits_of
-from qkv.edits import schema as edits_schema
+from qkv.edits import edits_of, schema as edits_schema
 from qkv.files import StrPath, replacing
 
 _MOST = 2**26  # the maximum number of bytes of a file; an edit may hold a whole activation

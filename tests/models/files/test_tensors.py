@@ -9,8 +9,7 @@ import warnings
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors.numpy import save
 
 from qkv.models import ModelError, load
