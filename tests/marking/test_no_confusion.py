@@ -20,13 +20,10 @@ from qkv.marking.tasks import (
     softmax,
     writing_step,
 )
-from qkv.marking.tasks.attention import steps
-from qkv.marking.tasks.attention import steps as attending
-from qkv.marking.tasks.decoder import marker as decoders
-from qkv.marking.tasks.decoder import mistakes as decoding
-from qkv.marking.tasks.decoder import steps as decoder
-from qkv.marking.tasks.mistakes import formula, heads, masks, slips
-from qkv.marking.tasks.stepping import Run
+from qkv.marking.tasks.attention import steps, steps as attending
+from qkv.marking.tasks.decoder import marker as decoders, steps as decoder
+from qkv.marking.tasks.kv_cache import Run
+from qkv.marking.tasks.mistakes import formula, heads, masks
 
 pytestmark = pytest.mark.attack
 
@@ -184,10 +181,10 @@ KNOWN = {
         *kv_cache.PLACING,
         kv_cache.RECOMPUTED,
         *formula.core(X),
-        *slips.OF_CAUSAL,
+        *formula.OF_CAUSAL,
         kv_cache.EXCHANGED,
     ),
-    ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoding.UNTIED, decoding.LAST_POSITION),
+    ("decoder", of_decoders, "qkv"): (*decoders.KNOWN, *decoders.UNTIED, decoders.LAST_POSITION),
     ("cross-attention", of_two_texts, "qkv"): (*cross_attention.KNOWN, *cross_attention.BATCHES),
     ("decoder-block", of_layers, "qkv"): (*decoder_block.KNOWN, decoder_block.ON_BATCH),
     ("writing-step", of_writing, "qkv"): (*writing_step.KNOWN, *writing_step.RECOMPUTED),

@@ -15,7 +15,7 @@ from qkv.marking import findings
 from qkv.marking.errors import alike, clash, in_words, sentence
 from qkv.marking.findings import Finding, of_mistake
 from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Case, Outcome, close, differ, first_wrong, outcome
+from qkv.marking.outcome import Case, Outcome, close, differ, first_wrong
 from qkv.marking.result import CheckResult
 
 _T = TypeVar("_T")
@@ -339,42 +339,4 @@ def mark_values(
     known = {mistake.key: mistake for mistake in found}
     m.found = [of_mistake(mistake, None) for mistake in known.values()]
     m.explained = not known.keys() & {*unread}
-    return m.result()
-
-
-def mark_in_steps(
-    task: str,
-    name: str,
-    call: Callable[[Any], Any],
-    compute: Compute,
-    steps: Steps,
-    groups: Sequence[Group],
-    *,
-    returns: str = "return the result",
-) -> CheckResult:
-    """Compare a function with a stepwise computation; known mistakes replace some of the steps.
-
-    Args:
-        task: the name of the task.
-        name: the name of the function.
-        call: a function that calls the student's function with the inputs of a case and returns the
-            result.
-        compute: computes a case with given steps.
-        steps: the right steps.
-        groups: the tests, in order; the first case of the first test is the smallest case.
-        returns: the statement that returns the right result.
-    """
-    m = Marking(
-        task,
-        name,
-        lambda case: outcome(case, call, compute(case, steps)),
-        compute,
-        steps,
-        returns=returns,
-    )
-    m.first_call(groups[0].cases[0])
-    if m.wrong:
-        return m.result()
-    for group in groups:
-        m.test(group)
     return m.result()

@@ -11,8 +11,9 @@ from qkv.marking.errors import sentence
 
 Kind = Literal["wrong", "fragile", "convention"]
 
+Function = Callable[..., Any]
 # a computation: its steps, keyed by name
-Steps = Mapping[str, Callable[..., Any]]
+Steps = Mapping[str, Function]
 
 _NO_NUDGE = "Compute the smallest input on paper: which of your steps gives the first wrong number?"
 _NO_LINE = "Work back from the right output, step by step."

@@ -1,17 +1,18 @@
 """All tasks, keyed by name, in the order of the course."""
 
-from qkv.marking.tasks import exercises, stories
-from qkv.marking.tasks.attention import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
+from qkv.marking.tasks import exercises
+from qkv.marking.tasks.attention.marker import ATTENTION, BATCHED_ATTENTION, MENDED, TILES
 from qkv.marking.tasks.block import BLOCK
 from qkv.marking.tasks.cross_attention import CROSS_ATTENTION
-from qkv.marking.tasks.decoder import DECODER
+from qkv.marking.tasks.decoder.marker import DECODER
 from qkv.marking.tasks.decoder_block import DECODER_BLOCK
 from qkv.marking.tasks.kv_cache import KV_CACHE
 from qkv.marking.tasks.mask import BATCHED_MASK, MASK
 from qkv.marking.tasks.multi_head import HEADS
 from qkv.marking.tasks.positions import POSITIONS
-from qkv.marking.tasks.self_attention_class import SELF_ATTENTION_CLASS
+from qkv.marking.tasks.self_attention_class.marker import SELF_ATTENTION_CLASS
 from qkv.marking.tasks.softmax import SOFTMAX
+from qkv.marking.tasks.stories import trained, writer
 from qkv.marking.tasks.task import Task
 from qkv.marking.tasks.values import ADJECTIVES, CALM_QUERY, PROJECTIONS
 from qkv.marking.tasks.writing_step import WRITING_STEP
@@ -44,11 +45,11 @@ _IN_ORDER = (
     CROSS_ATTENTION,
     DECODER_BLOCK,
     WRITING_STEP,
-    stories.STORY,
-    stories.STORY_MODEL,
-    stories.INDUCTION_SCORE,
-    stories.INDUCTION_HEAD,
-    stories.HEAD_REMOVED,
+    writer.STORY,
+    trained.STORY_MODEL,
+    trained.INDUCTION_SCORE,
+    trained.INDUCTION_HEAD,
+    trained.HEAD_REMOVED,
 )
 TASKS = {task.name: task for task in _IN_ORDER}
 

@@ -5,30 +5,77 @@ Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (pre-norm), Ba et al
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array, Arrays
+from qkv.arrays import Array, Arrays, Shape
 from qkv.marking import findings
-from qkv.marking.engine import Compute, Group, Marking, generator, per_seed, reproduces
+from qkv.marking.engine import Group, Marking, generator, per_seed, reproduces
 from qkv.marking.findings import Finding
-from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Outcome, first_wrong, name_of, options_of, outcome
-from qkv.marking.result import CheckResult
-from qkv.marking.tasks import wiring
-from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
-from qkv.marking.tasks.attention.steps import Case, same
-from qkv.marking.tasks.attention.steps import compute as attention
-from qkv.marking.tasks.mistakes.formula import LARGE, core
+from qkv.marking.mistake import Function, Steps
+from qkv.marking.outcome import Outcome, first_wrong, options_of
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION, Case, compute as attention, same
+from qkv.marking.tasks.mistakes.formula import LARGE, core, of_output
 from qkv.marking.tasks.mistakes.heads import HEADS, ONE_HEAD
-from qkv.marking.tasks.mistakes.slips import of_output
-from qkv.marking.tasks.task import Texts, task
-from qkv.marking.tasks.wiring import Part, pre_norm
+from qkv.marking.tasks.task import Computation, StepwiseMarking, Texts, tested
+
+Part = Callable[[Array], Array]
+Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
+
+
+def pre_norm(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
+    """Connect the parts in the right way: each part reads the normalized x, and adds to x."""
+    for part, norm in zip(parts, norms, strict=True):
+        x = x + part(norm(x))
+    return x
+
+
+def wire(rule: Rule) -> Steps:
+    """Return steps that connect the parts of a block with this rule."""
+    return {"wire": rule}
+
+
+def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
+    """Return steps that use `other` for these parts, and connect the rest in the right way."""
+
+    def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
+        for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):
+            x = other(x, part, norm) if number in numbers else x + part(norm(x))
+        return x
+
+    return wire(rule)
+
+
+def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
+    """Return three variants: use `other` for both parts, only the first, or only the second."""
+    return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
+
+
+def _normed_by(first: int, second: int) -> Steps:
+    """Return steps in which the parts use the norms with these two indices."""
+    return wire(lambda x, parts, norms: pre_norm(x, parts, (norms[first], norms[second])))
+
+
+def _norm_kept(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
+    """Let both parts read the normalized input of the first part."""
+    attend, mlp = parts
+    normed = norms[0](x)
+    return x + attend(normed) + mlp(normed)
+
+
+POST_NORM = some_parts((0, 1), lambda x, part, norm: norm(x + part(x)))
+NORM_OF_RESULT = some_parts((0, 1), lambda x, part, norm: x + norm(part(x)))
+NO_RESIDUAL = _each_part(lambda x, part, norm: part(norm(x)))
+NORMED_STREAM = _each_part(lambda x, part, norm: norm(x) + part(norm(x)))
+NO_NORM = _each_part(lambda x, part, norm: x + part(x))
+ONE_NORM_TWICE = (_normed_by(0, 0), _normed_by(1, 1))
+NORMS_EXCHANGED = (_normed_by(1, 0),)
+NORM_KEPT = (wire(_norm_kept),)
+
 
 _TEXTS = Texts(__name__)
 EPS = 1e-5
@@ -112,16 +159,14 @@ def mlp_of(x: Array, p: Arrays, activation: Part) -> Array:
     return out
 
 
-RIGHT: Steps = MappingProxyType(
-    {
-        **ATTENTION,
-        "wire": pre_norm,
-        "normalize": layer_norm,
-        "affine": lambda x, scale, shift: x * scale + shift,
-        "mlp": mlp_of,
-        "activation": gelu,
-    }
-)
+RIGHT: Steps = {
+    **ATTENTION,
+    "wire": pre_norm,
+    "normalize": layer_norm,
+    "affine": lambda x, scale, shift: x * scale + shift,
+    "mlp": mlp_of,
+    "activation": gelu,
+}
 
 # the mistakes, each of which replaces steps
 
@@ -136,17 +181,17 @@ def _centred(x: Array) -> Any:
 
 WIRING = _TEXTS.mistakes(
     {
-        "block-no-residual": wiring.NO_RESIDUAL,
-        "block-normed-stream": wiring.NORMED_STREAM,
+        "block-no-residual": NO_RESIDUAL,
+        "block-normed-stream": NORMED_STREAM,
         "block-from-start": [
             lambda x, parts, norms: x + parts[1](norms[1](x + parts[0](norms[0](x))))
         ],
-        "block-mlp-first": [lambda x, parts, norms: wiring.pre_norm(x, parts[::-1], norms[::-1])],
-        "block-no-norm": wiring.NO_NORM,
-        "block-norm-kept": wiring.NORM_KEPT,
-        "block-norms-exchanged": wiring.NORMS_EXCHANGED,
-        "block-post-norm": [wiring.POST_NORM],
-        "block-norm-of-part": [wiring.NORM_OF_RESULT],
+        "block-mlp-first": [lambda x, parts, norms: pre_norm(x, parts[::-1], norms[::-1])],
+        "block-no-norm": NO_NORM,
+        "block-norm-kept": NORM_KEPT,
+        "block-norms-exchanged": NORMS_EXCHANGED,
+        "block-post-norm": [POST_NORM],
+        "block-norm-of-part": [NORM_OF_RESULT],
         "block-parallel": [
             lambda x, parts, norms: x + parts[0](norms[0](x)) + parts[1](norms[1](x))
         ],
@@ -171,7 +216,7 @@ NORMS = _TEXTS.mistakes(
             {"affine": lambda x, scale, shift: x * scale},
             {"affine": lambda x, scale, shift: (x + shift) * scale},
         ],
-        "norm-shared": wiring.ONE_NORM_TWICE,
+        "norm-shared": ONE_NORM_TWICE,
     },
     step="normalize",
 )
@@ -281,11 +326,15 @@ KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 # the inputs, and the marking
 
 
-def _drawn(
-    seed: int | np.random.Generator, tokens: int, width: int, wide: int, heads: int = 1
-) -> BlockCall:
-    """Draw parameters in multiples of 1/2, and word vectors for which eps has no effect."""
-    rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
+def _drawn(rng: np.random.Generator, sizes: Shape, heads: int = 1) -> BlockCall:
+    """Draw parameters in multiples of 1/2, and word vectors for which eps has no effect.
+
+    Args:
+        rng: the random generator.
+        sizes: the number of words, the size of a word vector, and the MLP's hidden size.
+        heads: the number of heads.
+    """
+    tokens, width, wide = sizes
     shapes = {
         "norm1_scale": (width,),
         "norm1_shift": (width,),
@@ -307,22 +356,31 @@ def _drawn(
 def words() -> list[BlockCall]:
     """Return the inputs of the first test, smallest first."""
     return [
-        *(_drawn(1, 1, 2, 2), _drawn(2, 1, 4, 3), _drawn(3, 2, 2, 2), _drawn(4, 3, 4, 6)),
-        _drawn(57, 2, 5, 3),  # attention weights that are not close to 0 or 1
+        *(
+            _drawn(generator(1), (1, 2, 2)),
+            _drawn(generator(2), (1, 4, 3)),
+            _drawn(generator(3), (2, 2, 2)),
+            _drawn(generator(4), (3, 4, 6)),
+        ),
+        _drawn(generator(57), (2, 5, 3)),  # attention weights that are not close to 0 or 1
     ]
 
 
 @per_seed
 def _others() -> tuple[Group, ...]:
     """Return all tests except the first; the last test is for functions that take heads."""
-    zeros, large = (_drawn(np.random.default_rng(seed), 2, 2, 2) for seed in (5, 6))
+    zeros, large = (_drawn(np.random.default_rng(seed), (2, 2, 2)) for seed in (5, 6))
     zeros.x[0] = 0  # only in a short text, since eps would have an effect in longer texts
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     large = replace(large, parameters={**large.parameters, **scores_of_1000})
     return (
         Group("a word of zeros", [zeros], EMPTY),
         Group("scores of 1000", [large], LARGE),
-        Group("two heads", [_drawn(7, 2, 4, 2, 2), _drawn(8, 3, 4, 6, 2)], HEADS),
+        Group(
+            "two heads",
+            [_drawn(generator(7), (2, 4, 2), 2), _drawn(generator(8), (3, 4, 6), 2)],
+            HEADS,
+        ),
     )
 
 
@@ -341,67 +399,31 @@ STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
 )
 
 
-def style_of(
-    runs: list[Outcome], right: Steps, known: Sequence[Mistake], compute: Compute
-) -> tuple[Steps, tuple[str, ...]]:
-    """Return the first style in which the function is right or has one known mistake.
-
-    If no style fits, return the default style.
-
-    Args:
-        runs: the function's calls.
-        right: the right steps in the default style.
-        known: the mistakes.
-        compute: a function that computes the output of a case with given steps.
-    """
-    none: Steps = {}
-    for variants in ((none,), *(one.variants for one in known)):
-        for (steps, said), variant in product(STYLES, variants):
-            done = {**right, **steps, **variant}
-            if all(reproduces(run, done, compute) for run in runs):
-                return steps, said
-    return STYLES[0]
-
-
-class BlockMarking(Marking):
+class BlockMarking(StepwiseMarking):
     """The test results of one block so far, marked in the block's own style.
 
-    Args:
-        task: the task's name.
-        function: a learner's block.
-        call: a function that runs the learner's block on a case and returns the output.
-        compute: a function that computes the output of a case with given steps.
-        steps: the right steps in the default style.
-        first: the first test.
+    Attributes:
         parts: the parameters to set to zero to disable a part, keyed by part.
-        returns: the right return statement.
     """
 
-    def __init__(
-        self,
-        task: str,
-        function: Callable[..., Any],
-        call: Callable[[Any], Any],
-        compute: Compute,
-        steps: Steps,
-        first: Group,
-        parts: Mapping[str, Sequence[str]],
-        *,
-        returns: str,
-    ) -> None:
-        runs = [outcome(case, call, compute(case, steps)) for case in first.cases]
-        style, said = style_of(runs, steps, first.known, compute)
-        right = {**steps, **style}
-        super().__init__(
-            task,
-            name_of(function),
-            lambda case: outcome(case, call, compute(case, right)),
-            compute,
-            right,
-            returns=returns,
-        )
-        self.parts = parts
-        self.limits += said
+    parts: Mapping[str, Sequence[str]]
+
+    def test_all(self, groups: Sequence[Group]) -> None:
+        """Choose the style that explains the first test, then run all tests."""
+        self._choose_style(groups[0])
+        super().test_all(groups)
+
+    def _choose_style(self, first: Group) -> None:
+        """Choose the first style in which the function is right or has one known mistake."""
+        runs = self.run(first.cases)
+        none: Steps = {}
+        for variants in ((none,), *(one.variants for one in first.known)):
+            for (style, said), variant in product(STYLES, variants):
+                right = {**self.right, **style}
+                if all(reproduces(run, {**right, **variant}, self.compute) for run in runs):
+                    self.right = self.steps = right
+                    self.limits += said
+                    return
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
         """Find the part with the mistake: disable one part at a time."""
@@ -414,28 +436,22 @@ class BlockMarking(Marking):
         return findings.unexplained(runs, what, self.returns, hints)
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a block."""
+def _mark(function: Function) -> Marking:
+    """Test a block."""
     options, _ = options_of(function, ("x", "parameters"), {"heads": ("num_heads", "n_heads")})
 
     def call(case: BlockCall) -> Any:
         heads = {options["heads"]: case.heads} if options else {}
         return function(case.x, case.parameters, **heads)
 
+    m = BlockMarking(Computation("block", compute, RIGHT, "return x  # (T, D)"), function, call)
+    m.parts = {"the MLP's half": ["w_out", "b_out"], "attention's half": ["w_o"]}
     known = (*KNOWN, *ONE_HEAD) if options else KNOWN
     first = Group("attention, residuals, norms, MLP", words(), known)
-    parts = {"the MLP's half": ["w_out", "b_out"], "attention's half": ["w_o"]}
-    m = BlockMarking(
-        "block", function, call, compute, RIGHT, first, parts, returns="return x  # (T, D)"
-    )
-    m.first_call(words()[0])
-    if m.wrong:
-        return m.result()
-    for group in (first, *(_others() if options else _others()[:-1])):
-        m.test(group)
-    if not options:
+    m.test_all([first, *(_others() if options else _others()[:-1])])
+    if not options and not m.wrong:
         m.untried.append("num_heads")
-    return m.result()
+    return m
 
 
-BLOCK = task("block", _mark)
+BLOCK = tested("block", _mark)

@@ -3,27 +3,20 @@
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.2.3 (encoder-decoder attention).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv.marking.engine import Group, generator, mark_in_steps, per_seed
+from qkv.marking.engine import Group, Marking, generator, per_seed
 from qkv.marking.findings import Finding, of_mistake
-from qkv.marking.mistake import Steps, mended
-from qkv.marking.outcome import Outcome, name_of, options_of
-from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
-from qkv.marking.tasks.attention.steps import Case, same
-from qkv.marking.tasks.attention.steps import compute as attention
-from qkv.marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES
-from qkv.marking.tasks.mistakes.formula import LARGE, ONE_TEXT, core
-from qkv.marking.tasks.mistakes.masks import HIDING, MASK
-from qkv.marking.tasks.mistakes.masks import TEXTS as TEXTS_OF_A_BATCH
-from qkv.marking.tasks.task import Texts, task
+from qkv.marking.mistake import Function, Steps, mended
+from qkv.marking.outcome import Outcome, options_of
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION, Case, compute as attention, same
+from qkv.marking.tasks.mistakes.formula import BATCHES as ATTENTION_BATCHES, LARGE, ONE_TEXT, core
+from qkv.marking.tasks.mistakes.masks import HIDING, MASK, TEXTS as TEXTS_OF_A_BATCH
+from qkv.marking.tasks.task import Computation, StepwiseMarking, Texts, tested
 
 _TEXTS = Texts(__name__)
 
@@ -44,37 +37,27 @@ class TwoTexts:
         return {"x": self.x, "context": self.context, **self.parameters, "mask": self.mask}
 
 
-def attend(
-    texts: tuple[Array, Array, Array],
-    weights: Arrays,
-    steps: Steps,
-    visible: Array | None = None,
-    causal: bool = False,
-    output: Array | None = None,
-) -> Array:
+def attend(case: Case, texts: tuple[Array, Array, Array], steps: Steps) -> Array:
     """Compute attention (..., L, dv) with queries, keys and values from three texts.
 
     Args:
+        case: the first text as x, the projections, and the masks.
         texts: the word vectors for the queries, for the keys and for the values.
-        weights: w_q, w_k and w_v.
         steps: the steps that compute attention.
-        visible: a mask (..., L, S) that is True where a query sees a key.
-        causal: whether each word sees only itself and the words before it.
-        output: w_o, or None.
     """
 
     def project(_: Array, *matrices: Array) -> list[Array]:
         each = (steps["project"](text, *matrices) for text in texts)
         return [projected[n] for n, projected in enumerate(each)]
 
-    case = Case({"x": texts[0], **weights}, mask=visible, causal=causal, output=output)
     return attention(case, {**steps, "project": project})
 
 
 def compute(case: TwoTexts, steps: Steps) -> Array:
     """Return the output (..., L, dv) of attention from x to the context."""
     texts = steps["texts"](case.x, case.context)
-    return attend(texts, case.parameters, steps, steps["keys"](case.mask))
+    arrays = {"x": texts[0], **case.parameters}
+    return attend(Case(arrays, mask=steps["keys"](case.mask)), texts, steps)
 
 
 def of_keys(mask: Array) -> Array:
@@ -82,14 +65,12 @@ def of_keys(mask: Array) -> Array:
     return mask[..., None, :]
 
 
-RIGHT: Steps = MappingProxyType(
-    {
-        **ATTENTION,
-        "texts": lambda x, context: (x, context, context),
-        "keys": of_keys,
-        "blank": same,  # no case has a fully masked row
-    }
-)
+RIGHT: Steps = {
+    **ATTENTION,
+    "texts": lambda x, context: (x, context, context),
+    "keys": of_keys,
+    "blank": same,  # no case has a fully masked row
+}
 
 # the mistakes
 
@@ -140,7 +121,7 @@ KNOWN = (
 )
 
 # self-attention and cross-attention exchange their projections, or both use the same ones
-EXCHANGED: tuple[Callable[..., Any], ...] = (
+EXCHANGED: tuple[Function, ...] = (
     lambda own, cross: (cross, own),
     lambda own, cross: (own, own),
     lambda own, cross: (cross, cross),
@@ -197,18 +178,17 @@ def one_text_only(wrong: Outcome) -> Finding | None:
     return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark cross-attention."""
+def _mark(function: Function) -> Marking:
+    """Test cross-attention."""
     options_of(function, ("x", "context", "w_q", "w_k", "w_v", "mask"), {})
-    return mark_in_steps(
-        "cross-attention",
-        name_of(function),
-        lambda case: function(case.x, case.context, *case.parameters.values(), case.mask),
-        compute,
-        RIGHT,
-        [Group("two texts, padding of the context", one_text(), KNOWN), *_others()],
-        returns="return weights @ v  # (..., L, dv)",
-    )
+
+    def call(case: TwoTexts) -> Any:
+        return function(case.x, case.context, *case.parameters.values(), case.mask)
+
+    right = Computation("cross-attention", compute, RIGHT, "return weights @ v  # (..., L, dv)")
+    m = StepwiseMarking(right, function, call)
+    m.test_all([Group("two texts, padding of the context", one_text(), KNOWN), *_others()])
+    return m
 
 
-CROSS_ATTENTION = task("cross-attention", _mark)
+CROSS_ATTENTION = tested("cross-attention", _mark)

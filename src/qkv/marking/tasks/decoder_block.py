@@ -6,42 +6,27 @@ Sources: Vaswani et al. 2017 (three parts per block), Xiong et al. 2020 (pre-nor
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations, permutations
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
-from qkv.marking.engine import Group, generator, per_seed
-from qkv.marking.mistake import Mistake, Steps
+from qkv.arrays import Array, Shape
+from qkv.marking.engine import Group, Marking, generator, per_seed
+from qkv.marking.mistake import Function, Mistake, Steps
 from qkv.marking.outcome import close, options_of
-from qkv.marking.result import CheckResult
-from qkv.marking.tasks.attention.steps import same
-from qkv.marking.tasks.block import EMPTY, MLPS, NORMS, BlockMarking, layer_norm
-from qkv.marking.tasks.block import RIGHT as BLOCK
-from qkv.marking.tasks.block import SLIPS as BLOCK_SLIPS
-from qkv.marking.tasks.cross_attention import (
-    CORE_OF_TWO,
-    EXCHANGED,
-    INVERTED,
-    TwoTexts,
-    attend,
-    masks_of,
-    of_keys,
-    one_text_only,
-)
+from qkv.marking.tasks import block, cross_attention as cross
+from qkv.marking.tasks.attention.steps import Case, same
+from qkv.marking.tasks.block import BlockMarking, Part, pre_norm, some_parts, wire
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
-from qkv.marking.tasks.mistakes.masks import HIDING
-from qkv.marking.tasks.mistakes.masks import TEXTS as MASKS_OF_A_BATCH
-from qkv.marking.tasks.task import Texts, task
-from qkv.marking.tasks.wiring import Part, pre_norm, some_parts, wire
+from qkv.marking.tasks.mistakes.masks import HIDING, TEXTS as MASKS_OF_A_BATCH
+from qkv.marking.tasks.task import Computation, Texts, tested
 
 _TEXTS = Texts(__name__)
 
 # the computation, step by step
 
 
-class BlockOfTwoTexts(TwoTexts):
+class BlockOfTwoTexts(cross.TwoTexts):
     """One call: x (..., T, D), context (..., S, D), named parameters, and a context mask."""
 
     def shown(self) -> dict[str, Any]:
@@ -50,9 +35,9 @@ class BlockOfTwoTexts(TwoTexts):
         return {"x": self.x, "context": self.context, **named, "mask": self.mask}
 
 
-def compute(case: TwoTexts, steps: Steps) -> Array:
+def compute(case: cross.TwoTexts, steps: Steps) -> Array:
     """Return the block's output (..., T, D)."""
-    p, visible = case.parameters, of_keys(case.mask)
+    p, visible = case.parameters, cross.of_keys(case.mask)
 
     def norm(number: int) -> Part:
         scale, shift = p[f"norm{number}_scale"], p[f"norm{number}_shift"]
@@ -62,8 +47,9 @@ def compute(case: TwoTexts, steps: Steps) -> Array:
     own, other = steps["projections"]("self", "cross")
 
     def attention(name: str, texts: tuple[Array, Array, Array], mask: Any, causal: bool) -> Array:
-        weights = {f"w_{role}": p[f"{name}_{role}"] for role in "qkv"}
-        return attend(texts, weights, steps, mask, causal, p[f"{name}_o"])
+        arrays = {"x": texts[0], **{f"w_{role}": p[f"{name}_{role}"] for role in "qkv"}}
+        one = Case(arrays, mask=mask, causal=causal, output=p[f"{name}_o"])
+        return cross.attend(one, texts, steps)
 
     def self_attention(x: Array) -> Array:
         texts = steps["own"](x, case.context)
@@ -81,21 +67,19 @@ def compute(case: TwoTexts, steps: Steps) -> Array:
     return out
 
 
-RIGHT: Steps = MappingProxyType(
-    {
-        **BLOCK,
-        "norms": same,
-        "projections": lambda own, cross: (own, cross),
-        "own": lambda x, context: (x, x, x),
-        "own_mask": lambda visible: None,
-        "own_causal": lambda: True,
-        "texts": lambda x, context: (x, context, context),
-        "context": same,
-        "other_mask": same,
-        "other_causal": lambda: False,
-        "blank": same,  # no case has a fully masked row
-    }
-)
+RIGHT: Steps = {
+    **block.RIGHT,
+    "norms": same,
+    "projections": lambda own, cross: (own, cross),
+    "own": lambda x, context: (x, x, x),
+    "own_mask": lambda visible: None,
+    "own_causal": lambda: True,
+    "texts": lambda x, context: (x, context, context),
+    "context": same,
+    "other_mask": same,
+    "other_causal": lambda: False,
+    "blank": same,  # no case has a fully masked row
+}
 
 # the mistakes
 
@@ -188,7 +172,7 @@ TEXTS = _TEXTS.mistakes(
                 "own_mask": RIGHT["other_mask"],
             },
         ],
-        "decoder-block-projections": [{"projections": way} for way in EXCHANGED],
+        "decoder-block-projections": [{"projections": way} for way in cross.EXCHANGED],
     },
     step="texts",
 )
@@ -206,7 +190,7 @@ VISIBLE = (
             ],
         }
     ),
-    INVERTED,
+    cross.INVERTED,
     *HIDING,
     _TEXTS.mistake(
         "cross-mask-on-queries", {"other_mask": lambda visible: visible[..., 0, :, None]}
@@ -228,30 +212,25 @@ KNOWN = (
     *TEXTS,
     *VISIBLE,
     _TEXTS.mistake("decoder-block-no-output-projection", {"output": same}),
-    *_of_three((*NORMS, *MLPS)),
-    *CORE_OF_TWO,
-    *_of_three(BLOCK_SLIPS),
+    *_of_three((*block.NORMS, *block.MLPS)),
+    *cross.CORE_OF_TWO,
+    *_of_three(block.SLIPS),
 )
 
 # the tests
 
-_WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: layer_norm(x, eps=0.0)}
+_WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: block.layer_norm(x, eps=0.0)}
 
 
-def _drawn(
-    seed: int | np.random.Generator, words: int, width: int, wide: int, *masks: str
-) -> BlockOfTwoTexts:
+def _drawn(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTexts:
     """Draw parameters in multiples of 1/2, and word vectors for which eps has no effect.
 
     Args:
-        seed: the random seed, or a generator.
-        words: the number of words of x in each text.
-        width: the size of a word vector.
-        wide: the size of the MLP's hidden layer.
+        rng: the random generator.
+        sizes: the number of words of x, the size of a word vector, and the MLP's hidden size.
         masks: one string of digits per text, read by `masks_of`.
     """
-    rng = seed if isinstance(seed, np.random.Generator) else generator(seed)
-    mask = masks_of(*masks)
+    (words, width, wide), mask = sizes, cross.masks_of(*masks)
     shapes = {
         **{f"norm{n}_{part}": (width,) for n in (1, 2, 3) for part in ("scale", "shift")},
         **{f"{name}_{role}": (width, width) for name in ("self", "cross") for role in "qkvo"},
@@ -279,53 +258,52 @@ def _drawn(
 def one_text() -> list[BlockOfTwoTexts]:
     """Draw single texts, smallest first; the first word of the context is never masked."""
     return [
-        _drawn(701, 1, 2, 2, "1"),
-        _drawn(721, 2, 2, 3, "11"),
-        _drawn(702, 2, 2, 3, "10"),
-        _drawn(704, 3, 4, 2, "1101"),
-        _drawn(705, 4, 5, 3, "101"),
-        _drawn(706, 3, 4, 6, "110"),
+        _drawn(generator(701), (1, 2, 2), "1"),
+        _drawn(generator(721), (2, 2, 3), "11"),
+        _drawn(generator(702), (2, 2, 3), "10"),
+        _drawn(generator(704), (3, 4, 2), "1101"),
+        _drawn(generator(705), (4, 5, 3), "101"),
+        _drawn(generator(706), (3, 4, 6), "110"),
     ]
 
 
 @per_seed
 def _others() -> tuple[Group, ...]:
     batches = (*BATCHES, ON_BATCH, *MASKS_OF_A_BATCH)
-    two, three = _drawn(711, 2, 4, 3, "110", "101"), _drawn(712, 3, 4, 2, "1100", "1111", "1010")
-    empty, large = _drawn(np.random.default_rng(8), 2, 2, 2, "10"), _drawn(728, 2, 2, 2, "11")
+    two, three = (
+        _drawn(generator(711), (2, 4, 3), "110", "101"),
+        _drawn(generator(712), (3, 4, 2), "1100", "1111", "1010"),
+    )
+    empty, large = (
+        _drawn(np.random.default_rng(8), (2, 2, 2), "10"),
+        _drawn(generator(728), (2, 2, 2), "11"),
+    )
     empty.x[0] = 0
     ones = {**large.parameters, "self_q": 1000 * np.eye(2), "self_k": np.eye(2)}
     return (
-        Group("batches", [two, three], batches, one_text_only),
-        Group("a word of zeros", [empty], EMPTY),
+        Group("batches", [two, three], batches, cross.one_text_only),
+        Group("a word of zeros", [empty], block.EMPTY),
         Group("scores of 1000", [replace(large, parameters=ones)], LARGE),
     )
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a decoder's block."""
+def _mark(function: Function) -> Marking:
+    """Test a decoder's block."""
     options_of(function, ("x", "context", "parameters", "mask"), {})
+
+    def call(case: BlockOfTwoTexts) -> Any:
+        return function(case.x, case.context, case.parameters, case.mask)
+
+    right = Computation("decoder-block", compute, RIGHT, "return x  # (..., T, D)")
+    m = BlockMarking(right, function, call)
+    m.parts = {
+        "self-attention": ["self_o"],
+        "cross-attention": ["cross_o"],
+        "the MLP": ["w_out", "b_out"],
+    }
     first = Group("three parts, residuals, norms, padding of the context", one_text(), KNOWN)
-    m = BlockMarking(
-        "decoder-block",
-        function,
-        lambda case: function(case.x, case.context, case.parameters, case.mask),
-        compute,
-        RIGHT,
-        first,
-        {
-            "self-attention": ["self_o"],
-            "cross-attention": ["cross_o"],
-            "the MLP": ["w_out", "b_out"],
-        },
-        returns="return x  # (..., T, D)",
-    )
-    m.first_call(one_text()[0])
-    if m.wrong:
-        return m.result()
-    for group in (first, *_others()):
-        m.test(group)
-    return m.result()
+    m.test_all([first, *_others()])
+    return m
 
 
-DECODER_BLOCK = task("decoder-block", _mark)
+DECODER_BLOCK = tested("decoder-block", _mark)

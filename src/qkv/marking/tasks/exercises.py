@@ -3,7 +3,7 @@
 Sources: Vaswani et al. 2017, section 3.5 (the rotation of sinusoidal positions).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +11,10 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.engine import generator
 from qkv.marking.findings import Finding, told
+from qkv.marking.mistake import Function
 from qkv.marking.outcome import Outcome
-from qkv.marking.tasks.attention.steps import softmax
-from qkv.marking.tasks.exercise import DO, exercise
-from qkv.marking.tasks.task import Texts
+from qkv.marking.tasks.attention.steps import same, softmax
+from qkv.marking.tasks.task import DO, Exercise, Texts
 
 _TEXTS = Texts(__name__)
 
@@ -44,11 +44,11 @@ def _from_first(length: int, keep: float) -> Array:
     return table
 
 
-RECURRENCE_TABLE = exercise(
+RECURRENCE_TABLE = Exercise(
     "recurrence-table",
     recurrence_table,
     lambda: [(2, 0.5), (4, 0.8), (7, int(generator(0).integers(12, 18)) / 20)],
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "table-other-way": [lambda n, keep: recurrence_table(n, keep).T],
             "table-both-ways": [lambda n, keep: (1 - keep) * keep ** abs(_steps(n))],
@@ -61,7 +61,7 @@ RECURRENCE_TABLE = exercise(
     ),
     tried="tables of 2, 4 and 7 words",
     returns="return table  # (length, length)",
-)
+).task()
 
 
 def score_needed(weight: float, others: float) -> Any:
@@ -69,11 +69,11 @@ def score_needed(weight: float, others: float) -> Any:
     return np.log(others * weight / (1 - weight))
 
 
-SCORE_NEEDED = exercise(
+SCORE_NEEDED = Exercise(
     "score-needed",
     score_needed,
     lambda: [(0.5, 3), (0.9, 1000), (int(generator(1).integers(1, 8)) / 16, 17)],
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "score-without-others": [lambda weight, n: np.log(weight / (1 - weight))],
             "score-upside-down": [
@@ -94,7 +94,7 @@ SCORE_NEEDED = exercise(
     ),
     tried="weights among 3, 17 and 1000 other words",
     returns="return score",
-)
+).task()
 
 # lesson 2: words to ids
 
@@ -126,11 +126,11 @@ def _no_such_word(wrong: Outcome) -> Finding | None:
     return _TEXTS.finding("ids-unknown-raises", wrong, error=told(wrong))
 
 
-TO_IDS = exercise(
+TO_IDS = Exercise(
     "ids",
     to_ids,
     _sentences,
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "ids-unknown-left-out": [lambda text, ids: [ids[w] for w in text.split() if w in ids]],
             "ids-unknown-number": [
@@ -150,7 +150,7 @@ TO_IDS = exercise(
     tried="one word, repeated words, unknown words",
     returns="return ids  # a list of T numbers",
     otherwise=_no_such_word,
-)
+).task()
 
 # lesson 4: the matrix that shifts a sinusoidal position by some steps
 
@@ -183,11 +183,11 @@ def _halves(dim: int, steps: int) -> Array:
     return rotation(dim, steps)[np.ix_(order, order)]
 
 
-ROTATION = exercise(
+ROTATION = Exercise(
     "rotation",
     rotation,
     lambda: [(2, 1), (4, 1), (6, int(generator(0).integers(2, 6))), (8, -2)],
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "rotation-other-way": [lambda dim, steps: rotation(dim, -steps)],
             "rotation-one-step": [lambda dim, steps: rotation(dim, 1)],
@@ -210,7 +210,7 @@ ROTATION = exercise(
     ),
     tried="one pair and several, one step and several, forwards and backwards",
     returns="return matrix  # (dim, dim)",
-)
+).task()
 
 # lesson 7: the attention of a head to a neighbour, and the effect of removing heads
 
@@ -233,11 +233,11 @@ def _patterns() -> list[tuple[Any, ...]]:
     return cases
 
 
-NEIGHBOUR_SCORE = exercise(
+NEIGHBOUR_SCORE = Exercise(
     "neighbour-score",
     neighbour_score,
     _patterns,
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "neighbour-other-side": [lambda weights, step: neighbour_score(weights, -step)],
             "neighbour-all-tokens": [
@@ -260,7 +260,7 @@ NEIGHBOUR_SCORE = exercise(
     ),
     tried="one and two steps, forwards and backwards",
     returns="return score",
-)
+).task()
 
 # Keys: the heads removed from qkv's own encoder. Values: the cosine of the two vectors for "bank";
 # the cosine if the heads are removed only for the first text; the same for the second text; the
@@ -273,7 +273,7 @@ _MEASURED = {
 }
 
 
-def _measured(column: int) -> Callable[..., Any]:
+def _measured(column: int) -> Function:
     return lambda heads: _MEASURED[tuple(map(tuple, heads))][column]
 
 
@@ -282,11 +282,11 @@ def closeness(heads: Any) -> Any:
     return _measured(0)(heads)
 
 
-CLOSENESS = exercise(
+CLOSENESS = Exercise(
     "closeness",
     closeness,
     lambda: [([*heads],) for heads in _MEASURED],
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "closeness-heads-ignored": [lambda heads: _MEASURED[()][0]],
             "closeness-one-text": [_measured(1), _measured(2)],
@@ -299,7 +299,7 @@ CLOSENESS = exercise(
     tried="no head, one head and two heads",
     returns="return a @ b / (np.linalg.norm(a) * np.linalg.norm(b))  # of traces with ablate=heads",
     within=2e-3,
-)
+).task()
 
 # lesson 9: the backward pass through the softmax, and through a whole head
 
@@ -318,11 +318,11 @@ def _weights() -> list[tuple[Any, ...]]:
     return cases
 
 
-SOFTMAX_BACK = exercise(
+SOFTMAX_BACK = Exercise(
     "softmax-back",
     softmax_back,
     _weights,
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "back-without-mean": [lambda a, g: a * g],
             "back-plain-mean": [
@@ -340,7 +340,7 @@ SOFTMAX_BACK = exercise(
     ),
     tried="one row and several",
     returns="return weights * (...)  # (L, S)",
-)
+).task()
 
 
 def gradients(x: Array, w_q: Array, w_k: Array, w_v: Array, d_context: Array) -> Any:
@@ -348,24 +348,25 @@ def gradients(x: Array, w_q: Array, w_k: Array, w_v: Array, d_context: Array) ->
     return _head(x, w_q, w_k, w_v, d_context)
 
 
-def _head(
-    *arrays: Array,
-    root: float = -0.5,
-    back: Callable[..., Array] = softmax_back,
-    transposed: bool = True,
-    values: bool = True,
-    changed: bool = False,
-) -> tuple[Array, Array, Array]:
-    """Run the backward pass, optionally with one step changed."""
+def _head(*arrays: Array, **wrong: Any) -> tuple[Array, Array, Array]:
+    """Run the backward pass, optionally with some steps of `_BACKWARD` replaced."""
+    steps = {**_BACKWARD, **wrong}
     x, w_q, w_k, w_v, d_context = arrays
     q, k, v = x @ w_q, x @ w_k, x @ w_v
     weights = softmax(q @ k.T / np.sqrt(q.shape[-1]))
-    d_v = (weights.T if values else weights) @ d_context
-    d_scores = back(weights, d_context @ v.T) * q.shape[-1] ** root
-    d_q, d_k = d_scores @ k, (d_scores.T if transposed else d_scores) @ q
-    if changed:
-        d_q, d_k = d_k, d_q
+    d_v = steps["of_values"](weights) @ d_context
+    d_scores = steps["back"](weights, d_context @ v.T) * q.shape[-1] ** steps["root"]
+    d_q, d_k = steps["order"](d_scores @ k, steps["of_keys"](d_scores) @ q)
     return x.T @ d_q, x.T @ d_k, x.T @ d_v
+
+
+_BACKWARD: Mapping[str, Any] = {
+    "root": -0.5,
+    "back": softmax_back,
+    "of_keys": np.transpose,
+    "of_values": np.transpose,
+    "order": lambda d_q, d_k: (d_q, d_k),
+}
 
 
 def _heads() -> list[tuple[Any, ...]]:
@@ -377,26 +378,26 @@ def _heads() -> list[tuple[Any, ...]]:
     return cases
 
 
-GRADIENTS = exercise(
+GRADIENTS = Exercise(
     "gradients",
     gradients,
     _heads,
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "gradients-no-root": [lambda *arrays: _head(*arrays, root=0.0)],
             "gradients-root-twice": [lambda *arrays: _head(*arrays, root=-1.0)],
             "gradients-times-root": [lambda *arrays: _head(*arrays, root=0.5)],
-            "gradients-keys-not-transposed": [lambda *arrays: _head(*arrays, transposed=False)],
-            "gradients-values-not-transposed": [lambda *arrays: _head(*arrays, values=False)],
+            "gradients-keys-not-transposed": [lambda *arrays: _head(*arrays, of_keys=same)],
+            "gradients-values-not-transposed": [lambda *arrays: _head(*arrays, of_values=same)],
             "gradients-softmax-left-out": [lambda *arrays: _head(*arrays, back=lambda a, g: g)],
             "gradients-softmax-without-mean": [
                 lambda *arrays: _head(*arrays, back=lambda a, g: a * g)
             ],
-            "gradients-changed-places": [lambda *arrays: _head(*arrays, changed=True)],
+            "gradients-changed-places": [lambda *arrays: _head(*arrays, order=lambda q, k: (k, q))],
         },
         DO,
     ),
     tried="square projections and other shapes",
     returns="d_q, d_k = d_scores @ k, d_scores.T @ q; return x.T @ d_q, x.T @ d_k, x.T @ d_v",
     parts=("d_w_q", "d_w_k", "d_w_v"),
-)
+).task()

@@ -1,8 +1,6 @@
 """The tasks `mask` and `batched-mask`: masked attention, or a function for causal masks."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,16 +8,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking, by_seed, generator
 from qkv.marking.findings import Finding, of_mistake
-from qkv.marking.mistake import Mistake, Steps, mended
+from qkv.marking.mistake import Function, Mistake, Steps, mended
 from qkv.marking.outcome import Outcome, close, name_of, numbers, options_of, outcome
-from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import marker
 from qkv.marking.tasks.attention.findings import large_scores
-from qkv.marking.tasks.attention.learner import learner
-from qkv.marking.tasks.attention.steps import CORE, Case
-from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
+from qkv.marking.tasks.attention.steps import CORE, RIGHT as ATTENTION, Case, learner
 from qkv.marking.tasks.mistakes import formula, masks
-from qkv.marking.tasks.task import Texts, both_ends, pick, task
+from qkv.marking.tasks.task import Texts, both_ends, pick, tested
 
 
 @dataclass(frozen=True)
@@ -40,7 +35,7 @@ def compute(case: Length, steps: Steps) -> Array:
     return visible.astype(np.float64)
 
 
-RIGHT: Steps = MappingProxyType({"sees": ATTENTION["sees"]})
+RIGHT: Steps = {"sees": ATTENTION["sees"]}
 _TEXTS = Texts(__name__)
 LINE = "mask = np.tril(np.ones((length, length), dtype=bool))  # True = may attend"
 KNOWN = mended(
@@ -88,8 +83,8 @@ def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
     return None
 
 
-def _mark_causal(function: Callable[..., Any]) -> CheckResult:
-    """Mark a function that makes a causal mask.
+def _mark_causal(function: Function) -> Marking:
+    """Test a function that makes a causal mask.
 
     Raises:
         TypeError: the function cannot be called with a length.
@@ -113,7 +108,7 @@ def _mark_causal(function: Callable[..., Any]) -> CheckResult:
     m.nothing_done = _all_or_nothing
     m.first_call(Length(2))
     if m.wrong:
-        return m.result()
+        return m
     longest = int(generator(5).integers(6, 12)) if by_seed() else 5
     lengths = [Length(2), Length(3), Length(longest)]
     m.test(Group(f"masks of 2, 3 and {longest} words", lengths, KNOWN))
@@ -122,7 +117,7 @@ def _mark_causal(function: Callable[..., Any]) -> CheckResult:
         right = np.where(visible, 0.0, -np.inf) if in_numbers[0] is _FINITE else visible
         m.find(of_mistake(in_numbers[0], run, {"yours": numbers(run.returned), "right": right}))
     m.test(Group("a mask of one word", [Length(1)], may_refuse=True, if_right=True))
-    return m.result()
+    return m
 
 
 def _masked(query: Any, key: Any, mask: Any) -> Case:
@@ -169,8 +164,8 @@ def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
     return of_mistake(replace(inverted, shows=shows), masked[0])
 
 
-def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> CheckResult:
-    """Mark attention that must take a mask, and batches if the task asks for them.
+def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
+    """Test attention that must take a mask, and batches if the task asks for them.
 
     Raises:
         TypeError: the function takes no mask.
@@ -181,18 +176,22 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
             f"check: {call.name} has no parameter for a mask: name a parameter mask, attn_mask or"
             " attention_mask"
         )
-    m = marker.AttentionMarking(task, call, "qkv", batches=batches)
-    marker.first_calls(m)
+    m = marker.AttentionMarking(task, call, "qkv", batches)
+    m.first_calls()
     if m.wrong:
-        return m.result()
-    m.ask(CORE, formula.core("qkv"), lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m))
+        return m
+    m.ask(
+        CORE,
+        formula.core("qkv"),
+        otherwise=lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m),
+    )
     m.explained = m.explained or any(finding.key.startswith("mask-") for finding in m.found)
     some = np.array([[True, True, True], [True, False, True], [False, True, True]])
     m.cases["a mask"].append(
         replace(m.cases["a mask"][1], mask=some)
     )  # the first query sees every key
-    batches = not m.wrong and marker.takes_batches(m)
-    each_pair = marker.try_masks(m, batches, masks.WEAK, replace(marker.PER_KEY, kind="wrong"))
+    batches = not m.wrong and m.takes_batches()
+    each_pair = m.try_masks(batches, needed=True)
     if each_pair and not m.wrong:
         known = (*formula.LARGE, *masks.LARGE)
         m.test(Group("a mask on scores of 1000", _LARGE, known, large_scores))
@@ -201,12 +200,12 @@ def _mark_masked(function: Callable[..., Any], task: str, *, batches: bool) -> C
         padded = [replace(m.cases["batches"][-1], mask=padding)]
         may_refuse = not m.needs_batches
         m.test(Group("padding of two texts", padded, masks.TEXTS, may_refuse=may_refuse))
-    marker.try_causal(m, each_pair)
-    return m.result()
+    m.try_causal(each_pair)
+    return m
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark masked attention; if the function cannot take a mask, mark it as a causal mask."""
+def _mark(function: Function) -> Marking:
+    """Test masked attention, or a causal mask if the function cannot take a mask."""
     try:
         return _mark_masked(function, "mask", batches=False)
     except TypeError as error:
@@ -216,10 +215,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
             raise error from None
 
 
-def _mark_batched(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark masked attention for one text and for batches."""
-    return _mark_masked(function, "batched-mask", batches=True)
-
-
-MASK = task("mask", _mark)
-BATCHED_MASK = task("batched-mask", _mark_batched)
+MASK = tested("mask", _mark)
+BATCHED_MASK = tested(
+    "batched-mask", lambda function: _mark_masked(function, "batched-mask", batches=True)
+)

@@ -1,23 +1,18 @@
 """The task `heads`: multi-head attention, with an optional output projection."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from qkv.marking.engine import Group, generator
-from qkv.marking.mistake import mended
+from qkv.marking.mistake import Function, mended
 from qkv.marking.outcome import kind_of
-from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings, marker
-from qkv.marking.tasks.attention.learner import learner
-from qkv.marking.tasks.attention.steps import CORE, Case, drawn, flip, join, softmax
+from qkv.marking.tasks.attention.steps import CORE, Case, drawn, flip, join, learner, softmax
 from qkv.marking.tasks.mistakes import heads
-from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core
+from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, SHAPES, core, of_output
 from qkv.marking.tasks.mistakes.masks import HIDING, MASK
-from qkv.marking.tasks.mistakes.slips import of_output
-from qkv.marking.tasks.task import Texts, task
+from qkv.marking.tasks.task import Texts, tested
 
 _NAMES = "x,w_q,w_k,w_v"
 _OUTPUT = "return joined @ w_o"
@@ -68,14 +63,14 @@ PROJECTED = mended(
 )
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+def _mark(function: Function) -> marker.AttentionMarking:
     """Run all tests in order."""
     call = learner(function, _NAMES)
     if "heads" not in call.options:
         raise TypeError(
             f"check: {call.name} has no parameter for the number of heads: add num_heads"
         )
-    m = marker.AttentionMarking("heads", call, _NAMES)
+    m = marker.AttentionMarking("heads", call, _NAMES, batches=False)
     (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
     # 2 words, heads of 2 columns; 4 words, heads of 2 columns; 3 words, heads of 5 columns
     even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
@@ -90,9 +85,9 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         known = (*known, *PROJECTED)
     m.cases[CORE] = some
     m.of_weight_one = drawn(_NAMES, 320, (1, 4, 4, 4))
-    marker.first_calls(m)
+    m.first_calls()
     if m.wrong:
-        return m.result()
+        return m
     known = (*known, *core(_NAMES))
     m.test(Group("two heads and three heads", some, known))
     m.test(Group("values of another size", others, (*known, *SHAPES)))
@@ -100,7 +95,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         _try_output(m)
     else:
         m.untried.append("w_o")
-    m.ask("scores of 1000", LARGE, findings.large_scores)
+    m.ask("scores of 1000", LARGE, otherwise=findings.large_scores)
     if not m.wrong:
         _try_batches(m)
     if "mask" in call.options and not m.wrong:
@@ -109,7 +104,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         _try_uneven_heads(m, replace(words, heads=4))
     if "mask" not in call.options:
         m.untried.append("mask")
-    return m.result()
+    return m
 
 
 def _unprojected(case: Case) -> Case:
@@ -132,9 +127,9 @@ def _try_output(m: marker.AttentionMarking) -> None:
 
 def _try_batches(m: marker.AttentionMarking) -> None:
     """Try two texts at once, with one head and with two."""
-    refused = marker.refused_batch(m)
+    refused = m.refused_batch()
     if refused is None:
-        m.ask("batches", BATCHES, findings.wrong_batch)
+        m.ask("batches", BATCHES, otherwise=findings.wrong_batch)
         batch = replace(m.cases["batches"][-1], heads=2)
         run = m.call(batch)
         misshapen = run.out is None or run.out.shape != run.right.shape
@@ -155,7 +150,7 @@ def _try_mask(m: marker.AttentionMarking) -> None:
     as_bool, adding = m.run([masked]), replace(m.call, adds_mask=True, unmasked=0.0)
     (nothing,) = m.run([replace(case, mask=empty_row)], adding)
     for_numbers = m.call.number_as_mask or marker.is_made_for_numbers(nothing)
-    if marker.adds_its_mask(m, as_bool, m.run([masked], adding), known, for_numbers):
+    if marker.adds_its_mask(m, (as_bool, m.run([masked], adding)), known, for_numbers):
         m.call = adding
     m.test(Group("a mask on two heads", [masked], known, may_refuse=True))
 
@@ -170,4 +165,4 @@ def _try_uneven_heads(m: marker.AttentionMarking, case: Case) -> None:
     m.find(_TEXTS.finding("heads-not-divided", None, output=returned))
 
 
-HEADS = task("heads", _mark)
+HEADS = tested("heads", _mark)

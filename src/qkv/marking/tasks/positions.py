@@ -3,20 +3,25 @@
 Source: Vaswani et al. 2017, Attention Is All You Need, section 3.5.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.engine import Group, by_seed, generator, mark_in_steps
+from qkv.marking.engine import Group, Marking, by_seed, generator
 from qkv.marking.findings import Finding, told
-from qkv.marking.mistake import Mistake, Steps
-from qkv.marking.outcome import Outcome, name_of, options_of, outcome
-from qkv.marking.result import CheckResult
-from qkv.marking.tasks.task import Texts, both_ends, cut, task, without
+from qkv.marking.mistake import Function, Mistake, Steps
+from qkv.marking.outcome import Outcome, options_of
+from qkv.marking.tasks.task import (
+    Computation,
+    StepwiseMarking,
+    Texts,
+    both_ends,
+    cut,
+    tested,
+    without,
+)
 
 BASE = 10000.0
 _TEXTS = Texts(__name__)
@@ -46,18 +51,17 @@ def compute(case: Table, steps: Steps) -> Array:
     return out
 
 
-RIGHT: Steps = MappingProxyType(
-    {
-        "sizes": lambda length, dim: (length, dim),
-        "positions": np.arange,
-        "base": lambda: BASE,
-        "exponent": lambda column, dim: (column - column % 2) / dim,
-        "power": lambda base, exponent, column, dim: base**exponent,
-        "turn": lambda position, power: position / power,
-        "waves": lambda angle, column: np.where(column % 2, np.cos(angle), np.sin(angle)),
-        "layout": lambda table: table,
-    }
-)
+RIGHT: Steps = {
+    "sizes": lambda length, dim: (length, dim),
+    "positions": np.arange,
+    "base": lambda: BASE,
+    "exponent": lambda column, dim: (column - column % 2) / dim,
+    "power": lambda base, exponent, column, dim: base**exponent,
+    "turn": lambda position, power: position / power,
+    "waves": lambda angle, column: np.where(column % 2, np.cos(angle), np.sin(angle)),
+    "layout": lambda table: table,
+}
+_RIGHT = Computation("positions", compute, RIGHT, "return table  # (length, dim)")
 
 
 def _halves(table: Array) -> Array:
@@ -182,28 +186,18 @@ def _another() -> tuple[Table, ...]:
     return (Table(int(length), 2 * int(half)),) if by_seed() else ()
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a function that takes a length and a dim."""
+def _mark(function: Function) -> Marking:
+    """Test a function that takes a length and a dim."""
     options_of(function, ("length", "dim"), {})
-
-    def call(case: Table) -> Any:
-        return function(case.length, case.dim)
-
-    seen = outcome(TABLES[1], call, compute(TABLES[1], RIGHT)).out
-    return mark_in_steps(
-        "positions",
-        name_of(function),
-        call,
-        compute,
-        RIGHT,
+    m = StepwiseMarking(_RIGHT, function, lambda case: function(case.length, case.dim))
+    known = (*MISTAKES, *_by_speed(m.call(TABLES[1]).out))
+    m.test_all(
         (
-            Group(
-                "positions, angles, columns", (*TABLES, *_another()), (*MISTAKES, *_by_speed(seen))
-            ),
+            Group("positions, angles, columns", (*TABLES, *_another()), known),
             Group("an odd dim", ODD, (), _odd_fails, if_right=True),
-        ),
-        returns="return table  # (length, dim)",
+        )
     )
+    return m
 
 
-POSITIONS = task("positions", _mark)
+POSITIONS = tested("positions", _mark)

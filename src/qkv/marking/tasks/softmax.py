@@ -1,8 +1,6 @@
 """The task `softmax`: turn scores into weights that sum to 1 along the last axis."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,15 +9,21 @@ from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking, by_seed, generator, nothing_known
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding
-from qkv.marking.mistake import Steps, mended
-from qkv.marking.outcome import Outcome, name_of, options_of, outcome
-from qkv.marking.result import CheckResult
+from qkv.marking.mistake import Function, Steps, mended
+from qkv.marking.outcome import Outcome, options_of
 from qkv.marking.tasks.attention.findings import large_scores
-from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
-from qkv.marking.tasks.attention.steps import same, softmax
-from qkv.marking.tasks.mistakes import slips
-from qkv.marking.tasks.mistakes.formula import LARGE_ROWS, SOFTMAX_ROWS
-from qkv.marking.tasks.task import Texts, both_ends, cut, first_row_only, task, without
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION, same, softmax
+from qkv.marking.tasks.mistakes import formula
+from qkv.marking.tasks.task import (
+    Computation,
+    StepwiseMarking,
+    Texts,
+    both_ends,
+    cut,
+    first_row_only,
+    tested,
+    without,
+)
 
 _TEXTS = Texts(__name__)
 LINES = "e = np.exp(x - x.max(axis=-1, keepdims=True)); weights = e / e.sum(axis=-1, keepdims=True)"
@@ -47,14 +51,12 @@ def compute(case: Scores, steps: Steps) -> Array:
     return out
 
 
-RIGHT: Steps = MappingProxyType(
-    {
-        **{name: ATTENTION[name] for name in ("shift", "exp", "normalise")},
-        "read": same,
-        "axis": same,
-        "give": same,
-    }
-)
+RIGHT: Steps = {
+    **{name: ATTENTION[name] for name in ("shift", "exp", "normalise")},
+    "read": same,
+    "axis": same,
+    "give": same,
+}
 
 
 def _sigmoid(x: Array) -> Array:
@@ -62,7 +64,7 @@ def _sigmoid(x: Array) -> Array:
     return out
 
 
-_OF_ROWS = {mistake.key: mistake for mistake in SOFTMAX_ROWS}
+_OF_ROWS = {mistake.key: mistake for mistake in formula.SOFTMAX_ROWS}
 _TWICE = _OF_ROWS.pop("softmax-twice")
 CORE = mended(
     LINES,
@@ -82,19 +84,19 @@ CORE = mended(
         },
         step="normalise",
     ),
-    slips.HARD,
+    formula.HARD,
     _TEXTS.mistake(
         "softmax-rounded", *({"give": lambda w, n=n: np.round(w, n)} for n in range(1, 6))
     ),
     *mended(
         LINES,
         replace(
-            slips.WHOLE_WEIGHTS,
+            formula.WHOLE_WEIGHTS,
             variants=({"give": np.floor},),
             remedy=f"{LINES}  # of floats",
         ),
-        slips.WHOLE_EXPONENTIALS,
-        *slips.SUMS,
+        formula.WHOLE_EXPONENTIALS,
+        *formula.SUMS,
         _TEXTS.mistake("return-in-loop", *first_row_only("give", same)),
         *both_ends(
             _TEXTS,
@@ -120,7 +122,7 @@ BATCHES = _TEXTS.mistakes(
 
 LARGE = mended(
     LINES,
-    *LARGE_ROWS,
+    *formula.LARGE_ROWS,
     *_TEXTS.mistakes(
         {
             "softmax-mean-subtracted": [
@@ -177,7 +179,7 @@ def _one_row(wrong: Outcome) -> Finding | None:
     return _TEXTS.finding("one-row-only", wrong, error=in_words(wrong.error))
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+def _mark(function: Function) -> Marking:
     """Run all tests in order."""
     options, needed = options_of(function, ("x",), {"axis": ("axis", "dim")})
 
@@ -185,24 +187,21 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         axis = -1 if case.axis is None and needed else case.axis
         return function(case.x, **({} if axis is None else {options["axis"]: axis}))
 
-    def run(case: Scores) -> Outcome:
-        return outcome(case, call, compute(case, RIGHT))
-
-    m = Marking("softmax", name_of(function), run, compute, RIGHT, returns=RETURN)
+    m = StepwiseMarking(Computation("softmax", compute, RIGHT, RETURN), function, call)
     rows = [_scores(_drawn(number, rows)) for number, rows in enumerate(_ROWS)]
     m.of_weight_one = [_scores([[2]])]
     m.first_call(rows[0])
     if m.wrong:
-        return m.result()
+        return m
     batch, row = _drawn(3, _BATCH), _scores(rows[1].x[0])
-    takes_row = run(row).is_right
+    takes_row = m.call(row).is_right
     m.test(Group("rows of scores", rows, CORE, _one_row if takes_row else nothing_known))
     m.test(Group("one row", [row], may_refuse=True, if_right=True))
     m.test(Group("a batch", [_scores(batch)], BATCHES, may_refuse=True, if_right=True))
     m.test(Group("scores of 1000", [*map(_scores, _LARGE)], LARGE, large_scores))
     if not m.wrong:
         m.test(Group("scores of -inf", [*map(_scores, _MASKED)], (), _minus_inf))
-        nothing = run(Scores(_NOTHING))
+        nothing = m.call(Scores(_NOTHING))
         if nothing.error is not None or nothing.out is None or np.isnan(nothing.out).any():
             m.limits.append("A row of only -inf gives nan: attention has to set its output to 0.")
         m.whole_numbers(Scores(np.array(_ROWS[0], dtype=np.int64)), _FLOATS)
@@ -210,7 +209,7 @@ def _mark(function: Callable[..., Any], way: str) -> CheckResult:
         m.test(Group("another axis", [_scores(rows[2].x, 0), _scores(batch, 1)], AXIS))
     else:
         m.untried.append("axis")
-    return m.result()
+    return m
 
 
-SOFTMAX = task("softmax", _mark)
+SOFTMAX = tested("softmax", _mark)

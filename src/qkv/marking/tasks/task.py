@@ -1,20 +1,24 @@
-"""Tasks, and the texts of their known mistakes."""
+"""Tasks, the texts of their known mistakes, and tasks that ask for one short function."""
 
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.resources import files
-from typing import Any
+from inspect import signature as parameters_of
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array
+from qkv.marking.engine import Compute, Group, Marking, nothing_known, per_seed
 from qkv.marking.findings import Finding
 from qkv.marking.isolated import SECONDS
-from qkv.marking.mistake import Mistake, Steps, read_texts
-from qkv.marking.outcome import Outcome
+from qkv.marking.mistake import Function, Mistake, Steps, read_texts
+from qkv.marking.outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 
+Ways = Mapping[str, Iterable[Steps | Function]]  # the ways to make each mistake
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
 
@@ -64,6 +68,55 @@ def task(name: str, mark: Callable[[Any, str], CheckResult]) -> Task:
     return Task(name, mark, **fields)
 
 
+def tested(name: str, test: Callable[[Function], Marking]) -> Task:
+    """Return a task whose marker runs the tests of `test`, and returns their verdict."""
+    return task(name, lambda function, way: test(function).result())
+
+
+class Computation(NamedTuple):
+    """The right computation of a task.
+
+    Attributes:
+        task: the task's name.
+        compute: a function that computes the output of a case with given steps.
+        right: the right steps.
+        returns: the right return statement.
+    """
+
+    task: str
+    compute: Compute
+    right: Steps
+    returns: str
+
+
+class StepwiseMarking(Marking):
+    """The test results of one function, compared with the right computation of its task.
+
+    Args:
+        right: the right computation.
+        function: a learner's function.
+        call: a function that takes a case, calls the learner's function and returns the result.
+    """
+
+    def __init__(self, right: Computation, function: Function, call: Function) -> None:
+        task, compute, steps, returns = right
+        super().__init__(
+            task,
+            name_of(function),
+            lambda case: outcome(case, call, compute(case, self.right)),
+            compute,
+            steps,
+            returns=returns,
+        )
+        self.right = steps
+
+    def test_all(self, groups: Sequence[Group]) -> None:
+        """Repeat the smallest call, to compare both outputs, then run the tests in order."""
+        self.first_call(groups[0].cases[0])
+        for group in () if self.wrong else groups:
+            self.test(group)
+
+
 class Texts:
     """Descriptions of the mistakes of one module.
 
@@ -95,9 +148,7 @@ class Texts:
             fields |= {field: text.format(**values) for field, text in texts.items()}
         return Mistake(**fields, variants=variants)
 
-    def mistakes(
-        self, variants: Mapping[str, Iterable[Steps | Callable[..., Any]]], step: str = ""
-    ) -> tuple[Mistake, ...]:
+    def mistakes(self, variants: Ways, step: str = "") -> tuple[Mistake, ...]:
         """Return the mistakes that several tables describe.
 
         Args:
@@ -110,15 +161,9 @@ class Texts:
             for name, ways in variants.items()
         )
 
-    def finding(
-        self,
-        name: str,
-        run: Outcome | None,
-        more: Mapping[str, Any] | None = None,
-        **values: object,
-    ) -> Finding:
+    def finding(self, name: str, run: Outcome | None, **values: object) -> Finding:
         """Return the finding that this run shows the mistake that a table describes."""
-        return Finding(**vars(self.mistake(name, **values)), run=run, more=more or {})
+        return Finding(**vars(self.mistake(name, **values)), run=run)
 
 
 def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
@@ -165,3 +210,140 @@ def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
         return np.concatenate([out[..., :1, :], np.zeros_like(out[..., 1:, :])], axis=-2)
 
     return {step: zeros}, {step: lambda *arguments: of(*arguments)[..., :1, :]}
+
+
+DO = "do"
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call, keyed by name."""
+
+    by_name: Mapping[str, Any]
+
+    def shown(self) -> dict[str, Any]:
+        """Return the arguments."""
+        return dict(self.by_name)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A task that compares a learner's function with the right function.
+
+    Attributes:
+        name: the task's name.
+        right: the right function; the learner's function has the same name.
+        draw: a function that draws the arguments of each call, smallest first.
+        mistakes: the known mistakes, each of which replaces the step `DO`.
+        tried: a description of the tested inputs, for example "angles" in "Tried: angles".
+        returns: the right return statement.
+        parts: the names of the returned arrays, if the function returns several.
+        otherwise: a function that describes a wrong call if no known mistake explains the call.
+        within: the tolerance for numbers measured on a trained model.
+    """
+
+    name: str
+    right: Function
+    draw: Callable[[], Sequence[tuple[Any, ...]]]
+    mistakes: Sequence[Mistake]
+    tried: str
+    returns: str
+    parts: Sequence[str] = ()
+    otherwise: Callable[[Outcome], Finding | None] = nothing_known
+    within: float = 0.0
+
+    def task(self) -> Task:
+        """Return the task."""
+        return task(self.name, lambda function, way: self.mark(function))
+
+    def mark(self, function: Function) -> CheckResult:
+        """Mark a learner's function."""
+        names = tuple(parameters_of(self.right).parameters)
+        options_of(function, names, {})
+        right = Computation(self.name, self._compute, {DO: self.right}, self.returns)
+        m = StepwiseMarking(right, function, lambda case: self._call(function, case))
+        m.test_all([Group(self.tried, self._cases(), self.mistakes, self._describe)])
+        result = m.result()
+        if not self.parts or not result.example:
+            return result
+        wanted = self.right(*(result.example[name] for name in names))
+        return replace(result, example=self._apart(result.example, wanted))
+
+    @cached_property
+    def _cases(self) -> Callable[[], list[Arguments]]:
+        """A function that draws the cases, once for each seed."""
+        names = tuple(parameters_of(self.right).parameters)
+        return per_seed(lambda: [Arguments(dict(zip(names, a, strict=True))) for a in self.draw()])
+
+    def _compute(self, case: Arguments, steps: Steps) -> Array:
+        output = steps[DO](*case.by_name.values())
+        return _joined(output) if self.parts else np.asarray(output)
+
+    def _call(self, function: Function, case: Arguments) -> Any:
+        """Call a learner's function; return its result in a form that can be compared."""
+        returned, right = function(*case.by_name.values()), self.right(*case.by_name.values())
+        if self.parts:
+            return self._checked(returned, right)
+        if isinstance(returned, tuple) and isinstance(right, list):
+            returned = [*returned]
+        if self.within and (out := numbers(returned)) is not None:
+            variants = ({DO: self.right}, *(v for known in self.mistakes for v in known.variants))
+            near = (a for v in variants if (a := self._compute(case, v)).shape == out.shape)
+            return next((a for a in near if np.allclose(out, a, 0, self.within)), returned)
+        return returned
+
+    def _describe(self, wrong: Outcome) -> Finding | None:
+        """Describe a call that did not return the requested arrays, or another wrong call."""
+        if not isinstance(wrong.error, _NotParts):
+            return self.otherwise(wrong)
+        return Finding(
+            "wrong-parts",
+            str(wrong.error),
+            "the caller unpacks these arrays from the result",
+            self.returns,
+            nudge="Print the returned object, and the shape of each array in it.",
+            where="the return statement",
+            run=replace(wrong, error=None, returned=wrong.error.returned),
+        )
+
+    def _checked(self, returned: Any, wanted: Sequence[Array]) -> Array | None:
+        """Check the arrays that a learner's function returned, and flatten them into one array."""
+        if returned is None:
+            return None
+        arrays = [numbers(part) for part in returned] if isinstance(returned, tuple | list) else []
+        several = f" of {len(arrays)}" if arrays else ""
+        if len(arrays) != len(self.parts) or any(a is None for a in arrays):
+            wanted_parts = ", ".join(self.parts)
+            error = f"it returns {kind_of(returned)}{several}, but should return {wanted_parts}"
+            raise _NotParts(returned, error)
+        for part, a, right in zip(self.parts, arrays, wanted, strict=True):
+            if a is not None and a.shape != right.shape:
+                error = f"{part} has the shape {a.shape}, but should have the shape {right.shape}"
+                raise _NotParts(returned, error)
+        return _joined([a for a in arrays if a is not None])
+
+    def _apart(self, example: Mapping[str, Any], wanted: Sequence[Array]) -> dict[str, Any]:
+        """Split the flattened outputs of an example into named arrays."""
+        split: dict[str, Any] = {}
+        ends = np.cumsum([a.size for a in wanted])
+        for name, value in example.items():
+            flat = name in ("yours", "right") and isinstance(value, np.ndarray)
+            if flat and value.size == ends[-1]:
+                pieces = zip(self.parts, np.split(value, ends[:-1]), wanted, strict=True)
+                split |= {f"{name} {part}": piece.reshape(a.shape) for part, piece, a in pieces}
+            else:
+                split[name] = value
+        return split
+
+
+class _NotParts(TypeError):
+    """The error for a result that does not consist of the requested arrays."""
+
+    def __init__(self, returned: Any, error: str) -> None:
+        super().__init__(error)
+        self.returned = returned
+
+
+def _joined(returned: Sequence[Array]) -> Array:
+    """Flatten several arrays into one array for a single comparison."""
+    return np.concatenate([np.ravel(a) for a in returned])

@@ -1,7 +1,6 @@
 """Tasks whose answer is not a function: projections written by hand, and training sentences."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,21 +13,20 @@ from qkv.marking.tasks.attention.steps import softmax
 from qkv.marking.tasks.exercises import gradients
 from qkv.marking.tasks.task import Task, Texts, task
 
+_Table = Mapping[str, Sequence[float]]
 # features of words in lessons 2 and 9 (water, money, noun, adjective); other words have zeros
-_TABLE: Mapping[str, Sequence[float]] = MappingProxyType(
-    {
-        "bank": [0.5, 0.5, 1, 0],
-        "river": [1, 0, 1, 0],
-        "loan": [0, 1, 1, 0],
-        "friend": [0, 0, 1, 0],
-        "wet": [0.5, 0, 0, 1],
-        "cold": [0.5, 0, 0, 1],
-        "deep": [0.5, 0, 0, 1],
-        "rich": [0, 0.5, 0, 1],
-        "dear": [0, 0.5, 0, 1],
-        "cheap": [0, 0.5, 0, 1],
-    }
-)
+_TABLE: _Table = {
+    "bank": [0.5, 0.5, 1, 0],
+    "river": [1, 0, 1, 0],
+    "loan": [0, 1, 1, 0],
+    "friend": [0, 0, 1, 0],
+    "wet": [0.5, 0, 0, 1],
+    "cold": [0.5, 0, 0, 1],
+    "deep": [0.5, 0, 0, 1],
+    "rich": [0, 0.5, 0, 1],
+    "dear": [0, 0.5, 0, 1],
+    "cheap": [0, 0.5, 0, 1],
+}
 _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
@@ -36,13 +34,11 @@ _TEXTS = Texts(__name__)
 _WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # at the end of lesson 2 and in lesson 9
 
 
-def _rows(sentence: str, table: Mapping[str, Sequence[float]]) -> Array:
+def _rows(sentence: str, table: _Table) -> Array:
     return np.array([table.get(word, [0, 0, 0, 0]) for word in sentence.split()], float)
 
 
-def _taken(
-    sentence: str, word: str, w_q: Array, w_k: Array, table: Mapping[str, Sequence[float]]
-) -> dict[str, float]:
+def _taken(sentence: str, word: str, w_q: Array, w_k: Array, table: _Table) -> dict[str, float]:
     """Return a word's weights, keyed by attended word; a repeated word keeps its last weight."""
     x = _rows(sentence, table)
     query = (x @ w_q)[sentence.split().index(word)]
@@ -104,19 +100,17 @@ def _calm(*matrices: Any) -> Iterator[str]:
             yield "calm-others"
 
 
-_KNOWN = MappingProxyType(
-    {
-        "the bank of the river": 0,
-        "the bank gave a loan": 1,
-        "the river has a bank": 0,
-        "a friend of the bank has a loan": 1,
-        "the rich dear cheap bank of the river": 0,
-        "the wet cold deep bank gave a loan": 1,
-        "a rich dear cheap friend at the bank of the river": 0,
-        "the bank gave a wet cold deep friend a loan": 1,
-    }
-)
-_TEST = MappingProxyType({"the wet bank": 0, "a cheap bank": 1})
+_KNOWN = {
+    "the bank of the river": 0,
+    "the bank gave a loan": 1,
+    "the river has a bank": 0,
+    "a friend of the bank has a loan": 1,
+    "the rich dear cheap bank of the river": 0,
+    "the wet cold deep bank gave a loan": 1,
+    "a rich dear cheap friend at the bank of the river": 0,
+    "the bank gave a wet cold deep friend a loan": 1,
+}
+_TEST = {"the wet bank": 0, "a cheap bank": 1}
 
 
 def _adjectives(more: Any) -> Iterator[str]:

@@ -5,24 +5,21 @@ Source: Shazeer 2019, Fast Transformer Decoding (incremental attention, with an 
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from qkv.arrays import Array
-from qkv.marking.engine import generator, per_seed
-from qkv.marking.mistake import Steps
+from qkv.marking.engine import Marking, generator, per_seed
+from qkv.marking.mistake import Function, Steps
 from qkv.marking.outcome import options_of
-from qkv.marking.result import CheckResult
 from qkv.marking.tasks import kv_cache
 from qkv.marking.tasks.attention.steps import same
+from qkv.marking.tasks.block import NO_RESIDUAL, pre_norm
 from qkv.marking.tasks.cross_attention import CORE_OF_TWO, EXCHANGED
-from qkv.marking.tasks.kv_cache import Kept, advance, attend
-from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
-from qkv.marking.tasks.stepping import Run, StepMarking
-from qkv.marking.tasks.task import Texts, task
-from qkv.marking.tasks.wiring import NO_RESIDUAL, pre_norm
+from qkv.marking.tasks.kv_cache import Kept, Run, StepMarking, advance, attend
+from qkv.marking.tasks.mistakes.formula import OF_CAUSAL
+from qkv.marking.tasks.task import Computation, Texts, tested
 
 _TEXTS = Texts(__name__)
 NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
@@ -58,7 +55,7 @@ def compute(case: Run, steps: Steps) -> Array:
             nonlocal own, words
             own = Kept(*steps["recalls"](own, words, w[1], w[2]))
             words = np.concatenate([words, x])
-            out, own = advance(x, (w[0], w[1], w[2]), own, steps)
+            out, own = advance(x, w, own, steps)
             return out
 
         def cross_attention(x: Array, w: tuple[Array, ...] = cross_w, before: Array = x) -> Array:
@@ -82,19 +79,17 @@ def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
     return kept if len(kept.key) else context
 
 
-RIGHT: Steps = MappingProxyType(
-    {
-        **kv_cache.RIGHT,
-        "projections": lambda own, cross: (own, cross),
-        "words": same,  # the output of self-attention; some mistakes project this to keys
-        "source": _once,
-        "stored": same,
-        "read": lambda source, own: source,
-        "source_sees": lambda i, j, before: j >= 0,
-        "reads_context": lambda calls: True,
-        "wire": pre_norm,
-    }
-)
+RIGHT: Steps = {
+    **kv_cache.RIGHT,
+    "projections": lambda own, cross: (own, cross),
+    "words": same,  # the output of self-attention; some mistakes project this to keys
+    "source": _once,
+    "stored": same,
+    "read": lambda source, own: source,
+    "source_sees": lambda i, j, before: j >= 0,
+    "reads_context": lambda calls: True,
+    "wire": pre_norm,
+}
 
 # the mistakes
 
@@ -206,33 +201,26 @@ def several() -> list[Run]:
     ]
 
 
-def _call(step: Callable[..., Any], case: Run, x: Array, cache: Any) -> Any:
+def _call(step: Function, case: Run, x: Array, cache: Any) -> Any:
     """Call a step function with these words and this cache."""
     parameters = {name: case.arrays[name] for name in NAMES}
     return step(x, case.arrays["context"], cache, parameters)
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a step function that writes words after a context."""
+def _mark(function: Function) -> Marking:
+    """Test a step function that writes words after a context."""
     options_of(function, ("x", "context", "cache", "parameters"), {})
     smallest = word_by_word()[0]
-    m = StepMarking(
-        "writing-step",
-        function,
-        _call,
-        compute,
-        RIGHT,
-        returns="return out, (k, v, source)  # k, v of all words; source of the context",
-        smallest=smallest,
-    )
+    returns = "return out, (k, v, source)  # k, v of all words; source of the context"
+    m = StepMarking(Computation("writing-step", compute, RIGHT, returns), function, _call, smallest)
     m.first_calls()
     if m.wrong:
-        return m.result()
+        return m
     known = (kv_cache.NOT_FILLED, *KNOWN) if m.gives_none else KNOWN
     m.test_in_parts(word_by_word(), several(), known)
     others = [_with_other_projections(case) for case in (smallest, several()[-1])]
     m.last_calls(others, [kv_cache.RECOMPUTED, *RECOMPUTED])
-    return m.result()
+    return m
 
 
 def _with_other_projections(case: Run) -> Run:
@@ -243,4 +231,4 @@ def _with_other_projections(case: Run) -> Run:
     return replace(case, later={name: w[name] for name in NAMES} | changed)
 
 
-WRITING_STEP = task("writing-step", _mark)
+WRITING_STEP = tested("writing-step", _mark)

@@ -10,8 +10,7 @@ from qkv.marking import findings
 from qkv.marking.errors import in_words
 from qkv.marking.findings import Finding, of_mistake, told
 from qkv.marking.outcome import TOLERANCE, Outcome, close, differ, first_wrong
-from qkv.marking.tasks.attention.learner import Learner
-from qkv.marking.tasks.attention.steps import Case, answer
+from qkv.marking.tasks.attention.steps import Case, Learner, answer
 from qkv.marking.tasks.mistakes.formula import LARGE
 from qkv.marking.tasks.mistakes.masks import EMPTY
 from qkv.marking.tasks.task import Texts
@@ -23,7 +22,7 @@ _TEXTS = Texts(__name__)
 def odd_shape(runs: list[Outcome]) -> Finding | None:
     """Describe a function that fails only if two lengths differ, or only if two sizes differ."""
     wrong = first_wrong(runs)
-    lengths = _sides(runs, lambda case: (list(case.arrays.values())[1].shape[-2], _queries(case)))
+    lengths = _sides(runs, lambda case: [a.shape[-2] for a in [*case.arrays.values()][:2]])
     if "query" in wrong.case.arrays and _whole_sides(lengths):
         return _TEXTS.finding("square-only", wrong, error=told(wrong))
     if "query" in wrong.case.arrays and any(not run.is_right for side in lengths for run in side):
@@ -34,13 +33,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
     return _TEXTS.finding("value-size", wrong, error=told(wrong))
 
 
-def _queries(case: Case) -> int:
-    return int(next(iter(case.arrays.values())).shape[-2])
-
-
-def _sides(
-    runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]
-) -> tuple[list[Outcome], list[Outcome]]:
+def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
     """Return the runs whose first size is smaller, and the runs whose first size is larger."""
     below: list[Outcome] = []
     above: list[Outcome] = []
@@ -48,7 +41,7 @@ def _sides(
         first, second = sizes(run.case)
         if first != second:
             (below if first < second else above).append(run)
-    return below, above
+    return [below, above]
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
@@ -71,13 +64,11 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
         return None  # the mask may be the cause
     if not right or wrong[0].error is not None:
         return None
-    others = [call(_negated(run.case)) for run in right]  # repeat with other queries
-    return some_lengths(wrong[0], right) if all(run.is_right for run in others) else None
-
-
-def _negated(case: Case) -> Case:
-    """Negate the query of a case, so that every score changes its sign."""
-    return replace(case, arrays={**case.arrays, "query": -case.arrays["query"]})
+    for run in right:  # repeat with negated queries, which change the sign of every score
+        arrays = {**run.case.arrays, "query": -run.case.arrays["query"]}
+        if not call(replace(run.case, arrays=arrays)).is_right:
+            return None
+    return some_lengths(wrong[0], right)
 
 
 def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
@@ -131,8 +122,11 @@ def wrong_batch(wrong: Outcome) -> Finding | None:
 def second_output(runs: list[Outcome]) -> Finding | None:
     """Describe a function that returns a right output but wrong weights."""
     for run in runs:
-        if run.second is None or not run.is_right or not _all_see(run.case):
+        visible = run.case.visible
+        if run.second is None or not run.is_right:
             continue
+        if visible is not None and not visible.any(axis=-1).all():
+            continue  # the weights of fully masked rows are not checked
         formula = answer(run.case)
         right, lse = formula.pattern, formula.lse
         mean = right.mean(axis=-3) if run.case.heads > 1 else right  # torch: the mean
@@ -143,14 +137,9 @@ def second_output(runs: list[Outcome]) -> Finding | None:
             shows = "the returned weights are the scores before softmax"
         if _same_numbers(run.second, np.swapaxes(right, -1, -2)):
             shows = "the returned weights are transposed: a row should hold one query's weights"
-        more = {"your weights": run.second, "right weights": right}
-        return _TEXTS.finding("weights-wrong", run, more, difference=shows)
+        finding = _TEXTS.finding("weights-wrong", run, difference=shows)
+        return replace(finding, more={"your weights": run.second, "right weights": right})
     return None
-
-
-def _all_see(case: Case) -> bool:
-    """Tell whether no row is fully masked: the weights of fully masked rows are not checked."""
-    return case.visible is None or bool(case.visible.any(axis=-1).all())
 
 
 def _same_numbers(a: Array, b: Array) -> bool:

@@ -1,6 +1,6 @@
 """The attention tasks, and the order of their tests."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -9,50 +9,42 @@ import numpy as np
 
 from qkv.marking.engine import Group, Marking
 from qkv.marking.findings import Finding, changed_inputs, of_mistake
-from qkv.marking.mistake import Mistake
+from qkv.marking.mistake import Function, Mistake
 from qkv.marking.outcome import Outcome
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention import findings, steps
-from qkv.marking.tasks.attention.learner import OPTIONS, Learner, learner
 from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Texts, pick, task
 
 MOST = 131  # maximum number of keys or queries, enough for more than one block
 _TEXTS = Texts(__name__)
-PER_KEY = _TEXTS.mistake("mask-per-key")
+_PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in its function
 
 
 class AttentionMarking(Marking):
     """The test results of one attention function so far."""
 
-    call: Learner
+    call: steps.Learner
 
-    def __init__(self, task: str, call: Learner, signature: str, *, batches: bool = False) -> None:
+    def __init__(self, task: str, call: steps.Learner, signature: str, batches: bool) -> None:
         super().__init__(task, call.name, call, steps.compute, steps.RIGHT, returns=findings.RETURN)
         self.needs_batches = batches
         self.signature, self.cases = signature, steps.cases(signature)
         self.of_weight_one = self.cases["one key"]
 
-    def on(self, test: str, call: Learner | None = None) -> list[Outcome]:
+    def on(self, test: str, call: steps.Learner | None = None) -> list[Outcome]:
         """Call the function, or `call` if given, with the inputs of a test."""
         return self.run(self.cases[test], call)
 
-    def choose(self, ways: Iterable[Learner]) -> None:
+    def choose(self, ways: Iterable[steps.Learner]) -> None:
         """Call the function in the first of these ways that gives only right results, if any."""
         right = (way for way in ways if all(run.is_right for run in self.on(steps.CORE, way)))
         self.call = next(right, self.call)
 
-    def ask(
-        self,
-        test: str,
-        known: Sequence[Mistake] = (),
-        otherwise: Callable[[Outcome], Finding | None] = lambda wrong: None,
-        *,
-        may_refuse: bool = False,
-    ) -> None:
-        """Run the test with this name."""
-        self.test(Group(test, self.cases[test], known, otherwise, may_refuse))
+    def ask(self, test: str, known: Sequence[Mistake] = (), **options: Any) -> None:
+        """Run the test with this name; `options` are further fields of `Group`."""
+        self.test(Group(test, self.cases[test], known, **options))
 
     def at_last(self) -> Finding | None:
         """Report inputs that the function changed, or wrong weights next to a right output."""
@@ -65,155 +57,159 @@ class AttentionMarking(Marking):
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
         return finding
 
+    def test_all(self) -> None:
+        """Run the tests in order, and skip some tests after the first wrong result."""
+        options = self.call.options
+        self.first_calls()
+        if self.wrong:
+            return
+        one_head = heads.ONE_HEAD if "heads" in options else ()
+        self.ask(steps.CORE, (*core(self.signature), *one_head))
+        if not self.wrong:
+            self.ask(steps.SIZES[self.signature], SHAPES)
+        self.ask("scores of 1000", LARGE, otherwise=findings.large_scores)
+        if not self.wrong:
+            self.find(changed_inputs(self.runs))
+        if not self.wrong:
+            (whole,) = self.cases["whole numbers"]
+            self.whole_numbers(whole, steps.FLOATS)
+        if not self.wrong and self.signature == "qkv":
+            self._try_long_ones()
+        batches = not self.wrong and self.takes_batches()
 
-def _marks(task: str, *, batches: bool = False) -> Callable[[Callable[..., Any], str], CheckResult]:
-    """Return the marker of an attention task, which takes a function and a signature."""
-    return lambda function, signature: _mark(
-        AttentionMarking(task, learner(function, signature), signature, batches=batches)
-    )
+        each_pair = "mask" in options and self.try_masks(batches)
+        self.try_causal(each_pair, batches)
+        if "causal" in options and "q_offset" in options and "q_offset" in self.cases:
+            self.ask("q_offset", masks.OFFSET)
+        if "heads" in options and "two heads" in self.cases:
+            self.ask("two heads", (*heads.HEADS, heads.IN_TURN))
+        asked = {"mask", "causal", "q_offset" if self.signature == "qkv" else "heads"}
+        known = steps.OPTIONS.items()
+        self.untried += [names[0] for option, names in known if option in asked - {*options}]
 
-
-ATTENTION = task("attention", _marks("attention"))
-_PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in its function
-
-
-def _mended(result: CheckResult) -> CheckResult:
-    """Set the points to 0 if the function still has exactly the planted mistakes."""
-    return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
-
-
-BATCHED_ATTENTION = task("batched-attention", _marks("batched-attention", batches=True))
-TILES = task("tiles", _marks("tiles", batches=True))
-MENDED = task(
-    "self-attention", lambda function, way: _mended(_marks("self-attention")(function, way))
-)
-
-
-def _mark(m: AttentionMarking) -> CheckResult:
-    """Run the tests in order, and skip some tests after the first wrong result."""
-    options = m.call.options
-    first_calls(m)
-    if m.wrong:
-        return m.result()
-    one_head = heads.ONE_HEAD if "heads" in options else ()
-    m.ask(steps.CORE, (*core(m.signature), *one_head))
-    if not m.wrong:
-        m.ask(steps.SIZES[m.signature], SHAPES)
-    m.ask("scores of 1000", LARGE, findings.large_scores)
-    if not m.wrong:
-        m.find(changed_inputs(m.runs))
-    if not m.wrong:
-        (whole,) = m.cases["whole numbers"]
-        m.whole_numbers(whole, steps.FLOATS)
-    if not m.wrong and m.signature == "qkv":
-        _try_long_ones(m)
-    batches = not m.wrong and takes_batches(m)
-
-    each_pair = "mask" in options and try_masks(m, batches)
-    try_causal(m, each_pair, batches)
-    if "causal" in options and "q_offset" in options and "q_offset" in m.cases:
-        m.ask("q_offset", masks.OFFSET)
-    if "heads" in options and "two heads" in m.cases:
-        m.ask("two heads", (*heads.HEADS, heads.IN_TURN))
-    asked = {"mask", "causal", "q_offset" if m.signature == "qkv" else "heads"}
-    m.untried += [OPTIONS[option][0] for option in OPTIONS if option in asked - {*options}]
-    return m.result()
-
-
-def first_calls(m: AttentionMarking) -> None:
-    """Find out how to call the function, and whether two calls share a result array."""
-    if any(run.error is not None for run in m.on(steps.CORE)):
-        m.choose(replace(m.call, rank=rank) for rank in (3, 4))
-        if m.call.rank > 2:
-            m.limits.append(
-                f"It takes only arrays of {m.call.rank} dimensions, not a single text (L, d)."
+    def first_calls(self) -> None:
+        """Find out how to call the function, and whether two calls share a result array."""
+        if any(run.error is not None for run in self.on(steps.CORE)):
+            self.choose(replace(self.call, rank=rank) for rank in (3, 4))
+            if (rank := self.call.rank) > 2:
+                self.limits.append(
+                    f"It takes only arrays of {rank} dimensions, not a single text (L, d)."
+                )
+        if "mask" in self.call.needed:
+            # a mask that hides no key: True, 0 if it is added, or False if it is inverted
+            shapes = product((False, True), (True, 0.0, False))
+            self.choose(
+                replace(self.call, unmasked=value, per_key=per_key) for per_key, value in shapes
             )
-    if "mask" in m.call.needed:
-        # a mask that hides no key: True, 0 if it is added, or False if it is inverted
-        shapes = product((False, True), (True, 0.0, False))
-        m.choose(replace(m.call, unmasked=value, per_key=per_key) for per_key, value in shapes)
-    runs, known = m.on(steps.CORE), core(m.signature)
-    swapped = replace(m.call, weights_first=True)
-    if runs[0].second is not None and m.explains_more(m.on(steps.CORE, swapped), runs, known):
-        m.find(_TEXTS.finding("tuple-order", runs[0]))
-        m.call = swapped
-    m.first_call(m.cases[steps.CORE][0])
+        runs, known = self.on(steps.CORE), core(self.signature)
+        swapped = replace(self.call, weights_first=True)
+        if runs[0].second is not None and self.explains_more(
+            self.on(steps.CORE, swapped), runs, known
+        ):
+            self.find(_TEXTS.finding("tuple-order", runs[0]))
+            self.call = swapped
+        self.first_call(self.cases[steps.CORE][0])
 
+    def _try_long_ones(self) -> None:
+        """Test texts longer than a block, and report the shortest length that fails."""
+        self.tried.append(f"{MOST} keys and {MOST} queries")
+        if all(run.is_right for run in self.run(steps.long_ones(MOST))):
+            self._try_large_ones()
+            return
+        cases = (case for length in range(4, MOST + 1) for case in steps.long_ones(length))
+        wrong = next(run for run in map(self.call, cases) if not run.is_right)
+        self.find(findings.some_lengths(wrong, [run for run in self.runs if run.is_right]))
 
-def _try_long_ones(m: AttentionMarking) -> None:
-    """Test texts longer than a block, and report the shortest length that fails."""
-    m.tried.append(f"{MOST} keys and {MOST} queries")
-    if all(run.is_right for run in m.run(steps.long_ones(MOST))):
-        _try_large_ones(m)
-        return
-    cases = (case for length in range(4, MOST + 1) for case in steps.long_ones(length))
-    wrong = next(run for run in map(m.call, cases) if not run.is_right)
-    m.find(findings.some_lengths(wrong, [run for run in m.runs if run.is_right]))
+    def _try_large_ones(self) -> None:
+        """Test large scores, for which a function needs the maximum over all earlier blocks."""
+        if any(finding.kind == "fragile" for finding in self.found):
+            return
+        self.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
+        if not self.call(steps.large_ones(MOST)).is_right:
+            runs = map(self.call, map(steps.large_ones, range(2, MOST + 1)))
+            self.find(findings.large_ones(next(run for run in runs if not run.is_right)))
 
+    def try_masks(self, batches: bool, needed: bool = False) -> bool:
+        """Test boolean masks, or masks of 0 and -inf if the function seems to expect numbers.
 
-def _try_large_ones(m: AttentionMarking) -> None:
-    """Test large scores, for which a function needs the maximum over all earlier blocks."""
-    if any(finding.kind == "fragile" for finding in m.found):
-        return
-    m.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
-    if not m.call(steps.large_ones(MOST)).is_right:
-        runs = map(m.call, map(steps.large_ones, range(2, MOST + 1)))
-        m.find(findings.large_ones(next(run for run in runs if not run.is_right)))
+        Args:
+            batches: whether to test a mask on a batch.
+            needed: whether the task asks for a mask.
 
-
-def try_masks(
-    m: AttentionMarking, batches: bool, more: Sequence[Mistake] = (), per_key: Mistake = PER_KEY
-) -> bool:
-    """Test boolean masks, or masks of 0 and -inf if the function seems to expect numbers.
-
-    Return whether the function takes a mask (L, S).
-    """
-    if m.steps is None:
-        return False
-    known = (*masks.MASK, *masks.HIDING, *more)
-    adding = replace(m.call, adds_mask=True, unmasked=0.0)
-    as_bool = m.on("a mask")
-    (nothing,) = m.on("a row masked out", adding)
-    for_numbers = m.call.number_as_mask or is_made_for_numbers(nothing)
-    if adds_its_mask(m, as_bool, m.on("a mask", adding), known, for_numbers):
-        m.call = adding
-    elif m.explain(as_bool, known) is None:
-        runs = m.on("a mask of keys")
-        if all(run.is_right for run in runs):
-            m.find(of_mistake(per_key, runs[0]))
-            m.tried.append("a mask of keys")
+        Returns:
+            Whether the function takes a mask (L, S).
+        """
+        if self.steps is None:
             return False
-    m.ask("a mask", known)
-    m.ask("a row masked out", masks.EMPTY, findings.empty_row)
-    if batches:
-        m.ask("a mask on a batch", may_refuse=not m.needs_batches)
-    return True
+        known = (*masks.MASK, *masks.HIDING, *(masks.WEAK if needed else ()))
+        adding = replace(self.call, adds_mask=True, unmasked=0.0)
+        as_bool = self.on("a mask")
+        (nothing,) = self.on("a row masked out", adding)
+        for_numbers = self.call.number_as_mask or is_made_for_numbers(nothing)
+        if adds_its_mask(self, (as_bool, self.on("a mask", adding)), known, for_numbers):
+            self.call = adding
+        elif self.explain(as_bool, known) is None:
+            runs = self.on("a mask of keys")
+            if all(run.is_right for run in runs):
+                per_key = _TEXTS.mistake("mask-per-key")
+                if needed:
+                    per_key = replace(per_key, kind="wrong")
+                self.find(of_mistake(per_key, runs[0]))
+                self.tried.append("a mask of keys")
+                return False
+        self.ask("a mask", known)
+        self.ask("a row masked out", masks.EMPTY, otherwise=findings.empty_row)
+        if batches:
+            self.ask("a mask on a batch", may_refuse=not self.needs_batches)
+        return True
 
+    def try_causal(self, each_pair: bool, batches: bool = False) -> None:
+        """Test a causal mask alone, on a batch and with another mask, if the function takes one."""
+        if "causal" not in self.call.options:
+            return
+        self.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
+        if batches:
+            self.ask("a causal mask on a batch", may_refuse=True)
+        if each_pair:
+            self.ask("both masks together", masks.BOTH, may_refuse=True)
 
-def try_causal(m: AttentionMarking, each_pair: bool, batches: bool = False) -> None:
-    """Test a causal mask alone, on a batch and with another mask, if the function takes one."""
-    if "causal" not in m.call.options:
-        return
-    m.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
-    if batches:
-        m.ask("a causal mask on a batch", may_refuse=True)
-    if each_pair:
-        m.ask("both masks together", masks.BOTH, may_refuse=True)
+    def takes_batches(self) -> bool:
+        """Test a batch of two texts. Only tasks that ask for batches require a result."""
+        refused = self.refused_batch()
+        if refused is not None:
+            if self.needs_batches:
+                self.find(of_mistake(ONE_TEXT, refused))
+            else:
+                self.limits.append(
+                    "It takes one text at a time: a batch fails, or its output has a wrong shape."
+                )
+            return False
+        self.ask("batches", BATCHES, otherwise=findings.wrong_batch)
+        return not self.wrong
+
+    def refused_batch(self) -> Outcome | None:
+        """Return a batch that gives an error or a wrong shape; None if this is a known mistake."""
+        runs = self.on("batches")
+        refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
+        return refused[0] if refused and self.explain(runs, BATCHES) is None else None
 
 
 def adds_its_mask(
-    m: Marking,
-    as_bool: list[Outcome],
-    added: list[Outcome],
-    known: Sequence[Mistake],
-    for_numbers: bool,
+    m: Marking, runs: Sequence[list[Outcome]], known: Sequence[Mistake], for_numbers: bool
 ) -> bool:
-    """Tell whether the function expects a mask of 0 and -inf, and adds it to the scores.
+    """Tell whether a function expects a mask of 0 and -inf, and adds the mask to the scores.
 
-    Compare its results for both kinds of mask: it expects the kind for which fewer mistakes
-    explain the results. Adding a boolean mask (1 for True, 0 for False) to the scores counts as a
-    mistake, unless the function clearly expects a mask of numbers.
+    The function expects the kind of mask for which fewer mistakes explain the results. Adding a
+    boolean mask (1 for True, 0 for False) to the scores counts as a mistake, unless the function
+    clearly expects a mask of numbers.
+
+    Args:
+        m: the marking of the function.
+        runs: the calls with boolean masks, and the calls with masks of 0 and -inf.
+        known: the possible mistakes.
+        for_numbers: whether the function clearly expects a mask of numbers.
     """
+    as_bool, added = runs
     # where(mask, -inf, scores) inverts a boolean mask, but is right for a mask of 0 and -inf
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
@@ -234,23 +230,22 @@ def is_made_for_numbers(nothing: Outcome) -> bool:
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 
-def takes_batches(m: AttentionMarking) -> bool:
-    """Test a batch of two texts. Only tasks that ask for batches require a result."""
-    refused = refused_batch(m)
-    if refused is not None:
-        if m.needs_batches:
-            m.find(of_mistake(ONE_TEXT, refused))
-        else:
-            m.limits.append(
-                "It takes one text at a time: a batch fails, or its output has a wrong shape."
-            )
-        return False
-    m.ask("batches", BATCHES, findings.wrong_batch)
-    return not m.wrong
+def _mark(task: str, function: Function, signature: str, batches: bool = False) -> CheckResult:
+    """Mark an attention function; `batches` tells whether the task asks for batches."""
+    m = AttentionMarking(task, steps.learner(function, signature), signature, batches)
+    m.test_all()
+    return m.result()
 
 
-def refused_batch(m: AttentionMarking) -> Outcome | None:
-    """Return a batch that gives an error or a wrong shape; None if this is a known mistake."""
-    runs = m.on("batches")
-    refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
-    return refused[0] if refused and m.explain(runs, BATCHES) is None else None
+def _mark_mended(function: Function, signature: str) -> CheckResult:
+    """Mark the function of lesson 10; give no points if it still has exactly its two mistakes."""
+    result = _mark("self-attention", function, signature)
+    return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
+
+
+ATTENTION = task("attention", lambda function, way: _mark("attention", function, way))
+BATCHED_ATTENTION = task(
+    "batched-attention", lambda function, way: _mark("batched-attention", function, way, True)
+)
+TILES = task("tiles", lambda function, way: _mark("tiles", function, way, True))
+MENDED = task("self-attention", _mark_mended)

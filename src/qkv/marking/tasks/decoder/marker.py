@@ -1,8 +1,11 @@
-"""Mark a decoder: compare its logits and its generated words for a small model."""
+"""The task `decoder`: known mistakes in a decoder, and the tests of its logits and its words.
+
+Each mistake replaces a step of the right computation in `steps.py`.
+"""
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,57 +16,353 @@ from qkv.marking import findings
 from qkv.marking.engine import Group, Marking, by_seed, generator, per_seed
 from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, of_mistake, told
-from qkv.marking.outcome import Outcome, name_of, numbers, options_of, outcome
-from qkv.marking.result import CheckResult
-from qkv.marking.tasks.decoder import mistakes
-from qkv.marking.tasks.decoder.steps import (
-    CONFIG,
-    RIGHT,
-    Text,
-    compute,
-    greedy,
-    small_model,
-)
-from qkv.marking.tasks.mistakes.formula import SCALING, SCORES, SOFTMAX
+from qkv.marking.mistake import Function, Steps
+from qkv.marking.outcome import Outcome, numbers, options_of
+from qkv.marking.tasks import block
+from qkv.marking.tasks.attention.steps import flip, same, softmax
+from qkv.marking.tasks.decoder import steps
+from qkv.marking.tasks.mistakes import formula
 from qkv.marking.tasks.mistakes.heads import HEADS as SPLITTING
-from qkv.marking.tasks.mistakes.slips import OF_CAUSAL
-from qkv.marking.tasks.mistakes.slips import SLIPS as OF_ATTENTION
-from qkv.marking.tasks.task import Texts, task
+from qkv.marking.tasks.task import Computation, StepwiseMarking, Texts, tested, without
 
 _TEXTS = Texts(__name__)
+
+# mistakes before, between and after the layers
+ENDS = _TEXTS.mistakes(
+    {
+        "decoder-final-norm": [{"final_norm": lambda x, norm: x}],
+        "decoder-probabilities": [
+            {"head": lambda x, table: softmax(x @ table.T)},
+            {"head": lambda x, table: np.log(softmax(x @ table.T))},
+        ],
+        "decoder-embedding-scaled": [
+            {"embed": lambda table, ids: table[ids] * table.shape[1] ** 0.5}
+        ],
+        "decoder-layers": [
+            lambda n: range(1),
+            lambda n: [0] * n,
+            lambda n: [n - 1] * n,
+            lambda n: reversed(range(n)),
+            lambda n: range(1, n),
+        ],
+    },
+    step="layers",
+)
+
+
+def _speeds(base: float, d: int) -> Array:
+    """Return the angle by which each pair rotates per position."""
+    return base ** (-np.arange(0, d, 2) / d)
+
+
+# for a model that has lm_head.weight
+UNTIED = _TEXTS.mistakes(
+    {
+        "decoder-head-tied": [lambda embeddings, head: (embeddings, embeddings)],
+        "decoder-head-embeds": [lambda embeddings, head: (head, head)],
+        "decoder-tables-exchanged": [lambda embeddings, head: (head, embeddings)],
+        "decoder-written-down": [
+            {"normalize": lambda x, eps: block.rms_norm(x, eps=1e-6)},
+            {"speeds": lambda base, d, width: _speeds(500.0, d)},
+            {"layers": lambda n: range(2)},
+            {"counts": lambda heads, groups: (4, 2)},
+        ],
+    },
+    step="tables",
+)
+# for a decoder that returns only the logits after the last word
+LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
+    {
+        "decoder-last-row": [],
+        "decoder-last-place": [
+            lambda logits: logits[0],
+            lambda logits: logits[max(-2, -len(logits))],
+        ],
+    },
+    step="rows",
+)
+
+
+def _counts(heads: int, groups: int) -> Steps:
+    """Return the steps of a decoder with hard-coded numbers of heads."""
+    return {"counts": lambda *config: (heads, groups)}
+
+
+HEADS = (
+    *_TEXTS.mistakes(
+        {
+            "groups-missing": [lambda a, times: a],
+            "groups-axis": [
+                lambda a, times: np.repeat(a, times, axis=1),
+                lambda a, times: np.repeat(a, times, axis=2),
+            ],
+            "groups-split": [{"counts": lambda heads, groups: (heads, heads)}],
+            "heads-written-down": [
+                *(_counts(6, 2), _counts(6, 6), _counts(8, 2), _counts(2, 2), _counts(3, 1)),
+                *(lambda a, times, n=n: np.repeat(a, n, axis=0) for n in (3, 4, 6, 8)),
+            ],
+            "groups-tiled": [lambda a, times: np.concatenate([a] * times)],
+        },
+        step="repeat",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "decoder-no-mask": [lambda i, j, first: (i >= 0) & (j >= 0)],
+            "decoder-mask-ahead": [lambda i, j, first: j <= i + 1],
+            "decoder-mask-diagonal": [lambda i, j, first: j < i],
+        },
+        step="sees",
+    ),
+)
+
+LAYER = (
+    *_TEXTS.mistakes(
+        {
+            "gate-up-swapped": [lambda gate, up: gate * up * block.sigmoid(up)],
+            "gate-missing": [
+                lambda gate, up: gate * up,
+                lambda gate, up: gate * block.sigmoid(gate),
+                lambda gate, up: up * block.sigmoid(up),
+                lambda gate, up: gate * block.sigmoid(gate) + up,
+                lambda gate, up: gate * up * block.sigmoid(gate * up),
+            ],
+            "gate-other-activation": [
+                lambda gate, up: np.maximum(gate, 0) * up,
+                lambda gate, up: block.sigmoid(gate) * up,
+            ],
+        },
+        step="gate",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "decoder-layer-norm": [
+                lambda x, eps: block.rms_norm(x - x.mean(axis=-1, keepdims=True), eps=eps)
+            ],
+            "decoder-norm-weight": [
+                {"norm_weight": same},
+                {"norm_weight": lambda x, weight: x * (1 + weight)},
+            ],
+            "decoder-norm-root": [
+                lambda x, eps: x / (block.mean_square(x) + eps),
+                lambda x, eps: x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + eps),
+            ],
+            "decoder-eps": [lambda x, eps: block.rms_norm(x, eps=1e-5)],
+        },
+        step="normalize",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "decoder-no-residual": block.NO_RESIDUAL,
+            "decoder-norm-place": [block.POST_NORM, *block.NORMED_STREAM],
+            "decoder-no-norm": block.NO_NORM,
+            "decoder-norm-kept": block.NORM_KEPT,
+            "decoder-norm-shared": block.ONE_NORM_TWICE,
+            "decoder-norms-exchanged": block.NORMS_EXCHANGED,
+        },
+    ),
+)
+
+
+def _one_ahead(a: Array, rotate: Callable[[Array], Array]) -> Array:
+    """Rotate (..., T, d) as if the first row had position 1."""
+    return rotate(np.concatenate([np.zeros_like(a[..., :1, :]), a], axis=-2))[..., 1:, :]
+
+
+ROTARY = (
+    *_TEXTS.mistakes(
+        {
+            "rotary-neighbours": [
+                {"pairs": steps.neighbours, "unpair": steps.joined_neighbours},
+                {"pairs": steps.neighbours},
+            ],
+            "rotary-sign": [
+                lambda a, b, cos, sin: (a * cos + b * sin, a * sin + b * cos),
+                lambda a, b, cos, sin: (a * cos - b * sin, b * cos - a * sin),
+                lambda a, b, cos, sin: (a * cos + b * sin, b * cos - a * sin),
+            ],
+        },
+        step="turn",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "rotary-missing": [lambda q, k, v, rotate: (q, k, v)],
+            "rotary-one": [
+                lambda q, k, v, rotate: (rotate(q), k, v),
+                lambda q, k, v, rotate: (q, rotate(k), v),
+            ],
+            "rotary-apart": [
+                lambda q, k, v, rotate: (_one_ahead(q, rotate), rotate(k), v),
+                lambda q, k, v, rotate: (rotate(q), _one_ahead(k, rotate), v),
+            ],
+            "rotary-values": [lambda q, k, v, rotate: (rotate(q), rotate(k), rotate(v))],
+            "rotary-before-split": [{"in_order": lambda split, rotate, *qkv: split(*rotate(*qkv))}],
+        },
+        step="rotates",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "rotary-speed": [
+                lambda base, d, width: base ** (-np.arange(d // 2) / d),
+                lambda base, d, width: base ** (-2 * np.arange(0, d, 2) / d),
+                lambda base, d, width: base ** (-np.arange(0, d, 2) / width),
+                lambda base, d, width: base ** (np.arange(0, d, 2) / d),
+                lambda base, d, width: np.ones(d // 2),
+            ],
+            "rotary-base": [lambda base, d, width: _speeds(10000.0, d)],
+        },
+        step="speeds",
+    ),
+)
+
+_SOME = (
+    *(("q_proj",), ("k_proj",), ("v_proj",), ("o_proj",)),
+    *(("gate_proj",), ("up_proj",), ("down_proj",)),
+    ("q_proj", "k_proj", "v_proj"),
+    ("q_proj", "k_proj", "v_proj", "o_proj"),
+    ("gate_proj", "up_proj"),
+    ("gate_proj", "up_proj", "down_proj"),
+    ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+)
+
+
+def _untransposed(names: Sequence[str]) -> Steps:
+    """Return steps that do not transpose the weights with these names."""
+    return {"linear": lambda x, weight, name: x @ (weight if name in names else weight.T)}
+
+
+TRANSPOSED = _TEXTS.mistakes(
+    {"decoder-transposed": [*map(_untransposed, _SOME), {"head": lambda x, table: x @ table}]},
+)
+
+
+def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
+    return a * cos - b * sin, a * sin + b * cos
+
+
+def _pair_forgotten(at: int) -> list[Function]:
+    """Set a pair to 0, or leave the pair unrotated."""
+    return [
+        lambda *pairs: tuple(without(a, at, -1) for a in _turned(*pairs)),
+        lambda a, b, cos, sin: _turned(a, b, without(cos, at, -1, 1), without(sin, at, -1)),
+    ]
+
+
+def _pairs(d: int) -> Array:
+    return np.arange(d // 2)
+
+
+def _chosen(names: str) -> Steps:
+    """Take q, k and v from the projections with these names."""
+    return {"choose": lambda *qkv: [qkv["qkv".index(name)] for name in names]}
+
+
+def _in_one_row(a: Array) -> Array:
+    """Join the heads of one word with a transpose and a reshape to (1, -1)."""
+    return np.swapaxes(a, -3, -2).reshape(1, -1)
+
+
+SLIPS = (
+    *_TEXTS.mistakes(
+        {
+            "floor-division-of-angles": [
+                {"angle": lambda position, speeds: np.floor(position * speeds)}
+            ],
+            "floor-division-of-exponents": [
+                lambda base, d, width: base ** (-np.arange(0, d, 2) // d)
+            ],
+            "rotary-degrees": [
+                {"angle": lambda position, speeds: np.deg2rad(position * speeds)},
+                {"angle": lambda position, speeds: np.rad2deg(position * speeds)},
+            ],
+            "rotary-power": [
+                lambda base, d, width: base ** -(2.0 * _pairs(d)) * d,
+                lambda base, d, width: base ** -(2.0 * _pairs(d)) / d,
+                lambda base, d, width: base ** -(1.0 * _pairs(d)) * d,
+                lambda base, d, width: base ** -(1.0 * _pairs(d)) / d,
+                lambda base, d, width: base**-2 * _pairs(d) / d,
+                lambda base, d, width: base**-2 * 2 * _pairs(d) / d,
+            ],
+            "integer-table": [{"unpair": lambda a, b: np.trunc(steps.joined_halves(a, b))}],
+            "last-pair-forgotten": [{"turn": turn} for turn in _pair_forgotten(-1)],
+            "first-pair-forgotten": [{"turn": turn} for turn in _pair_forgotten(0)],
+        },
+        step="speeds",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "query-key-swapped": [{"score": lambda q, k: k @ flip(q)}],
+            "projections-qvk": [_chosen("qvk")],
+            "projections-kqv": [_chosen("kqv")],
+            "projections-vqk": [_chosen("vqk")],
+        },
+    ),
+    *_TEXTS.mistakes(
+        {
+            "norm-floor-division": [
+                lambda x, eps: x // np.sqrt(block.mean_square(x) + eps),
+                lambda x, eps: x / np.sqrt(np.floor(block.mean_square(x)) + eps),
+            ],
+            "norm-power": [
+                lambda x, eps: x / ((block.mean_square(x) + eps) / 2),
+                lambda x, eps: x / (block.mean_square(x) + eps) / 2,
+            ],
+        },
+        step="normalize",
+    ),
+    *_TEXTS.mistakes(
+        {
+            "mlp-floor-division": [lambda gate, up: gate // (1 + np.exp(-gate)) * up],
+            "gate-brackets": [
+                lambda gate, up: (gate + np.exp(-gate)) * up,
+                lambda gate, up: gate * (1 + np.exp(-gate)) * up,
+            ],
+        },
+        step="gate",
+    ),
+    # two mistakes, combined with a wrong join that works only in texts of one word
+    *(
+        replace(one, variants=tuple({**variant, "join": _in_one_row} for variant in one.variants))
+        for one in SPLITTING
+        if one.key in ("heads-reshape", "heads-swap-forgotten")
+    ),
+)
+
+
 # omits two mistakes whose steps differ in grouped-query attention
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
-    *mistakes.ROTARY,
-    *mistakes.HEADS,
-    *mistakes.LAYER,
-    *mistakes.ENDS,
-    *mistakes.TRANSPOSED,
-    *SOFTMAX,
-    *SCORES,
-    *SCALING,
+    *ROTARY,
+    *HEADS,
+    *LAYER,
+    *ENDS,
+    *TRANSPOSED,
+    *formula.SOFTMAX,
+    *formula.SCORES,
+    *formula.SCALING,
     *_SPLITTING,
-    *mistakes.SLIPS,
-    *OF_ATTENTION,
-    *OF_CAUSAL,
+    *SLIPS,
+    *formula.SLIPS,
+    *formula.OF_CAUSAL,
 )
 # one word attends only to itself; two words also show relative positions
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
-ANOTHER_WORD = Text(np.array([8]))  # a text of one word, like the first text
+ANOTHER_WORD = steps.Text(np.array([8]))  # a text of one word, like the first text
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes with lm_head.weight",
-    [Text(np.array(ids), tied=False) for ids in _OTHER_IDS],
-    mistakes.UNTIED,
+    [steps.Text(np.array(ids), tied=False) for ids in _OTHER_IDS],
+    UNTIED,
 )
-WRITTEN = Group("words that are written one after the other", [Text(np.array([2, 9]), write=8)])
+WRITTEN = Group(
+    "words that are written one after the other", [steps.Text(np.array([2, 9]), write=8)]
+)
 
 
 @per_seed
-def texts() -> list[Text]:
+def texts() -> list[steps.Text]:
     """Return the texts of the first test; the ids of their words depend on the seed."""
     others = generator(1).permutation(11) if by_seed() else np.arange(11)
-    return [Text(others[ids]) for ids in _TEXT_IDS]
+    return [steps.Text(others[ids]) for ids in _TEXT_IDS]
 
 
 class _Decoding:
@@ -73,17 +372,17 @@ class _Decoding:
         decoder: the function.
     """
 
-    def __init__(self, decoder: Callable[..., Any]) -> None:
+    def __init__(self, decoder: Function) -> None:
         self.decoder = decoder
         # whether the decoder takes only ids (1, T)
         self.batched = False
         # weights that the decoder changed or removed
         self.changed: dict[str, Any] = {}
 
-    def __call__(self, case: Text) -> Any:
+    def __call__(self, case: steps.Text) -> Any:
         """Return the logits for the ids of a case, or the ids that the decoder generates."""
         if case.write:
-            return greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
+            return steps.greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
             return returned  # items of a tuple or list have no batch axis
@@ -91,7 +390,7 @@ class _Decoding:
         return returned if logits is None else _without_batch(logits)
 
     def _returned(self, ids: Array, tied: bool) -> Any:
-        weights, config = small_model(tied)
+        weights, config = steps.small_model(tied)
         copies = {name: a.copy() for name, a in weights.items()}
         returned = self.decoder(ids[None] if self.batched else ids, copies, dict(config))
         for name, a in weights.items():
@@ -116,7 +415,7 @@ def _unknown_name(wrong: Outcome) -> Finding | None:
     """Report a name that is neither in the weights nor in config."""
     if not isinstance(wrong.error, KeyError):
         return None
-    weights, config = small_model(wrong.case.tied)
+    weights, config = steps.small_model(wrong.case.tied)
     asked = words_of(wrong.error.args[0] if wrong.error.args else "")
     of_layers = {name.split(".", 3)[-1] for name in weights if name.startswith("model.layers.")}
     name, remedy = "decoder-no-such-name", ""
@@ -131,7 +430,7 @@ def _unknown_name(wrong: Outcome) -> Finding | None:
     return replace(finding, remedy=finding.remedy or remedy)
 
 
-class _DecoderMarking(Marking):
+class _DecoderMarking(StepwiseMarking):
     """The test results of one decoder so far."""
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
@@ -142,47 +441,35 @@ class _DecoderMarking(Marking):
         return findings.unexplained(runs, what, self.returns, hints)
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a decoder."""
+def _mark(function: Function) -> Marking:
+    """Test a decoder."""
     options_of(function, ("ids", "weights", "config"), {})
-    call = _Decoding(function)
-
-    def run(case: Text, steps: Any = RIGHT) -> Outcome:
-        return outcome(case, call, compute(case, steps))
-
-    first, known, right = run(texts()[1]), KNOWN, RIGHT
+    call, known = _Decoding(function), KNOWN
+    right = Computation("decoder", steps.compute, steps.RIGHT, "return logits  # (T, V)")
+    m = _DecoderMarking(right, function, call)
+    first = m.call(texts()[1])
     if first.error is not None:
         call.batched = True
-        first = run(texts()[1])
+        first = m.call(texts()[1])
         call.batched = first.error is None
-    last_row = first.out is not None and first.out.shape == (CONFIG["vocab_size"],)
+    last_row = first.out is not None and first.out.shape == (steps.CONFIG["vocab_size"],)
     if last_row:
-        known, right = (
-            (*KNOWN, mistakes.LAST_POSITION),
-            {**RIGHT, "rows": lambda logits: logits[-1]},
-        )
-    m = _DecoderMarking(
-        "decoder",
-        name_of(function),
-        lambda case: run(case, right),
-        compute,
-        right,
-        returns="return logits  # (T, V)",
-    )
+        known = (*KNOWN, LAST_POSITION)
+        m.right = m.steps = {**steps.RIGHT, "rows": lambda logits: logits[-1]}
     if call.batched:
         m.limits.append("It takes only ids (1, T), not (T,).")
     m.first_call(texts()[0])
     if m.wrong:
-        return m.result()
+        return m
     m.test(Group("logits", texts(), known, _unknown_name))
     m.run([ANOTHER_WORD])
     for group in (WRITTEN, ANOTHER_MODEL):
         m.test(replace(group, if_right=True))
     if not m.wrong:
         m.find(findings.changed_inputs([replace(m.runs[0], changed=call.changed)]))
-    if last_row and mistakes.LAST_POSITION.key not in {finding.key for finding in m.found}:
-        m.find(of_mistake(mistakes.LAST_ROW, run(texts()[1], right)))
-    return m.result()
+    if last_row and LAST_POSITION.key not in {finding.key for finding in m.found}:
+        m.find(of_mistake(LAST_ROW, m.call(texts()[1])))
+    return m
 
 
-DECODER = task("decoder", _mark)
+DECODER = tested("decoder", _mark)

@@ -6,7 +6,6 @@ Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (rotary positions), Ainslie
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,44 +13,38 @@ import numpy as np
 from qkv.arrays import Array, Arrays
 from qkv.marking.engine import generator, per_seed
 from qkv.marking.mistake import Steps
-from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
-from qkv.marking.tasks.attention.steps import Sizes
-from qkv.marking.tasks.block import rms_norm, sigmoid
-from qkv.marking.tasks.wiring import Part, pre_norm
+from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION, Sizes
+from qkv.marking.tasks.block import Part, pre_norm, rms_norm, sigmoid
 
 _Model = tuple[dict[str, Array], dict[str, Any]]  # the weights by name, and config
-CONFIG: Mapping[str, Any] = MappingProxyType(
-    {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 11,
-        "hidden_size": 24,
-        "intermediate_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 32,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 500.0,
-        "tie_word_embeddings": True,
-    }
-)
+CONFIG: Mapping[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 11,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 500.0,
+    "tie_word_embeddings": True,
+}
 
 # a model with other sizes and a separate LM head
-UNTIED_CONFIG: Mapping[str, Any] = MappingProxyType(
-    {
-        **CONFIG,
-        "vocab_size": 13,
-        "intermediate_size": 20,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 3,
-        "rms_norm_eps": 1e-4,
-        "rope_theta": 2000.0,
-        "tie_word_embeddings": False,
-    }
-)
+UNTIED_CONFIG: Mapping[str, Any] = {
+    **CONFIG,
+    "vocab_size": 13,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-4,
+    "rope_theta": 2000.0,
+    "tie_word_embeddings": False,
+}
 
 
 def small_model(tied: bool = True) -> _Model:
@@ -243,28 +236,26 @@ def joined_neighbours(first: Array, second: Array) -> Array:
     return both.reshape(*both.shape[:-2], -1)
 
 
-RIGHT: Steps = MappingProxyType(
-    {
-        **ATTENTION,
-        "tables": lambda embeddings, head: (embeddings, head),
-        "linear": lambda x, weight, name: x @ weight.T,
-        "counts": lambda heads, groups: (heads, groups),
-        "in_order": lambda split, rotate, *qkv: rotate(*split(*qkv)),
-        "embed": lambda table, ids: table[ids],
-        "layers": range,
-        "wire": pre_norm,
-        "normalize": lambda x, eps: rms_norm(x, eps=eps),
-        "norm_weight": lambda x, weight: x * weight,
-        "rotates": lambda q, k, v, rotate: (rotate(q), rotate(k), v),
-        "speeds": lambda base, d, width: base ** (-np.arange(0, d, 2) / d),
-        "angle": lambda position, speeds: position * speeds,
-        "pairs": halves,
-        "turn": lambda a, b, cos, sin: (a * cos - b * sin, a * sin + b * cos),
-        "unpair": joined_halves,
-        "repeat": lambda a, times: np.repeat(a, times, axis=0),
-        "gate": lambda gate, up: gate * sigmoid(gate) * up,
-        "final_norm": lambda x, norm: norm(x),
-        "head": lambda x, table: x @ table.T,
-        "rows": lambda logits: logits,
-    }
-)
+RIGHT: Steps = {
+    **ATTENTION,
+    "tables": lambda embeddings, head: (embeddings, head),
+    "linear": lambda x, weight, name: x @ weight.T,
+    "counts": lambda heads, groups: (heads, groups),
+    "in_order": lambda split, rotate, *qkv: rotate(*split(*qkv)),
+    "embed": lambda table, ids: table[ids],
+    "layers": range,
+    "wire": pre_norm,
+    "normalize": lambda x, eps: rms_norm(x, eps=eps),
+    "norm_weight": lambda x, weight: x * weight,
+    "rotates": lambda q, k, v, rotate: (rotate(q), rotate(k), v),
+    "speeds": lambda base, d, width: base ** (-np.arange(0, d, 2) / d),
+    "angle": lambda position, speeds: position * speeds,
+    "pairs": halves,
+    "turn": lambda a, b, cos, sin: (a * cos - b * sin, a * sin + b * cos),
+    "unpair": joined_halves,
+    "repeat": lambda a, times: np.repeat(a, times, axis=0),
+    "gate": lambda gate, up: gate * sigmoid(gate) * up,
+    "final_norm": lambda x, norm: norm(x),
+    "head": lambda x, table: x @ table.T,
+    "rows": lambda logits: logits,
+}

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import numpy as np
 
@@ -13,14 +12,12 @@ from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
 # wrong rules for whether query i sees key j, keyed by the mistake's name
-_COMPARED: Mapping[str, list[Callable[..., Array]]] = MappingProxyType(
-    {
-        "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],
-        "upper": [lambda i, j, first: j >= first + i, lambda i, j, first: j > first + i],
-        "diagonal": [lambda i, j, first: j < first + i],
-        "ahead": [lambda i, j, first: j <= first + i + 1],
-    }
-)
+_COMPARED: Mapping[str, list[Callable[..., Array]]] = {
+    "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],
+    "upper": [lambda i, j, first: j >= first + i, lambda i, j, first: j > first + i],
+    "diagonal": [lambda i, j, first: j < first + i],
+    "ahead": [lambda i, j, first: j <= first + i + 1],
+}
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:

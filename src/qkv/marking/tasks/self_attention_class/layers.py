@@ -7,21 +7,22 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv.marking.mistake import Steps
+from qkv.marking.mistake import Function, Steps
 from qkv.marking.outcome import RAISED, Elsewhere, as_tensors, is_number, numbers, options_of
-from qkv.marking.tasks.attention.learner import OPTIONS
-from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION
-from qkv.marking.tasks.attention.steps import Case
-from qkv.marking.tasks.attention.steps import compute as attention
-from qkv.marking.tasks.mistakes.formula import core
+from qkv.marking.tasks.attention.steps import (
+    OPTIONS,
+    RIGHT as ATTENTION,
+    Case,
+    compute as attention,
+)
+from qkv.marking.tasks.mistakes.formula import core, of_output
 from qkv.marking.tasks.mistakes.heads import HEADS, IN_TURN, JOINED, ONE_HEAD, OUTPUT_MISSING
-from qkv.marking.tasks.mistakes.slips import of_output
 from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
@@ -91,7 +92,7 @@ def compute(case: Call, steps: Steps) -> Array:
     return done
 
 
-RIGHT: Steps = MappingProxyType({**ATTENTION, "around": lambda out, x: out})
+RIGHT: Steps = {**ATTENTION, "around": lambda out, x: out}
 NO_OUTPUT, *_OTHERS = _TEXTS.mistakes(
     {
         "class-no-output-projection": OUTPUT_MISSING.variants,
@@ -139,14 +140,24 @@ class Projections:
     slices: bool = False
 
 
-def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections | None:
-    """Read the weights of a layer from its attributes; return None if their sizes do not fit.
+class Layout(NamedTuple):
+    """The sizes of a layer, and the order of the two axes of its matrices.
 
-    Args:
-        layer: a student's layer, whose arrays may be inside lists, mappings and other objects.
+    Attributes:
         dim: the size of a word vector.
         heads: the number of heads.
         flipped: whether the matrices are (out, in) as in torch; if not, they are (in, out).
+    """
+
+    dim: int
+    heads: int
+    flipped: bool
+
+
+def projections(layer: Any, layout: Layout) -> Projections | None:
+    """Read the weights of a layer from its attributes; return None if their sizes do not fit.
+
+    The layer's arrays may be inside lists, mappings and other objects.
     """
     named: dict[str, list[tuple[str, Array]]] = {}
     seen = set()
@@ -161,7 +172,7 @@ def projections(layer: Any, dim: int, heads: int, flipped: bool) -> Projections 
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
         found[role] = weights or [a for _, a in arrays]  # weights, not other arrays
-    return _read(found, dim, heads, flipped)
+    return _read(found, layout)
 
 
 def arrays_of(
@@ -210,20 +221,18 @@ def _role(path: str) -> str | None:
     return "o" if _NAMES["o"] & {*words} else None
 
 
-def _read(
-    found: Mapping[str, list[Array]], dim: int, heads: int, flipped: bool
-) -> Projections | None:
+def _read(found: Mapping[str, list[Array]], layout: Layout) -> Projections | None:
     """Join the arrays of each role into one matrix; return None if their sizes do not fit."""
     parts = dict(found)
     if "qkv" in parts and not {"q", "k", "v"} & {*parts}:
-        split = [_in_three(a, flipped) for a in parts.pop("qkv")]
+        split = [_in_three(a, layout.flipped) for a in parts.pop("qkv")]
         for n, role in enumerate("qkv"):
             parts[role] = [three[n] for three in split]
     matrices, biases, notes = {}, {}, set()
     for role in ROLES:
         arrays = [a for a in parts.get(role, []) if not _flat(a)]
         flat = [a.ravel() for a in parts.get(role, []) if _flat(a)]
-        whole = _joined(arrays, role, dim, heads, flipped)
+        whole = _joined(arrays, role, layout)
         if whole is None:
             if role == "o" and not arrays:
                 continue
@@ -237,7 +246,7 @@ def _read(
             if len(biases[role]) != width:
                 return None
     said = ", ".join(notes)
-    return Projections(matrices, biases, "shared" in said, heads > 1 and "slices" in said)
+    return Projections(matrices, biases, "shared" in said, layout.heads > 1 and "slices" in said)
 
 
 def _flat(a: Array) -> bool:
@@ -251,10 +260,9 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
     return np.split(a, 3, axis=axis) if a.shape[axis] % 3 == 0 else [a, a, a]
 
 
-def _joined(
-    arrays: list[Array], role: str, dim: int, heads: int, flipped: bool
-) -> tuple[Array, str] | None:
+def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str] | None:
     """Join the matrices of all heads; also return a note: "", "shared", "slices" or both."""
+    dim, heads, flipped = layout
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
     arrays = [a.T if flipped else a for a in arrays]
@@ -297,7 +305,7 @@ class Layers:
         TypeError: the class cannot be called with an embed_dim and a number of heads.
     """
 
-    def __init__(self, built: Callable[..., Any], seed: int | None = None) -> None:
+    def __init__(self, built: Function, seed: int | None = None) -> None:
         self.built = built
         known = {"causal": OPTIONS["causal"], "seed": ("seed",)}
         self.when_built, needed = options_of(built, ("embed_dim", "num_heads"), known)
@@ -342,7 +350,7 @@ class Layers:
 
     def read(self, case: Call) -> Callable[[bool], Projections | None]:
         """Return a function that reads weights: as (out, in) for True, or (in, out) for False."""
-        return lambda flipped: projections(self.of(case), *case.built_with, flipped)
+        return lambda flipped: projections(self.of(case), Layout(*case.built_with, flipped))
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:
         """Add the layer's weights to a case; return None if the weights cannot be read.
@@ -385,10 +393,10 @@ class Layers:
         return {"x": case.x, options["mask"]: shown}
 
 
-def _called(layer: Any) -> Callable[..., Any]:
+def _called(layer: Any) -> Function:
     """Return the function to call: `layer.forward` for a torch module, else the layer itself."""
     if hasattr(layer, "state_dict") or (not callable(layer) and hasattr(layer, "forward")):
-        forward: Callable[..., Any] = layer.forward
+        forward: Function = layer.forward
         return forward
-    called: Callable[..., Any] = layer
+    called: Function = layer
     return called

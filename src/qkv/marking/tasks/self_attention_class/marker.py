@@ -1,6 +1,6 @@
 """Mark a class: build layers, read their weights, and compare outputs with the formula."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,23 +10,15 @@ from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking, explain, generator, per_seed
 from qkv.marking.errors import words_of
 from qkv.marking.findings import Finding, nothing_done, raises
-from qkv.marking.mistake import Mistake
+from qkv.marking.mistake import Function, Mistake
 from qkv.marking.outcome import RAISED, Outcome, differ, name_of, outcome
-from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.findings import second_output
 from qkv.marking.tasks.attention.marker import adds_its_mask, is_made_for_numbers
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE
 from qkv.marking.tasks.mistakes.masks import CAUSAL, EMPTY, HIDING, MASK
-from qkv.marking.tasks.self_attention_class.layers import (
-    KNOWN,
-    NO_OUTPUT,
-    RIGHT,
-    Call,
-    Layers,
-    as_attention,
-    compute,
-)
-from qkv.marking.tasks.task import Texts, task
+from qkv.marking.tasks.self_attention_class import layers as steps
+from qkv.marking.tasks.self_attention_class.layers import Call, Layers
+from qkv.marking.tasks.task import Texts, tested
 
 _TEXTS = Texts(__name__)
 # limits for size(queries) / size(words); the ratio of torch's layer is 0.6
@@ -101,19 +93,19 @@ def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
     return ways
 
 
-def _mark(built: Callable[..., Any], way: str) -> CheckResult:
-    """Mark a class."""
+def _mark(built: Function) -> Marking:
+    """Test a class."""
     layers = Layers(built)
 
     def run(case: Call) -> Outcome:
-        return outcome(case, layers, compute(case, RIGHT), beside=True)
+        return outcome(case, layers, steps.compute(case, steps.RIGHT), beside=True)
 
     m = Marking(
         "self-attention-class",
         name_of(built),
         run,
-        compute,
-        RIGHT,
+        steps.compute,
+        steps.RIGHT,
         returns="return out  # (T, embed_dim)",
     )
     first = run(_inputs().cases[0])
@@ -130,7 +122,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
             else:
                 m.find(_of_layer("class-not-called", first))
             m.steps = None
-            return m.result()
+            return m
     first, again = run(_inputs().cases[1]), run(_inputs().cases[1])
     if differ(first.out, again.out):
         more = {"yours the second time": again.out}
@@ -138,7 +130,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
     elif first.error is None:
         m.first_call(_inputs().cases[1])
     if m.wrong:
-        return m.result()
+        return m
     ways = _ways(layers, _inputs().cases)
     if ways:
         _by_weights(m, layers, *_best(m, ways))
@@ -146,7 +138,7 @@ def _mark(built: Callable[..., Any], way: str) -> CheckResult:
         _by_symmetries(m)
     if m.steps is not None:
         _as_asked(m, layers)
-    return m.result()
+    return m
 
 
 def _as_asked(m: Marking, layers: Layers) -> None:
@@ -196,9 +188,9 @@ def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
-    for known in ((), *([one] for one in KNOWN)):
+    for known in ((), *([one] for one in steps.KNOWN)):
         for way, cases in fitting.items():
-            if explain(m.run(cases), RIGHT, known, compute) is not None:
+            if explain(m.run(cases), steps.RIGHT, known, steps.compute) is not None:
                 return way, cases
     return next(iter(fitting.items()))
 
@@ -217,12 +209,12 @@ def _by_weights(m: Marking, layers: Layers, flipped: bool, cases: list[Call]) ->
         return
     alone = layers.weighed(_inputs().one_word, flipped)
     m.of_weight_one = [] if alone is None else [alone]
-    m.test(Group("one head and several", cases, KNOWN))
+    m.test(Group("one head and several", cases, steps.KNOWN))
     if m.steps is None:
         return
     for mistake in _of_weights(layers, cases[1]):
         m.find(_LayerFinding(**vars(mistake), run=m.call(cases[1])))
-    beside = [replace(run, case=as_attention(run.case)) for run in m.runs]
+    beside = [replace(run, case=steps.as_attention(run.case)) for run in m.runs]
     m.find(second_output(beside))
     larger = [replace(case, x=case.x * 1e4) for case in cases]
     m.test(Group("scores beyond a million", larger, LARGE))
@@ -266,7 +258,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
     as_bool = m.run(cases)
     layers.adds_mask = True
     for_numbers = layers.number_as_mask(nothing) or is_made_for_numbers(m.call(nothing))
-    layers.adds_mask = adds_its_mask(m, as_bool, m.run(cases), known, for_numbers)
+    layers.adds_mask = adds_its_mask(m, (as_bool, m.run(cases)), known, for_numbers)
     before = len(m.limits)
     m.test(Group("a mask", cases, known, may_refuse=True))
     if len(m.limits) == before:  # the layer did not refuse the mask
@@ -277,7 +269,7 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
     """Test layers with one head, then report a W_O that does not fit the joined heads."""
     fitting = [case for case in cases if not _clashes(case)]
     if fitting:
-        m.test(Group("one head", fitting, KNOWN))
+        m.test(Group("one head", fitting, steps.KNOWN))
     run = outcome(clashing, layers, np.zeros(0))
     m.find(_of_layer("class-output-size", run))
     m.steps = None
@@ -299,7 +291,7 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
     elif any(np.array_equal(w[a], w[b]) for a, b in ("qk", "qv", "kv")):
         yield _TEXTS.mistake("class-projections-identical")
     if "o" not in w:
-        yield NO_OUTPUT
+        yield steps.NO_OUTPUT
 
 
 def _unscaled(layers: Layers) -> Finding | None:
@@ -370,4 +362,4 @@ def _not_refused(m: Marking, layers: Layers) -> Finding | None:
     return _of_layer("class-not-divisible", m.call(_inputs().uneven))
 
 
-SELF_ATTENTION_CLASS = task("self-attention-class", _mark)
+SELF_ATTENTION_CLASS = tested("self-attention-class", _mark)

@@ -1,4 +1,4 @@
-"""The tasks of lesson 12 about a student's trained decoder: its loss and its induction head."""
+"""The tasks of lesson 12 about a student's trained decoder: loss, induction head, removed heads."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.marking.engine import by_seed, generator, mark_values
 from qkv.marking.errors import type_name
-from qkv.marking.mistake import Mistake
-from qkv.marking.outcome import RAISED, numbers
+from qkv.marking.mistake import Function, Mistake
+from qkv.marking.outcome import RAISED, is_stub, numbers
 from qkv.marking.result import CheckResult
 from qkv.marking.tasks.attention.steps import softmax
-from qkv.marking.tasks.exercise import DO, exercise
 from qkv.marking.tasks.stories import grammar
-from qkv.marking.tasks.task import Texts, task
+from qkv.marking.tasks.stories.grammar import begins, others, returning
+from qkv.marking.tasks.task import DO, Exercise, Texts, task
 
 _TEXTS = Texts(__name__)
 
@@ -35,20 +35,20 @@ def induction_score(weights: Array, ids: Any, names: Any) -> Any:
     )
 
 
-def _shifted(by: int) -> Callable[..., Any]:
+def _shifted(by: int) -> Function:
     return lambda weights, ids, names: np.mean(
         [sum(weights[i, j + by] for j in earlier) for i, earlier in _returning(ids, names)]
     )
 
 
-def _of_one(number: int) -> Callable[..., Any]:
+def _of_one(number: int) -> Function:
     """Use only the first, or only the last, of the earlier occurrences of each name."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
-def _later(*, itself: bool) -> Callable[..., Any]:
+def _later(*, itself: bool) -> Function:
     """Include later occurrences of a name; with `itself`, also include the current occurrence."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
@@ -88,11 +88,11 @@ def _patterns() -> list[tuple[Any, ...]]:
     return cases
 
 
-INDUCTION_SCORE = exercise(
+INDUCTION_SCORE = Exercise(
     "induction-score",
     induction_score,
     _patterns,
-    *_TEXTS.mistakes(
+    _TEXTS.mistakes(
         {
             "score-same-name": [_shifted(0)],
             "score-before-name": [_shifted(-1)],
@@ -125,7 +125,7 @@ INDUCTION_SCORE = exercise(
     ),
     tried="texts in which names occur once, twice and three times",
     returns="return score",
-)
+).task()
 
 
 _STORIES = 16
@@ -196,7 +196,7 @@ class Decoder:
         for number, ids in enumerate(self.ids):
             weights = self.patterns(number)
             words = self.words(number)
-            names = {int(ids[i]) for i in grammar.begins(words)}
+            names = {int(ids[i]) for i in begins(words)}
             flat = weights.reshape(-1, *weights.shape[2:])
             found = [induction_score(one, ids.tolist(), names) for one in flat]
             induction.append(np.reshape(found, weights.shape[:2]))
@@ -246,7 +246,7 @@ def _model(thing: Any) -> Iterator[Mistake]:
         p = decoder.probabilities(number)
         said.append(grammar.next_words(p, ids))
         same.append(p[np.arange(len(ids)), ids])
-        names.append(said[-1][grammar.returning(decoder.words(number))])
+        names.append(said[-1][returning(decoder.words(number))])
     loss = -np.log(np.maximum(np.concatenate(said), 1e-30)).mean()
     frequent, follows = grammar.losses_of_counts(
         [*map(grammar.story, range(_COUNTED))], decoder.stories
@@ -290,7 +290,7 @@ def _among(right: Array, layer: int, head: int) -> bool:
     return there and bool(right[layer, head])
 
 
-def _marked(task: str, name: str, tried: str, find: Callable[..., Any], things: Any) -> CheckResult:
+def _marked(task: str, name: str, tried: str, find: Function, things: Any) -> CheckResult:
     """Grade the values of a student; `find` is a function that yields their mistakes."""
     try:
         found = [*find(*things)]
@@ -311,3 +311,138 @@ INDUCTION_HEAD = task(
         "induction-head", "induction_head", "stories that the marker drew", _head, things
     ),
 )
+
+
+_NAME, _TRIED = "head-removed", "no head, one head and two heads"
+_MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
+_WITHIN = 2e-4  # for rounding in float32; any mistake has a far larger effect
+
+NO_FUNCTION = _TEXTS.mistake("removal-no-function")
+
+
+class _Removed:
+    """A cache of logits, computed by a decoder without some of its heads.
+
+    Args:
+        decoder: a student's decoder with its stories.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        numbered = enumerate(decoder.ids)
+        self.words = {ids.tobytes(): decoder.words(number) for number, ids in numbered}
+        self.known: dict[Any, Array] = {}
+        shape = decoder.patterns(0).shape
+        self.heads = [(layer, head) for layer in range(shape[0]) for head in range(shape[1])]
+
+    def logits(self, ids: Array, heads: Any) -> Array:
+        """Return the logits without these heads; ignore heads that do not exist."""
+        asked = tuple(one for one in map(tuple, heads) if one in self.heads)
+        key = ids.tobytes(), asked
+        if key not in self.known:
+            self.known[key] = self.decoder.logits(ids, asked)
+        return self.known[key]
+
+    def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
+        """Return a function that takes ids and heads, and returns two means over positions.
+
+        Args:
+            said: a function that takes logits and ids, and returns a number per position.
+            positions: a function that takes words, and returns the positions for each mean.
+        """
+
+        def of(ids: Array, heads: Any) -> list[float]:
+            each = said(self.logits(ids, heads), ids)
+            return [float(each[at].mean()) for at in positions(self.words[ids.tobytes()])]
+
+        return of
+
+    def cases(self) -> list[tuple[Array, list[tuple[int, int]]]]:
+        """Return stories, each with a different list of heads to remove."""
+        scores, _ = self.decoder.scores()
+        best = np.unravel_index(scores.argmax(), scores.shape)
+        found = (int(best[0]), int(best[1]))
+        rest = [one for one in self.heads if one != found]
+        some = [[], [found], [rest[0]], rest[-2:], [found, rest[0]]] if rest else [[], [found]]
+        return [(self.decoder.ids[number], heads) for number, heads in enumerate(some)]
+
+
+def _positions(words: Sequence[str]) -> tuple[list[int], list[int]]:
+    return returning(words), others(words)
+
+
+def _next(logits: Array, ids: Array) -> Array:
+    return grammar.next_words(softmax(logits), ids)
+
+
+def _slips(removed: _Removed, right: Function) -> tuple[Mistake, ...]:
+    means = removed.means
+
+    def kept(ids: Array, heads: Any) -> Any:
+        named = [*map(tuple, heads)]
+        return right(ids, [pair for pair in removed.heads if pair not in named])
+
+    def this_word(logits: Array, ids: Array) -> Array:
+        return softmax(logits)[np.arange(len(ids)), ids]
+
+    def logits_of_next(logits: Array, ids: Array) -> Array:
+        return logits[np.arange(len(ids) - 1), ids[1:]]
+
+    def all_but_names(words: Sequence[str]) -> list[int]:
+        return [i for i in range(len(words) - 1) if i not in returning(words)]
+
+    return _TEXTS.mistakes(
+        {
+            "removal-ignored": [lambda ids, heads: right(ids, [])],
+            "removal-exchanged": [lambda ids, heads: right(ids, [pair[::-1] for pair in heads])],
+            "removal-kept": [kept],
+            "removal-this-word": [means(this_word, _positions)],
+            "removal-order": [lambda ids, heads: right(ids, heads)[::-1]],
+            "removal-first-mentions": [means(_next, lambda words: (begins(words), others(words)))],
+            "removal-all-words": [
+                means(_next, lambda words: (returning(words), [*range(len(words) - 1)])),
+                means(_next, lambda words: (returning(words), all_but_names(words))),
+            ],
+            "removal-last-names": [
+                means(
+                    _next,
+                    lambda words: (
+                        [i + 1 for i in returning(words)],
+                        others(words),
+                    ),
+                )
+            ],
+            "removal-logits": [means(logits_of_next, _positions)],
+            "removal-losses": [
+                means(lambda logits, ids: -np.log(_next(logits, ids)), _positions),
+                means(lambda logits, ids: np.log(_next(logits, ids)), _positions),
+            ],
+        },
+        DO,
+    )
+
+
+def _mark(things: Any, way: str) -> CheckResult:
+    model, function = things
+    if is_stub(function):
+        return _verdict(EMPTY)
+    if not callable(function):
+        return _verdict(NO_FUNCTION)
+    try:
+        removed = _Removed(decoder_of(model))
+        right = removed.means(_next, _positions)
+        right.__name__ = "without"
+        known = _slips(removed, right)
+        asked = Exercise(_NAME, right, removed.cases, known, _TRIED, _MEANS, within=_WITHIN)
+        return asked.mark(function)
+    except Unmeasured as error:
+        return _verdict(error.why)
+    except TypeError:  # the function cannot be called with ids and heads
+        return _verdict(NO_FUNCTION)
+
+
+def _verdict(one: Mistake) -> CheckResult:
+    return mark_values(_NAME, "without", _TRIED, [one], [one.key])
+
+
+HEAD_REMOVED = task(_NAME, _mark)

@@ -3,18 +3,17 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from qkv.marking.engine import Marking, by_seed, generator
 from qkv.marking.findings import Finding, no_array, nothing_returned, raises
+from qkv.marking.mistake import Function
 from qkv.marking.outcome import Outcome, kind_of, name_of, options_of, outcome
 from qkv.marking.result import CheckResult
-from qkv.marking.tasks.exercise import Arguments
 from qkv.marking.tasks.stories.grammar import PEOPLE, SENTENCES, sentences_of
-from qkv.marking.tasks.task import Texts, task
+from qkv.marking.tasks.task import Arguments, Texts, task
 
 _TEXTS = Texts(__name__)
 _STORIES = 60
@@ -111,23 +110,21 @@ def _one_deed(written: _Written) -> bool:
 
 
 # one test per mistake; only the first mistake found is reported
-_SHOWS: Mapping[str, Callable[[_Written], bool]] = MappingProxyType(
-    {
-        "story-unseeded": lambda written: written.again != written.texts[0],
-        "story-same": lambda written: len({*written.texts}) < len(written.texts) // 2,
-        "story-new-people": _new_people,
-        "story-names-change": _names_change,
-        "story-shared-name": _shared,
-        "story-few-people": lambda written: max(map(len, map(_people, written.stories))) < PEOPLE,
-        "story-fixed-pairs": _fixed,
-        "story-split-names": _split,
-        "story-in-turn": _in_turn,
-        "story-one-deed": _one_deed,
-        "story-many-people": lambda written: any(
-            len(_first_names(story)) > PEOPLE for story in written.stories
-        ),
-    }
-)
+_SHOWS: Mapping[str, Callable[[_Written], bool]] = {
+    "story-unseeded": lambda written: written.again != written.texts[0],
+    "story-same": lambda written: len({*written.texts}) < len(written.texts) // 2,
+    "story-new-people": _new_people,
+    "story-names-change": _names_change,
+    "story-shared-name": _shared,
+    "story-few-people": lambda written: max(map(len, map(_people, written.stories))) < PEOPLE,
+    "story-fixed-pairs": _fixed,
+    "story-split-names": _split,
+    "story-in-turn": _in_turn,
+    "story-one-deed": _one_deed,
+    "story-many-people": lambda written: any(
+        len(_first_names(story)) > PEOPLE for story in written.stories
+    ),
+}
 
 
 def _seeds() -> list[int]:
@@ -159,7 +156,7 @@ def _judged(runs: Sequence[Outcome], again: Outcome) -> Iterator[tuple[Finding, 
         yield _TEXTS.finding(name, None), runs[0]
 
 
-def _mark(function: Callable[..., Any], way: str) -> CheckResult:
+def _mark(function: Function, way: str) -> CheckResult:
     options_of(function, ("seed",), {})
     seeds = _seeds()
     runs = [
