@@ -134,12 +134,15 @@ def train(
         )
     home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
     optimizer = optimizer or AdamW(network)
-    run = Run(home, network, parts, schedule, optimizer, seed, steps, minutes, frozenset(wanted))
+    often = (checkpoint_steps, checkpoint_seconds)
+    run = Run(
+        home, network, parts, schedule, optimizer, seed, steps, minutes, frozenset(wanted), *often
+    )
     own = {} if products == "float32" else {"products": products}
     run.begin(resume, {**run.settings(), **own, **(settings or {})})
     with asked_to_stop() as asked, _PRODUCTS[products]():
         try:
-            run.go(asked, checkpoint_steps, checkpoint_seconds, show_progress_bar)
+            run.go(asked, show_progress_bar)
             run.finish()
         except Diverged as error:
             raise Diverged(run.back_to_good(error)) from None
@@ -237,6 +240,8 @@ class Run:
     steps: int | None
     minutes: float | None
     snapshots: Collection[int]
+    checkpoint_steps: int | None
+    checkpoint_seconds: float
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
@@ -277,13 +282,7 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
         self.save()
 
-    def go(
-        self,
-        asked: Sequence[int],
-        checkpoint_steps: int | None,
-        checkpoint_seconds: float,
-        show_progress_bar: bool | None,
-    ) -> None:
+    def go(self, asked: Sequence[int], show_progress_bar: bool | None) -> None:
         """Run steps until the run is complete or a signal stops it."""
         saved_at = time.monotonic()
         with (
@@ -299,8 +298,9 @@ class Run:
                 show(self.share, in_words(row, self.steps, self.watch.loss()))
                 if self.step in self.snapshots:
                     self.snapshot()
-                due = checkpoint_steps is not None and self.step % checkpoint_steps == 0
-                late = time.monotonic() - saved_at > checkpoint_seconds
+                every = self.checkpoint_steps
+                due = every is not None and self.step % every == 0
+                late = time.monotonic() - saved_at > self.checkpoint_seconds
                 if (due or late) and self.watch.well:
                     self.need_finite()
                     self.save()

@@ -1,7 +1,7 @@
 """Training objectives: a batch, the loss of a model on it, and the gradient of the loss."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from qkv.trace.recorder import texts_and_positions
 
 _LOGITS_AT_ONCE = 1 << 23
 _MOST_BARREN = 10_000
+Prior = tuple[Array, Array, float]  # indices of targets, tokens, a number for their logits
 
 
 class Objective(Protocol):
@@ -80,10 +81,7 @@ class Words:
 
 
 def words_loss(
-    network: Network,
-    batch: Words,
-    prior: tuple[Array, Array, float] | None = None,
-    soft: Array | None = None,
+    network: Network, batch: Words, prior: Prior | None = None, soft: Array | None = None
 ) -> float:
     """Return the mean cross-entropy over the targets, and add its gradient to `network.gradient`.
 
@@ -160,13 +158,17 @@ def _check_words(network: Network, batch: Words) -> None:
         raise ValueError("words_loss: `at` has a row twice: give each row once")
 
 
+@dataclass(eq=False, repr=False)
 class _Filled:
     """The base class of `Masked` and `Causal`; a batch has at least `tokens_per_step` tokens."""
 
-    def __init__(self, source: Source, *, tokens_per_step: int = 8192) -> None:
+    source: Source
+    _: KW_ONLY
+    tokens_per_step: int = 8192
+
+    def __post_init__(self) -> None:
         name, call = "tokens_per_step", type(self).__name__
-        self.source = source
-        self.tokens_per_step = whole_number(tokens_per_step, call=call, name=name, least=1)
+        self.tokens_per_step = whole_number(self.tokens_per_step, call=call, name=name, least=1)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
         """Add to the network's gradient; return the mean loss and the number of tokens."""
@@ -218,6 +220,7 @@ class Causal(_Filled):
         return Words(ids, starts_of(len(text) - 1 for text in texts), np.arange(len(ids)), targets)
 
 
+@dataclass(eq=False, repr=False)
 class Masked(_Filled):
     """Predict the tokens that were masked.
 
@@ -244,24 +247,22 @@ class Masked(_Filled):
 
     name = "masked"
 
-    def __init__(
-        self,
-        source: Source,
-        tokenizer: Tokenizer,
-        *,
-        share: float = 0.2,
-        tokens_per_step: int = 8192,
-        alike: Callable[[str], str] | None = None,
-    ) -> None:
-        super().__init__(source, tokens_per_step=tokens_per_step)
-        if not 0 < share < 1:
-            raise ValueError(f"Masked: share is {share}: it must be between 0 and 1")
+    tokenizer: Tokenizer
+    _: KW_ONLY
+    share: float = 0.2
+    alike: Callable[[str], str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tokenizer = self.tokenizer
+        if not 0 < self.share < 1:
+            raise ValueError(f"Masked: share is {self.share}: it must be between 0 and 1")
         if tokenizer.mask is None:
             raise ValueError(
                 f"Masked: the tokenizer has no mask token ({' or '.join(MASKS)}): choose "
                 "another, or train one"
             )
-        self.mask, self.share, self.alike = tokenizer.vocabulary[tokenizer.mask], share, alike
+        self.mask = tokenizer.vocabulary[tokenizer.mask]
         self._names = {index: name for name, index in tokenizer.vocabulary.items()}
         self._special = np.array([tokenizer.is_special(token) for token in range(len(tokenizer))])
         self._special[self.mask] = True

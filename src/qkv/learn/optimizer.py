@@ -1,7 +1,7 @@
 """AdamW for the parameters of a network, and schedules of the learning rate."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from qkv.learn.network import Network
 from qkv.ops.training import adamw, gradient_norm
 
 
+@dataclass(eq=False, repr=False)
 class AdamW:
     """Adam with decoupled weight decay for matrices; biases and norms do not decay.
 
@@ -32,25 +33,23 @@ class AdamW:
         Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        *,
-        betas: tuple[float, float] = (0.9, 0.98),
-        eps: float = 1e-8,
-        decay: float = 0.01,
-        clip: float = 1.0,
-    ) -> None:
-        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"AdamW: betas are {betas}: give two numbers, from 0 to below 1")
-        for name, value in (("eps", eps), ("decay", decay)):
+    network: Network
+    _: KW_ONLY
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    decay: float = 0.01
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"AdamW: betas are {self.betas}: give two numbers, from 0 to below 1")
+        for name, value in (("eps", self.eps), ("decay", self.decay)):
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"AdamW: {name} is {value}: it must be finite and not negative")
-        if not clip > 0:
-            raise ValueError(f"AdamW: clip is {clip}: it must be above 0; math.inf means no limit")
-        self.network, self.betas, self.eps = network, betas, eps
-        self.decay, self.clip = decay, clip
-        self.mean, self.square = np.zeros_like(network.flat), np.zeros_like(network.flat)
+        if not self.clip > 0:
+            problem = f"AdamW: clip is {self.clip}: it must be above 0"
+            raise ValueError(f"{problem}; math.inf means no limit")
+        self.mean, self.square = np.zeros_like(self.network.flat), np.zeros_like(self.network.flat)
         self.count = 0
 
     def length(self) -> float:
