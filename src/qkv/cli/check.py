@@ -68,19 +68,8 @@ if TYPE_CHECKING:
     "--html", metavar="FILE", callback=writable(".html"), help="Write the table as a page."
 )
 @json_option
-@click.pass_context
 def check(
-    context: click.Context,
-    /,
-    files: tuple[str, ...],
-    task: str | None,
-    as_list: bool,
-    grade: int,
-    seed: int,
-    seconds: float | None,
-    roster: str | None,
-    as_json: bool,
-    **outputs: str | None,
+    files: tuple[str, ...], task: str | None, grade: int, as_json: bool, **options: Any
 ) -> None:
     """Mark FILEs (.py, .ipynb) for the tasks of the course: print points, mistakes and a hint.
 
@@ -107,9 +96,10 @@ def check(
     from qkv import marking
     from qkv.marking.marker import task_of
 
-    if as_list:
+    if options["as_list"]:
         _print_tasks(as_json)
         return
+    context = click.get_current_context()
     if not files:
         raise click.UsageError("name the files to mark, or give --list", context)
     if task is not None:
@@ -118,19 +108,21 @@ def check(
     for file in files:
         if file not in folders:
             _readable(file)
+    roster = options["roster"]
     listed = None if roster is None else marking.read_roster(roster)
     paths = [*_paths(files, folders)]
     if listed is None:
         students = marking.by_file(paths, folders)
     else:
         students = marking.by_roster(listed, paths, folders)
-    if outputs["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
+    if options["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
         raise ValueError(
             "--gradescope writes the results of one submission, but these are from"
             f" {len(students.rows)} students: name the files of one student, or use --csv"
         )
-    table = marking.ClassTable(_marked(paths, task, seed=seed, seconds=seconds), students)
-    unwritten = [*_unwritten(table, outputs)]
+    marked = _marked(paths, task, seed=options["seed"], seconds=options["seconds"])
+    table = marking.ClassTable(marked, students)
+    unwritten = [*_unwritten(table, options)]
     results = [(file, result) for file, results in table.marked for result in results]
     if as_json:
         rows = [_row(file, result) for file, result in results]
@@ -186,7 +178,7 @@ def _marked(
     return marked
 
 
-def _unwritten(table: "ClassTable", paths: Mapping[str, str | None]) -> Iterator[str]:
+def _unwritten(table: "ClassTable", paths: Mapping[str, Any]) -> Iterator[str]:
     """Write each output file, and return messages about files that could not be written."""
     from qkv import marking
 

@@ -80,10 +80,7 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     help="Also write a test for each feature as JUnit XML.",
 )
 @json_option
-@click.pass_context
-def conform(
-    context: click.Context, /, html: str | None, junit: str | None, as_json: bool, **options: Any
-) -> None:
+def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) -> None:
     """Compare an attention function with the formula, feature by feature.
 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
@@ -103,7 +100,7 @@ def conform(
     else:
         _print(report)
     if not report.passed:
-        context.exit(FAILED)
+        click.get_current_context().exit(FAILED)
 
 
 def _print(report: "Report") -> None:

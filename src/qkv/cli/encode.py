@@ -59,18 +59,8 @@ _EMPTY = "{} is empty: write one text per line"
 )
 @model_option
 @json_option
-@click.pass_context
 def encode(
-    context: click.Context,
-    files: tuple[str, ...],
-    output: str | None,
-    cluster: str | None,
-    column: str | None,
-    on_error: str | None,
-    no_resume: bool,
-    dry_run: bool,
-    model: str | None,
-    as_json: bool,
+    files: tuple[str, ...], output: str | None, cluster: str | None, as_json: bool, **options: Any
 ) -> None:
     """Write a vector for each line of FILE (- for standard input).
 
@@ -80,21 +70,20 @@ def encode(
     With --cluster, the input can be many FILEs (.txt, .jsonl, .csv, .parquet), and the output is a
     folder of Parquet parts. An interrupted run continues where it stopped.
     """
-    if output is None and not (cluster and dry_run):
+    context = click.get_current_context()
+    if output is None and not (cluster and options["dry_run"]):
         raise click.UsageError("Missing option '-o' / '--output'.", context)
     if cluster is not None:
-        options = {"column": column or "text", "on_error": on_error or "raise"}
         with _spelled_as_typed():
-            output = None if dry_run else output
-            result = _on_cluster(files, output, cluster, model, options, not no_resume)
+            result = _on_cluster(cluster, files, output, **options)
         if as_json:
             print_json(result)
         return
-    of_clusters: dict[str, Any] = {"--column": column, "--on-error": on_error}
-    of_clusters |= {"--no-resume": no_resume, "--dry-run": dry_run}
-    for name, value in of_clusters.items():
+    model = options.pop("model")
+    for name, value in options.items():
         if value:
-            raise click.UsageError(f"{name} is for many files: add --cluster local", context)
+            message = f"--{name.replace('_', '-')} is for many files: add --cluster local"
+            raise click.UsageError(message, context)
     if len(files) > 1:
         raise click.UsageError(f"{len(files)} files are given: add --cluster local", context)
     option = next(option for option in context.command.params if option.name == "output")
@@ -114,26 +103,22 @@ def _spelled_as_typed() -> Iterator[None]:
         raise ValueError(message) from error
 
 
-def _on_cluster(
-    files: tuple[str, ...],
-    output: str | None,
-    cluster: str,
-    model: str | None,
-    options: dict[str, Any],
-    resume: bool,
-) -> dict[str, Any]:
-    """Encode files into a folder, or estimate the work if `output` is None; return a summary."""
+def _on_cluster(cluster: str, files: tuple[str, ...], output: Any, **given: Any) -> dict[str, Any]:
+    """Encode files into a folder, or with `dry_run` estimate the work; return a summary."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected
 
+    what = given["model"], list(files)
+    how = {"column": given["column"] or "text", "on_error": given["on_error"] or "raise"}
     with connected(cluster, "encode") as client:
-        if output is None:
-            work = estimate(model, list(files), client=client, **options)
+        if given["dry_run"]:
+            work = estimate(*what, client=client, **how)
             size = f"{_many(work.rows, 'row')}, {_many(work.parts, 'part')}"
             say(f"{size}, {work.hours:.2g} hours")
             return asdict(work)
-        done = scale.encode(model, list(files), output, client=client, resume=resume, **options)
+        resume = not given["no_resume"]
+        done = scale.encode(*what, output, client=client, resume=resume, **how)
     skipped = f", skipped {len(done.skipped):,}" if done.skipped else ""
     say(f"{_many(done.rows, 'row')}{skipped}, {_many(done.parts, 'part')}, wrote {output}")
     return {**asdict(done), "output": output}

@@ -49,10 +49,7 @@ def publish(files: tuple[str, ...], output: str, open_page: bool, model: str | N
 @click.argument("files", nargs=-1, metavar="FILE...", required=True)
 @_model_option
 @json_option
-@click.pass_context
-def verify(
-    context: click.Context, files: tuple[str, ...], model: str | None, as_json: bool
-) -> None:
+def verify(files: tuple[str, ...], model: str | None, as_json: bool) -> None:
     """Measure the findings in FILEs (.json) again, and say which ones hold.
 
     A finding holds if the model's parameters and the order of the predicted words are the same, and
@@ -77,4 +74,4 @@ def verify(
             for difference in result.differences:
                 tell(f"  {visible(difference)}")
     if not all(result.holds for *_, check in verified):
-        context.exit(FAILED)
+        click.get_current_context().exit(FAILED)

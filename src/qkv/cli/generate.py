@@ -39,13 +39,7 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
     "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given repeatedly."
 )
 @json_option
-def generate(
-    prompts: tuple[str, ...],
-    model: str | None,
-    as_json: bool,
-    stop: tuple[str, ...],
-    **options: Any,
-) -> None:
+def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **options: Any) -> None:
     """Print PROMPT, then the model's continuation, word by word.
 
     The decoder that comes with qkv was trained on novels: qkv generate "once upon a"
@@ -61,7 +55,6 @@ def generate(
             f"QKV_MODEL is {chosen:.200}, which does not predict the next token: unset it "
             f"for {WRITER}, or give --model a decoder"
         )
-    options["stop"] = stop
     if as_json:
         texts = [
             {"prompt": new.prompt, "text": new, "ids": new.ids, "finish_reason": new.finish_reason}

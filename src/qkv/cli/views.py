@@ -21,6 +21,7 @@ _FILES = (
     ("svg", (".svg",), "Also draw the picture to an SVG file."),
     ("png", (".png",), "Also draw the picture to a PNG file."),
 )
+Paths = Mapping[str, str | None]  # the path of each format's file, if an option names one
 _KINDS = {ending: kind for kind, endings, _ in _FILES for ending in endings}
 
 _stretch_option = click.option(
@@ -77,11 +78,7 @@ def page_options(default: str) -> Callable[..., Any]:
 
 
 def present(
-    make: "Callable[[], View]",
-    files: Mapping[str, str | None],
-    *,
-    as_json: bool = False,
-    open_page: bool = False,
+    make: "Callable[[], View]", files: Paths, *, as_json: bool = False, open_page: bool = False
 ) -> None:
     """Make a view, write it to `files` (kind -> path), open its page, and print it."""
     if files.get("png") is not None:
@@ -225,16 +222,7 @@ def replay(
 @common.ablate_option("Guess once more")
 @common.model_option
 @common.json_option
-@click.pass_context
-def guess(
-    context: click.Context,
-    text: str | None,
-    top: int,
-    hide: tuple[str, ...],
-    ablate: list[tuple[int, int]],
-    model: str | None,
-    as_json: bool,
-) -> None:
+def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
     """Guess the likeliest words for the gaps [MASK] or _ in TEXT; a decoder guesses the next word.
 
     A "?" is also a gap if it follows a space and is not the end of TEXT: "The oak is a small ?."
@@ -248,11 +236,11 @@ def guess(
     question: str | Story
     if text is not None:
         question, others = text, ""
-    elif model or os.environ.get("QKV_MODEL") or hide or ablate:
+    elif os.environ.get("QKV_MODEL") or any(options.values()):
         raise click.UsageError(
             "Missing argument 'TEXT': it may be omitted only if none of --hide, --ablate, --model "
             "and QKV_MODEL is set",
-            context,
+            click.get_current_context(),
         )
     else:
         stories = see.stories()
@@ -260,8 +248,8 @@ def guess(
 
     def view() -> "View":
         try:
-            hidden = tuple(dict.fromkeys(hide))
-            return see.guess(question, model=model, top_k=top, hide=hidden, ablate=ablate)
+            hidden = tuple(dict.fromkeys(options["hide"]))
+            return see.guess(question, top_k=top, **{**options, "hide": hidden})
         except ValueError as error:  # the error names arguments, but the user typed options
             message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
             raise ValueError(message) from error
