@@ -118,7 +118,7 @@ STEPS = {
     "serve": [
         {"limits", "errors"},
         {"waiting", "guard", "bodies", "protocol"},
-        {"streams", "batches", "completing"},
+        {"streams", "batches"},
         {"work"},
         {"routes"},
         {"app"},

@@ -20,7 +20,8 @@ import qkv
 from models.decoders import EOS, POSITIONS, TOKENIZER, gpt2, ids_of, writer
 from models.small_models import CONFIGS, write_small
 from qkv.serve.app import create_app
-from qkv.serve.completing import (
+from qkv.serve.limits import Limits
+from qkv.serve.routes.completions import (
     TOGETHER,
     Choice,
     Completion,
@@ -29,7 +30,6 @@ from qkv.serve.completing import (
     Usage,
     joined,
 )
-from qkv.serve.limits import Limits
 
 from .conftest import Served, serve, wait_until
 

@@ -20,8 +20,8 @@ from substitutions import filled
 import qkv
 from qkv.cli import main
 from qkv.serve.app import create_app, routes
-from qkv.serve.completing import CompletionsBody
 from qkv.serve.limits import Limits
+from qkv.serve.routes.completions import CompletionsBody
 from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
 from qkv.serve.routes.trace import TraceBody

@@ -16,7 +16,7 @@ from models.files.test_modules import routed
 from models.support import Folder, cross_encoder
 from qkv.serve.app import create_app, routes
 from qkv.serve.bodies import IGNORED, Body
-from qkv.serve.completing import CompletionsBody
+from qkv.serve.routes.completions import CompletionsBody
 from qkv.serve.routes.embeddings import EmbeddingsBody
 from qkv.serve.routes.rerank import RerankBody
 from qkv.serve.routes.trace import TraceBody

@@ -12,6 +12,7 @@ import qkv
 from models.support import Folder
 from qkv.models import random_model
 from qkv.models.sentence.encode import Encoder
+from qkv.serve.batches import Counts
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 from qkv.serve.streams import AHEAD, QUANTUM
@@ -233,7 +234,7 @@ def test_what_comes_together_is_computed_together_and_told_at_once(computed):
                 loop.call_soon_threadsafe = lambda *given: told.append(given) or call_soon(*given)
             await asyncio.gather(*tasks)
             assert len(told) == 2  # of the call that held the thread, and of the batch
-            assert (worker.texts, worker.tokens, worker.batches) == (26, 26, 1)
+            assert worker.counts == Counts(batches=1, texts=26, tokens=26)
 
     run(main())
     assert computed == [LETTERS.split()]
@@ -474,7 +475,7 @@ def test_a_text_that_fails_takes_no_other_with_it(monkeypatch):
                     assert isinstance(result, MemoryError)
                 else:
                     np.testing.assert_allclose(result.vectors, MODEL.encode(one), atol=1e-6)
-            assert worker.failures == 3  # the batch, and the two texts
+            assert worker.counts.failures == 3  # the batch, and the two texts
             await worker.embed(["a"], connection=0)
 
     run(main())

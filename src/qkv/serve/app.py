@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from qkv.models import Model
-from qkv.serve.errors import ERRORS, Refused, failed
+from qkv.serve.errors import ERRORS, FAILED, Refused
 from qkv.serve.guard import Guard, Numbers
 from qkv.serve.limits import Limits
 from qkv.serve.protocol import Connection
@@ -30,10 +30,12 @@ from qkv.visible import visible
 
 _ROUTERS = [route.router for route in (home, embeddings, completions, trace, rerank, about)]
 
-# The worker's attributes that `/metrics` reports.
+# The attributes of the worker and of its counts that `/metrics` reports.
 _WATCHED = {
     "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",
+}
+_COUNTED = {
     "batches": "Batches computed since the start.",
     "texts": "Texts computed since the start.",
     "tokens": "Tokens computed since the start.",
@@ -54,8 +56,9 @@ def create_app(model: Model, limits: Limits | None = None) -> Guard:
     state = app.state
     state.model, state.limits, state.name = model, limits, model.name
     state.worker, state.numbers, state.routes = Worker(model, limits), Numbers(), routes()
-    for attribute, words in _WATCHED.items():
-        state.numbers.watch(f"qkv_{attribute}", words, state.worker, attribute)
+    for owner, watched in (state.worker, _WATCHED), (state.worker.counts, _COUNTED):
+        for attribute, words in watched.items():
+            state.numbers.watch(f"qkv_{attribute}", words, owner, attribute)
     return Guard(app, limits, state.numbers)
 
 
@@ -93,7 +96,7 @@ def _with_routes(title: str, *, needs_key: bool) -> FastAPI:
 
     @app.exception_handler(Exception)
     async def not_expected(request: Request, error: Exception) -> Response:
-        return failed().answer()  # the guard logs the error
+        return FAILED.answer()  # the guard logs the error
 
     @app.exception_handler(RequestValidationError)
     async def not_valid(request: Request, error: RequestValidationError) -> Response:
@@ -138,7 +141,7 @@ def run(model: Model, limits: Limits, ready: Callable[[str], None]) -> None:
             timeout_graceful_shutdown=GRACE,
             backlog=2048,
         )
-        _log_to(sys.stderr)
+        _log_to_stderr()
         _Server(config, app, lambda: ready(address)).run([listener])
 
 
@@ -212,9 +215,9 @@ def _last_of(listener: socket.socket) -> list[socket.socket]:
     return connections
 
 
-def _log_to(stream: Any) -> None:
+def _log_to_stderr() -> None:
     """Write each log message of the server as one line."""
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine())
     for name in ("qkv.serve", "uvicorn.error"):
         log = logging.getLogger(name)

@@ -1,19 +1,28 @@
 """Batches: texts of many requests, computed together."""
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from qkv.arrays import Array
 from qkv.models.sentence.encode import EmptyText, Encoder
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
-from qkv.serve.waiting import QueuedText, Texts, TextTurns
+from qkv.serve.waiting import Numbered, QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
 _Groups = Iterable[Sequence[QueuedText]]
 # A function that is called with a finished request, and with the request's error or None.
 Tell = Callable[[Texts, BaseException | None], None]
+
+
+@dataclass
+class Counts:
+    """The numbers of computed batches, texts and tokens, and of errors."""
+
+    batches: int = 0
+    texts: int = 0
+    tokens: int = 0
+    failures: int = 0
 
 
 class Batches:
@@ -26,17 +35,15 @@ class Batches:
 
     Attributes:
         waiting: the requests, in turn.
-        texts, tokens, failures: the counts of computed texts, computed tokens and errors.
+        counts: the numbers of computed texts and tokens, and of errors.
     """
 
     def __init__(self, limit: int | None, limits: Limits, tell: Tell) -> None:
         self._limits, self._tell = limits, tell
         self.waiting = TextTurns(limits.batch_tokens, limit)
-        self.texts = self.tokens = self.failures = 0
+        self.counts = Counts()
 
-    def checked(
-        self, texts: Sequence[Any], encoder: Encoder, *, whole: bool
-    ) -> deque[tuple[int, str | Array]]:
+    def checked(self, texts: Sequence[Any], encoder: Encoder, *, whole: bool) -> Numbered:
         """Return a request's texts with their numbers; texts given as ids are truncated.
 
         Raises:
@@ -44,7 +51,7 @@ class Batches:
                 cannot put its prompt before ids, or `whole` is set and a text given as ids is too
                 long.
         """
-        most, checked, tokens = self._limits.inputs, deque[tuple[int, str | Array]](), 0
+        most, checked, tokens = self._limits.inputs, Numbered(), 0
         if len(texts) > most:
             raise too_many(len(texts), most)
         for number, text in enumerate(texts):
@@ -84,7 +91,7 @@ class Batches:
         try:
             vectors = encoder.sentence.finish(encoder.pooled([piece.ids for piece in pieces]))
         except BaseException as error:
-            self.failures += 1
+            self.counts.failures += 1
             if len(pieces) == 1:
                 self._fail(pieces[0].request, error)
                 return
@@ -92,8 +99,8 @@ class Batches:
                 if not piece.request.dropped:
                     self._compute([piece])
             return
-        self.texts += len(pieces)
-        self.tokens += sum(len(piece.text) for piece in pieces)
+        self.counts.texts += len(pieces)
+        self.counts.tokens += sum(len(piece.text) for piece in pieces)
         for number, piece in enumerate(pieces):
             request = piece.request
             request.keep(piece.number, vectors[number : number + 1])

@@ -1,5 +1,6 @@
 """Requests that the server refuses, and the answers to them in OpenAI's format."""
 
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from pydantic import BaseModel
@@ -43,6 +44,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+@dataclass(eq=False)
 class Refused(Exception):
     """A request that the server refuses.
 
@@ -54,18 +56,15 @@ class Refused(Exception):
         headers: headers of the answer.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
-        self.headers = headers or {}
+    status: int
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.message)
 
     def body(self) -> dict[str, Any]:
         """Return the body of the answer.
@@ -82,9 +81,8 @@ class Refused(Exception):
         return JSONResponse(self.body(), self.status, self.headers)
 
 
-def failed() -> Refused:
-    """Return the error for a failure of the server."""
-    return Refused(500, "the server failed: its log says why")
+# The answer to a request during which the server failed.
+FAILED = Refused(500, "the server failed: its log has the reason")
 
 
 def not_finite(call: str, value: str) -> Refused:

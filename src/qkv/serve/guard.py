@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qkv.serve.errors import Refused, failed
+from qkv.serve.errors import FAILED, Refused
 from qkv.serve.limits import Limits
 from qkv.visible import visible
 
@@ -129,7 +129,7 @@ class Guard:
         except Exception as error:
             _log.error("%s: %s", scope["path"], in_one_line(error))
             if not status:
-                await failed().answer()(scope, receive, counted)
+                await FAILED.answer()(scope, receive, counted)
         finally:
             self._held -= size
             route = getattr(scope.get("route"), "path", "other")

@@ -15,6 +15,7 @@ from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encode import Encoder
 
 LETTERS = 4  # the estimated number of characters per token of a text that is not tokenized yet
+Numbered = deque[tuple[int, str | Array]]  # texts or their ids (T,), each with its number
 CUTTING = 16  # tokenizing this many tokens takes about as long as computing one token
 
 
@@ -88,7 +89,7 @@ class Texts(Single):
         arrived: the time of arrival, in seconds of `time.monotonic`.
     """
 
-    texts: deque[tuple[int, str | Array]]
+    texts: Numbered
     encoder: Encoder
     whole: bool = False
     dimensions: int | None = None

@@ -53,25 +53,24 @@ class Worker:
 
     Attributes:
         ready: whether the thread has finished its first computation and accepts requests.
-        batches: the number of batches computed so far.
+        counts: the numbers of batches, texts and tokens computed so far, and of errors.
     """
 
     def __init__(self, model: Model, limits: Limits) -> None:
         self.model, self.limits = model, limits
         self.ready = False
-        self.batches = 0
         self._encoder = None if model.tokenizer is None else model.text_encoder()
         self._encoders: dict[tuple[str | None, str | None], Encoder] = {}  # by prompt and task
         if self._encoder is not None:
             self._encoders[None, None] = self._encoder
         limit = None if self._encoder is None else self._encoder.limit
         self._batches = Batches(limit, limits, self._embedded)
+        self.counts = self._batches.counts
         self._texts, self._tasks = self._batches.waiting, Turns[Task]()
         self._streams = Streams(limits.streams, limits.stream_tokens)
         self._lines: dict[type[Request], Any] = {Texts: self._texts, Task: self._tasks}
         self._lines[Stream] = self._streams
         self._usual = 1  # the number of requests in the last batch
-        self._failures = 0
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
         self._asked: set[Request] = set()  # only the event loop uses it
         self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None wakes the thread
@@ -82,21 +81,6 @@ class Worker:
     def waiting(self) -> int:
         """The number of requests without an answer so far."""
         return len(self._asked)
-
-    @property
-    def texts(self) -> int:
-        """The number of computed texts."""
-        return self._batches.texts
-
-    @property
-    def tokens(self) -> int:
-        """The number of computed tokens."""
-        return self._batches.tokens
-
-    @property
-    def failures(self) -> int:
-        """The number of errors while computing."""
-        return self._failures + self._batches.failures
 
     @property
     def streams(self) -> int:
@@ -258,7 +242,7 @@ class Worker:
             try:
                 self._encoder.pooled(self._encoder.ids(["warm"]))
             except Exception:  # later requests will report the error
-                self._failures += 1
+                self.counts.failures += 1
 
     def _read(self) -> bool:
         """Accept new requests; if no work is left, wait for one, or after `stop` return False."""
@@ -294,7 +278,7 @@ class Worker:
         if pieces := self._batches.take():
             self._usual = len({id(piece.request) for piece in pieces})
             self._batches.compute(pieces)
-            self.batches += 1
+            self.counts.batches += 1
         self._tell()
         while (task := self._tasks.next()) is not None:
             if not task.dropped:
@@ -307,7 +291,7 @@ class Worker:
         try:
             self._answers.append((task, task.function(), None))
         except BaseException as error:
-            self._failures += 1
+            self.counts.failures += 1
             self._answers.append((task, None, error))
         self._tell()
 
@@ -317,7 +301,7 @@ class Worker:
 
     def _give_up(self, error: BaseException) -> None:
         """Answer all requests with an error, and reset the queues."""
-        self._failures += 1
+        self.counts.failures += 1
         self._answers = [(request, None, error) for request in list(self._asked)]
         for line in self._lines.values():
             line.clear()

@@ -4,24 +4,414 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
-from qkv.serve.bodies import described, read_json
-from qkv.serve.completing import Choice, Completion, CompletionsBody, Usage, joined
-from qkv.serve.errors import Refused, failed
+from qkv.models import Model
+from qkv.models.tasks.generate import Row
+from qkv.models.tasks.sampling import Measured, Sampling
+from qkv.models.tasks.spelling import Spelling, spelled
+from qkv.serve.bodies import Body, Ids, described, read_json, shown
+from qkv.serve.errors import FAILED, Refused
 from qkv.serve.guard import in_one_line
+from qkv.serve.limits import Limits
 
 router = APIRouter()
 
 _log = logging.getLogger("qkv.serve")
+
+TOGETHER = 64  # the maximum number of completions in a batch; each needs a row of logits
+STOP = 1000  # the maximum length of a stop string in characters
+LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
+MEASURED = 32  # the estimated bytes of one log probability and its token's text
+
+_REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
+
+
+class CompletionsBody(Body):
+    """The keys of a request for completions, with OpenAI's names."""
+
+    call: ClassVar[str] = "completions"
+    ways: ClassVar[dict[str, str]] = {
+        "prompt": "a text, a list of texts, a list of token ids, or a list of such lists",
+        "stop": "a text, or a list of up to 4",
+    }
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
+    ) = Field(
+        description="One text or several texts; or the token ids of one text or of several texts.",
+        examples=["The river bank"],
+    )
+    max_tokens: int = Field(
+        16, ge=0, description="The maximum number of new tokens for each prompt."
+    )
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        le=2,
+        description="With 0, the likeliest token is always chosen.",
+        allow_inf_nan=False,
+    )
+    top_p: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Draw only from the likeliest tokens whose probabilities sum to this number.",
+    )
+    top_k: int = Field(
+        0, ge=-1, description="Draw only from this many likeliest tokens; 0 or -1 for all."
+    )
+    n: int = Field(1, ge=1, le=128, description="The number of completions for each prompt.")
+    best_of: int | None = Field(None, description="Must equal n.")
+    stop: str | Annotated[list[str], Field(max_length=4, fail_fast=True)] = Field(
+        [], description="A completion ends before any of these texts."
+    )
+    seed: int | None = Field(None, ge=0, description="The same seed draws the same tokens again.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=5,
+        description="Log probabilities of the chosen tokens, and of this many likeliest tokens.",
+    )
+    echo: bool = Field(False, description="Whether the text begins with the prompt.")
+    stream: bool = Field(False, description="Send the text in pieces, as server-sent events.")
+    stream_options: dict[str, Any] = Field(
+        {},
+        description="Only with `stream`: `include_usage` adds a last piece with the token counts.",
+        json_schema_extra={"properties": {"include_usage": {"type": "boolean"}}},
+    )
+
+    @property
+    def prompts(self) -> int:
+        """The number of prompts."""
+        several = isinstance(self.prompt, list) and not isinstance(self.prompt[0], int)
+        return len(self.prompt) if several else 1
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end a completion."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream ends with its token counts."""
+        include: bool | None = self.stream_options.get("include_usage")
+        return False if include is None else include
+
+    def check(self, model: Model, limits: Limits) -> None:
+        """Before reading any text, refuse a request that this model or server cannot answer.
+
+        Raises:
+            Refused: 400, with the name of the wrong key.
+        """
+        if not model.generates:
+            message = (
+                f"completions: {model.name} predicts no next token: serve a decoder with its head "
+                "(architectures in its config.json says ...ForCausalLM), or ask /v1/embeddings"
+            )
+            raise Refused(400, message, param="model", code="model_does_not_generate")
+        if self.best_of not in (None, self.n):
+            raise self.refused(
+                "best_of", f"is {self.best_of} and n is {self.n}: give equal numbers"
+            )
+        if "" in self.stops:
+            raise self.refused("stop", "has an empty text: leave it out")
+        if (longest := max(map(len, self.stops), default=0)) > STOP:
+            raise self.refused("stop", f"has a text of {longest} characters: give at most {STOP}")
+        if not isinstance(self.include_usage, bool):
+            problem = f"has include_usage {shown(self.include_usage)}: give true or false"
+            raise self.refused("stream_options", problem)
+        if self.stream_options and not self.stream:
+            raise self.refused("stream_options", "is only for streams: also give stream true")
+        if self.max_tokens > limits.new_tokens and "max_tokens" in self.model_fields_set:
+            most = limits.new_tokens
+            raise self.refused("max_tokens", f"is {self.max_tokens}: give at most {most}")
+        if self.prompts * self.n > limits.inputs:
+            key, times = ("n", f" and n is {self.n}") if self.n > 1 else ("prompt", "")
+            way = f"ask for at most {limits.inputs} completions"
+            raise self.refused(key, f"of {self.prompts} prompts{times}: {way}")
+        if self.echo and self.logprobs is not None and not model.continues:
+            problem = f"cannot be given with logprobs: {model.name} does not predict its prompt"
+            raise self.refused("echo", problem)
+
+
+class Logprobs(BaseModel):
+    """The log probabilities at temperature 1; each list has one entry per token."""
+
+    tokens: list[str] = Field(description="The text that each token adds, or the token's spelling.")
+    token_logprobs: list[float | None] = Field(
+        description="In nats; null for the first token of a text."
+    )
+    top_logprobs: list[dict[str, float] | None] = Field(
+        description="The log probabilities of the likeliest tokens and of the chosen token."
+    )
+    text_offset: list[int] = Field(description="The position in `text` where each token begins.")
+
+
+class Choice(BaseModel):
+    """A completion, or one piece of a completion."""
+
+    index: int
+    text: str
+    logprobs: Logprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Usage(BaseModel):
+    """The numbers of tokens in the prompts and in the completions."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completion:
+    """A request for completions that is being computed; the constructor tokenizes the prompts.
+
+    Raises:
+        Refused: 400, if a prompt does not fit.
+    """
+
+    def __init__(self, model: Model, body: CompletionsBody, limits: Limits) -> None:
+        self.body, self._model, self._limits = body, model, limits
+        new_tokens = min(body.max_tokens, limits.new_tokens)
+        try:
+            self.rows: list[Row] = model.rows(
+                body.prompt, usual=new_tokens, copies=body.n, stop=body.stops, seed=body.seed
+            )[1]
+        except (TypeError, ValueError) as error:
+            problem = str(error).removeprefix("generate: ")
+            raise Refused(400, f"completions: {problem}", param="prompt") from error
+        total = 0
+        for number, row in enumerate(self.rows):
+            total += len(row.given)
+            if row.max_new_tokens < new_tokens and "max_tokens" in body.model_fields_set:
+                raise body.refused(
+                    "max_tokens",
+                    f"is {new_tokens} and prompt {number // body.n} has {len(row.given)} tokens: "
+                    f"{model.name} takes texts of at most {model.design.max_seq_length}: "
+                    f"give at most {row.max_new_tokens}",
+                )
+        if total > limits.tokens:
+            problem = f"has {total} tokens, counting each text once per completion: "
+            raise body.refused("prompt", f"{problem}send at most {limits.tokens}")
+        self._check_size(total)
+        self._writers = [_Writer(model, row, body) for row in self.rows]
+
+    def _check_size(self, prompts: int) -> None:
+        """Refuse a request if it asks for too many new tokens, or if the answer would be too large.
+
+        Raises:
+            Refused: 400 or 413.
+        """
+        body, limits = self.body, self._limits
+        new = sum(row.max_new_tokens for row in self.rows)
+        if new > limits.tokens:
+            each = f"is {self.rows[0].max_new_tokens} for {len(self.rows)} completions"
+            problem = f"{each}, {new:,} new tokens: ask for at most {limits.tokens:,}"
+            raise body.refused("max_tokens", problem)
+        size = sum(len(row.prompt) for row in self.rows) * body.echo
+        if body.logprobs is not None:
+            size += (new + prompts * body.echo) * (1 + body.logprobs) * MEASURED
+        if size > limits.answer:
+            message = (
+                f"completions: the answer would have about {size:,} bytes, and this server allows "
+                f"{limits.answer:,}: leave out logprobs or echo, or ask for fewer completions"
+            )
+            raise Refused(413, message, code="answer_too_large")
+
+    @property
+    def size(self) -> int:
+        """The estimated number of tokens that the computation keeps in memory."""
+        return max(_tokens(rows) for rows in self._groups())
+
+    @property
+    def usage(self) -> Usage:
+        """The numbers of prompt tokens and of completion tokens so far."""
+        read = sum(len(row.given) for row in self.rows[:: self.body.n])
+        written = sum(len(row.ids) for row in self.rows)
+        return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+
+    def pieces(self) -> Iterator[list[Choice]]:
+        """Generate the completions, and yield their new pieces after each token.
+
+        If an iterator was closed early, a second call continues at the same token.
+        """
+        begin = 0
+        for rows in self._groups():
+            writers = self._writers[begin : begin + len(rows)]
+            for new in self._steps(rows, writers):
+                choices = (
+                    writer.piece(begin + number, new.get(number, ""))
+                    for number, writer in enumerate(writers)
+                )
+                yield [choice for choice in choices if choice is not None]
+            begin += len(rows)
+
+    def _steps(self, rows: Sequence[Row], writers: "Sequence[_Writer]") -> Iterator[dict[int, str]]:
+        """Generate for several rows at once, and yield each row's new text after each token."""
+        if all(writer.done for writer in writers):
+            return
+        body = self.body
+        measures = body.echo and body.logprobs is not None
+        left = [
+            number
+            for number, row in enumerate(rows)
+            if row.finish_reason is None or (measures and not row.is_measured)
+        ]
+        if left:
+            steps = self._model.steps(
+                [rows[number] for number in left],
+                Sampling(body.temperature, body.top_k if body.top_k > 0 else None, body.top_p),
+                top=body.logprobs,
+                measure_prompts=measures,
+            )
+            try:
+                for step in steps:
+                    yield {left[number]: text for number, text in step}
+            except FloatingPointError as error:
+                problem = str(error).removeprefix("generate: ")
+                raise Refused(500, f"completions: {problem}") from error
+        yield {}
+
+    def _groups(self) -> Iterator[list[Row]]:
+        """Yield groups of rows that are computed in one batch."""
+        group: list[Row] = []
+        for row in self.rows:
+            full = len(group) == TOGETHER or _tokens([*group, row]) > self._limits.batch_tokens
+            if group and full:
+                yield group
+                group = []
+            group.append(row)
+        yield group
+
+
+def _tokens(rows: Sequence[Row]) -> int:
+    """Return the number of tokens of a batch of rows, including padding and new tokens."""
+    return len(rows) * max(len(row.given) + row.max_new_tokens for row in rows)
+
+
+@dataclass
+class _Writer:
+    """Splits one row's text into pieces, and records how much text was sent to the client."""
+
+    model: Model
+    row: Row
+    body: CompletionsBody
+    echoed: int = 0  # characters
+    tokens: int = 0  # the number of new tokens that were sent
+    done: bool = False
+    held: str = ""
+    echoing: bool = field(init=False)
+    names: Spelling = field(init=False)
+
+    def __post_init__(self) -> None:
+        before = self.row.given.ids.tolist() if self.model.continues else []
+        self.names = Spelling(spelled(self.model.tokenizer), before)
+        self.echoing = self.body.echo
+
+    def piece(self, index: int, text: str) -> Choice | None:
+        """Return the next piece, or None if nothing is new."""
+        row, with_logs = self.row, self.body.logprobs is not None
+        text, logs = self.held + text, _empty()
+        if self.echoing:
+            if with_logs and not row.is_measured:
+                self.held = text
+                return None
+            self.echoing = False
+            if with_logs:
+                self._write_prompt(logs)
+            text, self.echoed = row.prompt + text, len(row.prompt)
+        self.held = ""
+        ends = row.finish_reason is not None and not self.done
+        if not text and not ends and not logs.tokens:
+            return None
+        if with_logs:
+            self._write_new(logs, whole=ends)
+        reason = _REASONS[row.finish_reason] if ends and row.finish_reason else None
+        self.done = self.done or ends
+        return Choice.model_construct(
+            index=index, text=text, logprobs=logs if with_logs else None, finish_reason=reason
+        )
+
+    def _write_prompt(self, logs: Logprobs) -> None:
+        """Add the prompt's tokens; no prediction exists for the first token."""
+        row = self.row
+        names, text = Spelling(spelled(self.model.tokenizer)), ""
+        measured = [None, *row.measured_prompt]
+        for token, probabilities in zip(row.given.ids.tolist(), measured, strict=True):
+            self._add(logs, names, token, probabilities)
+            text += names.add(token)
+        text += names.finish()
+        starts = [start for start, _ in names.spans]
+        if text != row.prompt:  # the tokenizer has normalized the text
+            starts = np.maximum.accumulate([start for start, _ in row.given.offsets]).tolist()
+        logs.text_offset += [min(start, len(row.prompt)) for start in starts]
+
+    def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
+        """Add the tokens that begin inside the sent text; with `whole`, add all new tokens."""
+        row = self.row
+        size = len(row.stream.text)
+        starts = [start for start, _ in row.stream.spelling.spans]
+        starts += [size] * (len(row.ids) - len(starts))
+        for number in range(self.tokens, len(row.ids)):
+            if starts[number] >= size and not whole:
+                return
+            token = row.ids[number]
+            self._add(logs, self.names, token, row.measured[number])
+            self.names.add(token)
+            logs.text_offset.append(self.echoed + min(starts[number], size))
+            self.tokens += 1
+
+    def _add(self, logs: Logprobs, names: Spelling, token: int, measured: Measured | None) -> None:
+        """Add one token and its probabilities."""
+        logs.tokens.append(self._name(names, token))
+        top: dict[str, float] | None = None
+        if measured is not None:
+            top = {}
+            for other, log in [*measured.top, (token, measured.log_probability)]:
+                top.setdefault(self._name(names, other), max(log, LEAST))
+        own = None if measured is None else max(measured.log_probability, LEAST)
+        logs.token_logprobs.append(own)
+        logs.top_logprobs.append(top)
+
+    def _name(self, names: Spelling, token: int) -> str:
+        """Return the text that a token adds, or the token's spelling in the vocabulary."""
+        tokenizer = self.model.tokenizer
+        known = None if tokenizer is None else tokenizer.token(token)
+        return names.named(token) or known or f"token_id:{token}"
+
+
+def _empty() -> Logprobs:
+    return Logprobs.model_construct(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+
+
+def joined(pieces: Sequence[Choice]) -> Choice:
+    """Join the pieces of a completion."""
+    logs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+    whole = _empty()
+    for part in logs:
+        for name in Logprobs.model_fields:
+            getattr(whole, name).extend(getattr(part, name))
+    return Choice.model_construct(
+        index=pieces[0].index,
+        text="".join(piece.text for piece in pieces),
+        logprobs=whole if logs else None,
+        finish_reason=pieces[-1].finish_reason,
+    )
 
 
 class Completions(BaseModel):
@@ -79,38 +469,37 @@ async def completions(request: Request) -> Response:
     if body.stream:
         # if the first piece fails, the answer can still have the error's status code
         first = await anext(pieces)
-        events = _events(head, first, pieces, completion, body.include_usage)
+        events = _events(head, first, pieces, completion)
         return Events(events, media_type=_STREAM, headers={"Cache-Control": "no-store"})
     rows: list[list[Choice]] = [[] for _ in completion.rows]
     async with aclosing(pieces):
         async for step in pieces:
             for choice in step:
                 rows[choice.index].append(choice)
-    answer = head | {"choices": [_plain(joined(row)) for row in rows], "usage": completion.usage}
+    answer = head | {"choices": [dict(joined(row)) for row in rows], "usage": completion.usage}
     return Response(_json(answer), media_type="application/json")
 
 
+_Steps = AsyncGenerator[list[Choice]]  # the new pieces of all completions, step by step
+
+
 async def _events(
-    head: dict[str, Any],
-    first: list[Choice],
-    pieces: AsyncGenerator[list[Choice]],
-    completion: Completion,
-    include_usage: bool,
+    head: dict[str, Any], first: list[Choice], later: _Steps, completion: Completion
 ) -> AsyncGenerator[bytes]:
     """Yield server-sent events: the pieces, then the token counts if the request wants them."""
     step: list[Choice] | None = first
     try:
-        async with aclosing(pieces):
+        async with aclosing(later):
             while step is not None:
                 for choice in step:
-                    yield _event(head | {"choices": [_plain(choice)], "usage": None})
-                step = await anext(pieces, None)
+                    yield _event(head | {"choices": [dict(choice)], "usage": None})
+                step = await anext(later, None)
     except Exception as error:
         _log.error("/v1/completions: %s", in_one_line(error))
-        refused = error if isinstance(error, Refused) else failed()
+        refused = error if isinstance(error, Refused) else FAILED
         yield b"event: error\n" + _event(refused.body())
         return
-    if include_usage:
+    if completion.body.include_usage:
         yield _event(head | {"choices": [], "usage": completion.usage})
     yield b"data: [DONE]\n\n"
 
@@ -120,9 +509,5 @@ def _event(value: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    return orjson.dumps(value, default=_plain)
-
-
-def _plain(value: BaseModel) -> dict[str, Any]:
-    """Convert a part of an answer to a dict; orjson calls this function for each nested part."""
-    return dict(value)
+    """Write a value as JSON; orjson calls `dict` for each nested part of an answer."""
+    return orjson.dumps(value, default=dict)

@@ -58,15 +58,13 @@ def page_of(model: Any) -> str:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
     scales = [scale_in(model.network, layer) for layer in layers]
+    # the page computes plain layers, whose scores are divided by sqrt(head size)
     plain = all(
-        is_plain(model.network, n) and _is_usual(scales[n][1], model.layers[n]) for n in layers
+        is_plain(model.network, n)
+        and math.isclose(scales[n][1] * math.sqrt(model.layers[n].attn.d_query), 1)
+        for n in layers
     )
     return served_page(model, scales, plain=plain)
-
-
-def _is_usual(scale: float, layer: Any) -> bool:
-    """Return whether the scale is 1 / sqrt(head size), as on the page."""
-    return math.isclose(scale * math.sqrt(layer.attn.d_query), 1)
 
 
 def routes_of(routes: Sequence[APIRoute], model: Any, address: str, *, key: bool) -> str:

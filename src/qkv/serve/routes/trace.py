@@ -38,6 +38,7 @@ _NumberOrNumbers = Annotated[
     _Numbers,
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
+_FEWER = "ask for fewer layers or heads, or give top_k"
 COPIES = 6  # while an edit changes a layer's weights, this many copies of them are in memory
 
 
@@ -312,9 +313,7 @@ def check_size(model: Model, wanted: Wanted, changes: "Changes", kind: str, limi
         raise _too_large(problem, WORK * limit, way)
 
 
-def _too_large(
-    problem: str, limit: int, way: str = "ask for fewer layers or heads, or give top_k"
-) -> Refused:
+def _too_large(problem: str, limit: int, way: str = _FEWER) -> Refused:
     message = f"trace: a trace {problem}, and this server allows {limit}: {way}"
     return Refused(413, message, code="answer_too_large")
 
