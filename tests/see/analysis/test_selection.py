@@ -223,25 +223,25 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
         [0.5, 0.0, 0.5, 0.0, 0.0],
         [0.1, 0.0, 0.0, 0.9, 0.0],
     )
-    chosen = selection.contrasting_head(a, [0], b, [0])
+    chosen = selection.contrasting_head((a, [0]), (b, [0]))
     # 0.6 of the two pairs that are two apart is on river and 0.5 on rates, so that nothing is left
     assert chosen.head == 0
     longer = [heads_from_rows([*part.queries.tokens[:4], "new", "big", "[SEP]"],
                               *([*row[:4], 0, 0, row[4]] for row in part.weights[0][:, 0].tolist()))
               for part in (a, b)]  # fmt: skip
-    chosen = selection.contrasting_head(longer[0], [0], longer[1], [0])
+    chosen = selection.contrasting_head((longer[0], [0]), (longer[1], [0]))
     # of four such pairs now 0.6 / 4 and 0.5 / 4 are usual; twice that is taken off
     assert (chosen.layer, chosen.head) == (0, 1)
     assert "differs most between the two, of all layers and heads, in links" in chosen.reason
-    assert selection.contrasting_head(a, [0], b, [0], 0, 2).reason == "it was requested"
-    assert selection.contrasting_head(*longer[:1], [0], longer[1], [0], None, 2).head == 2
+    assert selection.contrasting_head((a, [0]), (b, [0]), 0, 2).reason == "it was requested"
+    assert selection.contrasting_head((longer[0], [0]), (longer[1], [0]), None, 2).head == 2
     with pytest.raises(IndexError, match="compare: there is no layer 2"):
-        selection.contrasting_head(a, [0], b, [0], 2)
+        selection.contrasting_head((a, [0]), (b, [0]), 2)
 
 
 def test_where_nothing_stands_out_all_that_a_word_looks_at_is_compared() -> None:
     a = heads_from_rows(["bank", "of", "[SEP]"], [1, 0, 0], [0.4, 0.6, 0])
     b = heads_from_rows(["bank", "for", "[SEP]"], [1, 0, 0], [0.5, 0.5, 0])
-    chosen = selection.contrasting_head(a, [0], b, [0])
+    chosen = selection.contrasting_head((a, [0]), (b, [0]))
     assert chosen.head == 1
     assert "(0.60 of its weight is elsewhere)" in chosen.reason

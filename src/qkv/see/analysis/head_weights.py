@@ -17,6 +17,9 @@ from qkv.trace import Seq2SeqTrace, Trace
 LONG = 512  # With so many tokens or more, views show only each query's largest weights.
 _MOST = 1e30  # Larger weights are replaced by NaN.
 
+Index = int | None  # a layer or a head; None if the view chooses it
+Some = Sequence[int] | None  # some layers, queries or keys; None for all
+
 
 class Summary(NamedTuple):
     """A summary of one layer's weights; for a long text, it is kept instead of the weights.
@@ -157,9 +160,7 @@ class Heads:
         """
         return np.where(self._joined(self._every_key) & ~np.isnan(weights), weights, -1.0)
 
-    def links(
-        self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
-    ) -> tuple[Array, Array]:
+    def links(self, layer: int, queries: Some = None, keys: Some = None) -> tuple[Array, Array]:
         """Return `(weights, keys)`: a layer's weights between two different content words.
 
         Args:
@@ -179,9 +180,7 @@ class Heads:
         kept = self._joined(at, queries, keys) & ~np.isnan(weights)
         return np.where(kept, weights, -1.0), np.broadcast_to(at, weights.shape)
 
-    def best_links(
-        self, layer: int, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
-    ) -> tuple[Array, Array, Array]:
+    def best_links(self, layer: int, queries: Some = None, keys: Some = None) -> tuple[Array, ...]:
         """Return each head's largest link as `(weights, queries, keys)`, each `(H,)`."""
         weights, at = self.links(layer, queries, keys)
         heads = np.arange(self.count)
@@ -261,9 +260,7 @@ class Heads:
     def _every_key(self) -> Array:
         return np.arange(len(self.keys.tokens))
 
-    def _joined(
-        self, at: Array, queries: Sequence[int] | None = None, keys: Sequence[int] | None = None
-    ) -> Array:
+    def _joined(self, at: Array, queries: Some = None, keys: Some = None) -> Array:
         """Mark each pair of query and key in `at` that joins two different content words.
 
         `at` holds the positions of keys, `(S,)` or `(..., L, k)`. The positions in `queries` and
@@ -280,9 +277,10 @@ class Heads:
         return np.asarray(kept)
 
 
-def kept_in(
-    trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = ""
-) -> tuple[list[int], list[Array], list[Summary]]:
+Kept = tuple[list[int], list[Array], list[Summary]]
+
+
+def kept_in(trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = "") -> Kept:
     """Return `(layers, weights, [])` of a trace or, without weights, `(layers, [], summaries)`.
 
     The arrays' names begin with `prefix`, which is "cross_attn." for attention between two texts.

@@ -16,13 +16,16 @@ from qkv.text.tokenized import find_pieces, plain_tokens
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
+Named = Model | str | None  # a model, its name, or None for the default model
+Tokens = Iterable[str] | None
+Chosen = tuple[
+    str, str, list[list[list[int]]]
+]  # a word, why it was chosen, its tokens in each text
 # A text of up to this many tokens is traced with all (T, T) weights of each head.
 WHOLE = 2 * LONG
 
 
-def traced(
-    given: Any, tokens: Iterable[str] | None, model: Model | str | None, call: str
-) -> tuple[Trace, Model | None]:
+def traced(given: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace, Model | None]:
     """Return `(trace, model)` for a text, a trace or weights; the model may be None."""
     if isinstance(given, Trace | Seq2SeqTrace):
         trace = one_text(given, call)
@@ -55,12 +58,12 @@ def texts_of(texts: list[Any], call: str) -> list[str]:
     return texts
 
 
-def model_of(model: Model | str | None, texts: list[str]) -> Model:
+def model_of(model: Named, texts: list[str]) -> Model:
     """Return the model, or load it by name; "random" builds a model for the words of the texts."""
     return model if isinstance(model, Model) else load_for(texts, model)
 
 
-def reader_of(model: Model | str | None, texts: list[str], call: str) -> Model:
+def reader_of(model: Named, texts: list[str], call: str) -> Model:
     """Return the model, or load it by name, and check that it reads texts.
 
     Raises:
@@ -97,9 +100,7 @@ def positions_in(
     return [position % size]
 
 
-def positions_of(
-    model: Model | None, word: str | None, a: Trace, b: Trace
-) -> tuple[str, str, list[list[list[int]]]]:
+def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> Chosen:
     """Choose the word to compare: return `(word, reason, positions in each text)`.
 
     If `word` is None, choose the content word that both texts share. If they share several, choose
@@ -128,9 +129,7 @@ def positions_of(
     return word, "it was requested", copies
 
 
-def _shared(
-    model: Model | None, a: Trace, b: Trace, words: list[list[str]]
-) -> tuple[str, str, list[list[list[int]]]]:
+def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> Chosen:
     """Choose a word that both texts share; return the same tuple as `positions_of`."""
     kept = [words_of(trace.tokens, trace.special, only_content=True) for trace in (a, b)]
     for what, (first, second) in (("content word", kept), ("word", words)):
@@ -236,26 +235,19 @@ _SLACK = 1e-2
 
 
 def heads_from(
-    attention: Any,
-    tokens: Iterable[str],
-    keys: Iterable[str] | None = None,
-    *,
-    call: str,
-    name: str = "attention",
-    title: str = "",
+    given: Any, tokens: Iterable[str], keys: Tokens = None, *, call: str, name: str = "attention"
 ) -> Heads:
     """Convert plain arrays of weights to `Heads`.
 
     Args:
-        attention: the weights: one array `(layers, heads, L, S)`, or for each layer an array or a
+        given: the weights: one array `(layers, heads, L, S)`, or for each layer an array or a
             tensor `(heads, L, S)` or `(1, heads, L, S)`, as `transformers` returns them.
         tokens: the L queries.
         keys: the S keys, if they differ from the queries.
         call: the name of the called function, for error messages.
         name: the name of the argument, for error messages.
-        title: a name that distinguishes the text from the others in a view.
     """
-    arrays = _layers(attention, call, name)
+    arrays = _layers(given, call, name)
     size, width = arrays[0].shape[1:]
     queries = _axis(tokens, size, call, name, "queries")
     others = None if keys is None else _axis(keys, width, call, name, "keys")
@@ -264,12 +256,13 @@ def heads_from(
             f"{call}: {name} has {size} queries and {width} keys: if the keys are other tokens, "
             "call head_view(cross_attention=, encoder_tokens=, decoder_tokens=)"
         )
-    return Heads(queries, list(range(len(arrays))), arrays, other_keys=others, name=title)
+    return Heads(queries, list(range(len(arrays))), arrays, other_keys=others)
 
 
 def _layers(attention: Any, call: str, name: str) -> list[Array]:
     """Return each layer's weights `(heads, L, S)`."""
-    if isinstance(attention, (list, tuple)) and len(attention) and _dims(attention[0]) != 2:
+    listed = isinstance(attention, (list, tuple)) and len(attention) > 0
+    if listed and (attention[0] is None or len(np.shape(attention[0])) != 2):
         parts = list(attention)
     else:
         whole = _read(attention, call, name)
@@ -306,10 +299,6 @@ def _layers(attention: Any, call: str, name: str) -> list[Array]:
     if not arrays:
         raise ValueError(f"{call}: {name} is empty: give at least one layer")
     return arrays
-
-
-def _dims(part: Any) -> int:
-    return len(getattr(part, "shape", np.shape(part) if part is not None else (1, 1, 1)))
 
 
 def _read(x: Any, call: str, name: str) -> Array:

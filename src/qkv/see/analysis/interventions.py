@@ -11,6 +11,7 @@ from qkv.edits import edits_of
 from qkv.models import Model
 from qkv.models.model import handed_on
 from qkv.models.tasks.predict import Guesses, in_words, likeliest
+from qkv.see.analysis.head_weights import Index
 from qkv.see.analysis.measures import STANDS_OUT
 from qkv.see.analysis.words import content, is_word, spans_of
 from qkv.text import Tokenized
@@ -19,6 +20,11 @@ from qkv.trace import Trace
 
 MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js has the same number
 MOST_TOKENS = 512
+
+# The effects of removing each (layer, head): the probability that moves to other words, and for
+# `Effects` also the new probability of the first guess.
+Moved = dict[tuple[int, int], float]
+Effects = dict[tuple[int, int], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,7 @@ def removed_in_turn(model: Model) -> list[int]:
 
 
 def removal_of(
-    model: Model | None, trace: Trace, layer: int | None = None, head: int | None = None
+    model: Model | None, trace: Trace, layer: Index = None, head: Index = None
 ) -> Removal | None:
     """Find the head whose removal changes the guess most; return None for a text without a gap.
 
@@ -94,16 +100,12 @@ def removal_of(
     return Removal(*best, position, moved, word, share, after, tuple(layers))
 
 
-def moved_in_both(
-    model: Model | None, traces: Sequence[Trace], positions: Sequence[int]
-) -> dict[tuple[int, int], float] | None:
+def moved_in_both(model: Model, traces: Sequence[Trace], gaps: list[int]) -> Moved | None:
     """Compute the mean effect of each head's removal on two gaps; return None without two gaps."""
-    if model is None or [gap_of(model, trace) for trace in traces] != list(positions):
+    if [gap_of(model, trace) for trace in traces] != gaps:
         return None
     layers = removed_in_turn(model)
-    runs = [
-        removals(model, trace, at, layers)[1] for trace, at in zip(traces, positions, strict=True)
-    ]
+    runs = [removals(model, trace, at, layers)[1] for trace, at in zip(traces, gaps, strict=True)]
     means = {at: sum(run[at][0] for run in runs) / len(runs) for at in runs[0]}
     return means if np.isfinite([*means.values()]).all() else None
 
@@ -111,7 +113,7 @@ def moved_in_both(
 @np.errstate(invalid="ignore", over="ignore")
 def removals(
     model: Model, trace: Trace, position: int, layers: Iterable[int]
-) -> tuple[Array, dict[tuple[int, int], tuple[float, float]]]:
+) -> tuple[Array, Effects]:
     """Compute the logits at a position, and how the removal of each head changes the guess.
 
     Each layer needs one batch: one copy of the text per head, run without this head. Lower layers
@@ -128,7 +130,7 @@ def removals(
     logits = model.unembed(run[last][0, position])
     before = softmax(logits.astype(np.float64))
     best = int(before.argmax())
-    effects: dict[tuple[int, int], tuple[float, float]] = {}
+    effects: Effects = {}
     for layer in layers:
         heads = np.arange(model.layers[layer].attn.num_heads)
 
@@ -206,12 +208,10 @@ def opening_of(model: Model, trace: Trace) -> Opening:
     return Opening(position, before[0], hidden, word, after[0])
 
 
-def _probabilities(
-    model: Model, trace: Trace, position: int, hide: list[int] | None = None
-) -> Array:
+def _probabilities(model: Model, trace: Trace, position: int, hide: Sequence[int] = ()) -> Array:
     """Compute the probability of each word of the vocabulary at a position, `(V,)` float64."""
     [last] = handed_on(model, model.num_layers - 1)
-    run = model.trace(np.asarray(trace.ids), names=[last], hide=hide or ())
+    run = model.trace(np.asarray(trace.ids), names=[last], hide=hide)
     return softmax(model.unembed(run[last][0, position]).astype(np.float64))
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.see.analysis.head_weights import Heads
-from qkv.see.analysis.interventions import Removal
+from qkv.see.analysis.head_weights import Heads, Index, Some
+from qkv.see.analysis.interventions import Moved, Removal
 from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, attended
 
 ASKED = "it was requested"
@@ -40,9 +40,11 @@ def percent(share: float) -> str:
 TERMINAL = Notation("layer {}, head {}", "{:.2f}".format, "{:.2f}".format)
 PAGE = Notation("head {}.{}", percent, lambda share: f"{100 * share:.0f} percentage points")
 
+Asked = tuple[Index, Index]  # the layer and the head that the caller chose
+Side = tuple[Heads, Sequence[int]]  # the heads of one text, and the rows of a word
 # A function that finds the head that matters most at a gap. Its arguments limit the search to a
 # layer and a head.
-Removing = Callable[[int | None, int | None], Removal | None]
+Removing = Callable[[Index, Index], Removal | None]
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,7 @@ class ChosenHead:
 
 
 def rank_heads(
-    seen: Heads,
-    layers: Sequence[int] | None = None,
-    queries: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
+    seen: Heads, layers: Some = None, queries: Some = None, keys: Some = None
 ) -> list[Link]:
     """Return the strongest link of each head, sorted by how far it exceeds the usual weight.
 
@@ -99,31 +98,29 @@ def rank_heads(
     )
 
 
-def other_heads(
-    seen: Heads, links: Sequence[Link], shown: ChosenHead, count: int, *, repeat: bool = False
-) -> list[Link]:
-    """Choose further links that stand out, in other heads; each pair of words appears once.
+def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
+    """Choose up to 5 links that stand out, in other heads; each pair of words appears once.
 
-    With `repeat`, the reader asked for one link, so this link is chosen in all other heads.
+    With `one_link`, the reader asked for one link, so this link is chosen in up to 8 other heads.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
     for link in links:
         pair, head = (link.query, link.key), (link.layer, link.head)
-        counts = repeat or (link.stands_out and not seen.untrained and pair not in pairs)
+        counts = one_link or (link.stands_out and not seen.untrained and pair not in pairs)
         if counts and head != (shown.layer, shown.head):
             pairs.add(pair)
             kept.append(link)
-    return kept[:count]
+    return kept[: 8 if one_link else 5]
 
 
 def choose_head(
     seen: Heads,
-    layer: int | None = None,
-    head: int | None = None,
+    layer: Index = None,
+    head: Index = None,
     *,
-    queries: Sequence[int] | None = None,
-    keys: Sequence[int] | None = None,
+    queries: Some = None,
+    keys: Some = None,
     call: str = "show",
     removing: Removing | None = None,
     written: Notation = TERMINAL,
@@ -161,7 +158,7 @@ def choose_head(
     nothing = _none(layer, head, seen.untrained)
     removal = None if asked or removing is None else removing(layer, head)
     if removal is not None and removal.layer in seen.layers:
-        return _at_gap(seen, removal, nothing, head, written), links
+        return _at_gap(seen, removal, (layer, head), written), links
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
@@ -185,17 +182,16 @@ def choose_head(
     return ChosenHead(best.layer, best.head, best, reason, stands_out, headline), links
 
 
-def _none(layer: int | None, head: int | None, untrained: bool) -> str:
+def _none(layer: Index, head: Index, untrained: bool) -> str:
     """Say that none of the heads to choose from stands out."""
     which = "No head" if layer is None else f"No head of layer {layer}"
     which = which if head is None else f"In no layer head {head}"
     return f"{which} stands out in this sentence" + untrained * ", as the model is untrained"
 
 
-def _at_gap(
-    seen: Heads, removal: Removal, nothing: str, head: int | None, written: Notation
-) -> ChosenHead:
+def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> ChosenHead:
     """Describe the head that was found by removal, and its link from the gap."""
+    nothing, head = _none(*asked, seen.untrained), asked[1]
     [query] = seen.queries.rows_of([removal.position])
     row = np.nan_to_num(seen.row(removal.layer, removal.head, query))
     key = int(row.argmax())
@@ -254,7 +250,7 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
     )
 
 
-def searched(seen: Heads, layer: int | None, head: int | None) -> str:
+def searched(seen: Heads, layer: Index, head: Index) -> str:
     """Name the heads among which the choice was made."""
     if layer is not None:
         return f"all heads of layer {layer}"
@@ -264,14 +260,7 @@ def searched(seen: Heads, layer: int | None, head: int | None) -> str:
 
 
 def contrasting_head(
-    a: Heads,
-    rows_a: Sequence[int],
-    b: Heads,
-    rows_b: Sequence[int],
-    layer: int | None = None,
-    head: int | None = None,
-    *,
-    moved: Mapping[tuple[int, int], float] | None = None,
+    a: Side, b: Side, layer: Index = None, head: Index = None, moved: Moved | None = None
 ) -> ChosenHead:
     """Choose the head in which the attention of a word differs most between two texts.
 
@@ -289,10 +278,11 @@ def contrasting_head(
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
     """
-    layer, head = checked_head(b, layer, head, "compare")
-    heads = heads_among(a, layer, head, "compare")
-    among = searched(a, layer, head)
-    trained = not (a.untrained or b.untrained)
+    (heads_a, rows_a), (heads_b, rows_b) = a, b
+    layer, head = checked_head(heads_b, layer, head, "compare")
+    heads = heads_among(heads_a, layer, head, "compare")
+    among = searched(heads_a, layer, head)
+    trained = not (heads_a.untrained or heads_b.untrained)
     if None not in (layer, head):
         return ChosenHead(*heads[0], None, ASKED)
     removed = {at: moved[at] for at in heads if at in moved} if moved else {}
@@ -304,7 +294,8 @@ def contrasting_head(
         )
         return ChosenHead(*chosen, None, reason, trained and removed[chosen] >= STANDS_OUT)
     pairs = {
-        at: [(of(a, *at, rows_a), of(b, *at, rows_b)) for of in (_above, _looks)] for at in heads
+        at: [(of(heads_a, *at, rows_a), of(heads_b, *at, rows_b)) for of in (_above, _looks)]
+        for at in heads
     }
     chosen = max(pairs, key=lambda at: [_apart(*both) for both in pairs[at]])
     (one, other), both = pairs[chosen]
@@ -358,11 +349,7 @@ def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> float:
 
 
 def changed_head(
-    a: Heads,
-    b: Heads,
-    without: Collection[tuple[int, int]],
-    layer: int | None = None,
-    head: int | None = None,
+    a: Heads, b: Heads, without: Collection[tuple[int, int]], layer: Index, head: Index
 ) -> ChosenHead:
     """Choose the head whose weights differ most between two runs of one text.
 
@@ -394,18 +381,14 @@ def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
     return float(np.nan_to_num(share, nan=-1.0))  # an unknown share must never be the largest
 
 
-def heads_among(
-    heads: Heads, layer: int | None, head: int | None, call: str
-) -> list[tuple[int, int]]:
+def heads_among(heads: Heads, layer: Index, head: Index, call: str) -> list[tuple[int, int]]:
     """Check a layer and a head, and list the heads to choose from, sorted by layer."""
     layer, head = checked_head(heads, layer, head, call)
     layers = heads.layers if layer is None else [layer]
     return list(product(layers, range(heads.count) if head is None else [head]))
 
 
-def checked_head(
-    heads: Heads, layer: int | None, head: int | None, call: str
-) -> tuple[int | None, int | None]:
+def checked_head(heads: Heads, layer: Index, head: Index, call: str) -> tuple[Index, Index]:
     """Check a layer and a head; return both counted from 0.
 
     In both arguments, -1 stands for the last.

@@ -88,9 +88,7 @@ def cosine(a: Array, b: Array) -> Array:
     return np.asarray(np.divide(dots, lengths, out=np.zeros_like(dots), where=lengths != 0))
 
 
-def similarity_by_layer(
-    a: Trace, positions_a: Sequence[int], b: Trace, positions_b: Sequence[int]
-) -> Array:
+def similarity_by_layer(a: Trace, at_a: Sequence[int], b: Trace, at_b: Sequence[int]) -> Array:
     """Compute the cosine of one word in two texts at each layer, `(num_layers + 1,)`.
 
     The first number is the cosine at the embeddings; the others are the cosines after each layer. A
@@ -99,7 +97,7 @@ def similarity_by_layer(
     """
 
     def alike(x: Array, y: Array) -> Array:
-        parts = (x, positions_a), (y, positions_b)
+        parts = (x, at_a), (y, at_b)
         return cosine(*(state[list(at)].astype(np.float64).mean(axis=0) for state, at in parts))
 
     return measure_by_layer(a, b, alike)
@@ -365,13 +363,6 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
             "plot_shift: the traces come from different models: trace all texts with one model"
         )
     states = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return _shift([quoted(t.text, t.tokens, t.special) for t in traces], tokens, of, states)
-
-
-def _shift(
-    sentences: list[str], tokens: list[str], of: list[int], states: dict[str, Array]
-) -> Shift:
-    """Compute the shift of vectors `(n, D)` from the first state to each later state."""
     for name, state in states.items():
         if not has_plane(state):
             raise ValueError(f"plot_shift: a vector {name} {NO_PLANE}")
@@ -385,7 +376,7 @@ def _shift(
         held = float((points**2).sum() / ((centred**2).sum() or 1))
         stages.append(Stage(name, points, min(held, 1.0), cosine(before, state)))
     return Shift(
-        sentences=sentences,
+        sentences=[quoted(t.text, t.tokens, t.special) for t in traces],
         tokens=tokens,
         of=of,
         before=plane.original,

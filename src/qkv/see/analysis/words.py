@@ -14,6 +14,8 @@ from qkv.arrays import Array
 from qkv.text.tokenized import UNKNOWN, is_piece, plain_tokens, told_unknown, without_blanks
 
 Span = tuple[int, int, str]
+Texts = Sequence[str]
+Flags = Sequence[bool]
 
 _SPECIAL = re.compile(r"\[(CLS|SEP|PAD|MASK|BOS|EOS)\]|<\|.+\|>|</?(s|pad|bos|eos|mask|cls|sep)>")
 _WORD_STARTS = ("Ġ", "▁")
@@ -24,7 +26,7 @@ LEFT_OVER = frozenset(_LISTS["around_apostrophes"].split())
 _APOSTROPHES = {"'", "\N{RIGHT SINGLE QUOTATION MARK}"}
 
 
-def quoted(text: str, tokens: Sequence[str], special: Sequence[bool], most: int = 90) -> str:
+def quoted(text: str, tokens: Texts, special: Flags, most: int = 90) -> str:
     """Quote the beginning of a text; if the text is unknown, quote its tokens.
 
     >>> quoted("", ["[CLS]", "it", "##s", "me", "!"], [True, False, False, False, False])
@@ -121,13 +123,13 @@ def is_function_word(word: str) -> bool:
     return word in FUNCTION_WORDS
 
 
-def is_word(tokens: Sequence[str], special: Sequence[bool]) -> Array:
+def is_word(tokens: Texts, special: Flags) -> Array:
     """Return a bool array that is False for special tokens and punctuation, else True."""
     pairs = zip(tokens, special, strict=True)
     return np.array([not flag and not is_punctuation(token) for token, flag in pairs], dtype=bool)
 
 
-def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Array]:
+def content(tokens: Texts, special: Flags) -> tuple[Array, Array]:
     """Return `(flags, numbers)`: which tokens are content words, and the index of each word.
 
     Equal words have the same index. Content words are the words that the model knows, except
@@ -154,9 +156,7 @@ def content(tokens: Sequence[str], special: Sequence[bool]) -> tuple[Array, Arra
     return (flags if len(set(each[flags].tolist())) > 1 else words), each
 
 
-def words_of(
-    tokens: Sequence[str], special: Sequence[bool], *, only_content: bool = False
-) -> list[str]:
+def words_of(tokens: Texts, special: Flags, *, only_content: bool = False) -> list[str]:
     """List the words of a text, or only its content words, each once and without punctuation.
 
     >>> tokens = ["the", "bank", "##er", "of", "the", "bank", "."]
@@ -168,9 +168,7 @@ def words_of(
     return list(dict.fromkeys(bare(name) for first, _, name in spans if flags[first]))
 
 
-def explained(
-    tokens: Sequence[str], special: Sequence[bool], name: str = "", written: Sequence[str] = ()
-) -> list[str]:
+def explained(tokens: Texts, special: Flags, name: str = "", written: Texts = ()) -> list[str]:
     """Explain the tokens of a text in sentences; each begins with `name`, if `name` is given.
 
     `written` lists the words of the text that became unknown tokens.
@@ -202,12 +200,12 @@ def explained(
     return [f"{name}: {line}" for line in notes] if name else notes
 
 
-def spans_of(tokens: Sequence[str], special: Sequence[bool]) -> list[Span]:
+def spans_of(tokens: Texts, special: Flags) -> list[Span]:
     """List a text's words, `(first, last + 1, word)`; without subwords, each token is a word."""
     return word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
 
 
-def word_spans(tokens: Sequence[str], special: Sequence[bool]) -> list[Span] | None:
+def word_spans(tokens: Texts, special: Flags) -> list[Span] | None:
     """Join subwords into words, `(first, last + 1, word)`; return None without subwords.
 
     The function knows the marks of WordPiece ("##ing" continues a word), of byte-level BPE and

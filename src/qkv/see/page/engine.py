@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from qkv.arrays import Array
 from qkv.embed.rotary import rotary_speeds
 from qkv.layers import Rotary
 from qkv.models import Model
@@ -101,7 +100,10 @@ def engine_payload(model: Model, call: str = "play") -> dict[str, Any]:
         warnings.warn(f"{described}, which takes long to open", UserWarning, stacklevel=callers())
     return {
         "name": model.name,
-        "exact": all(_is_half(array) or rows for array, rows in parameters.values()),
+        "exact": all(
+            rows or np.array_equal(array.astype(np.float16).astype(array.dtype), array)
+            for array, rows in parameters.values()
+        ),
         "sizes": {
             "layers": len(design.layers),
             "heads": first.num_heads,
@@ -265,10 +267,6 @@ def _sized(model: Model, size: int, call: str) -> str:
     return described
 
 
-def _is_half(array: Array) -> bool:
-    return bool((array.astype(np.float16).astype(array.dtype) == array).all())
-
-
 _KINDS = tomllib.loads(files("qkv.see.page").joinpath("tokenizer_parts.toml").read_text("utf-8"))
 _INSIDE = _KINDS.pop("inside")
 _BYTES = [bytes([byte]).decode("latin-1") for byte in range(256)]
@@ -304,7 +302,7 @@ def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
             yield from _reasons_of_pattern(part, step)
     yield from _reasons_around(tokenizer, rules["post_processor"])
     if model["type"] == "BPE":
-        yield from _reasons_of_bpe(model, vocabulary, rules["pre_tokenizer"])
+        yield from _reasons_of_bpe(rules)
     elif model["type"] == "WordPiece" and model["unk_token"] not in vocabulary:
         yield f"has the unknown token {_short(model['unk_token'])} outside of its vocabulary"
 
@@ -341,22 +339,20 @@ def _reasons_around(tokenizer: Tokenizer, rules: Mapping[str, Any] | None) -> It
             sequences = [part["Sequence"]["id"] for part in step["single"] if "Sequence" in part]
             if sequences != ["A"]:
                 yield "puts a text in more places than one, or in none"
-    if any(map(_puts, steps)) and not len(tokenizer.tokenize("")):
+    puts = (
+        "cls" in step or any("SpecialToken" in part for part in step.get("single", ()))
+        for step in steps
+    )
+    if any(puts) and not len(tokenizer.tokenize("")):
         yield "leaves out the tokens that its file puts around a text"
 
 
-def _puts(step: Mapping[str, Any]) -> bool:
-    """Return whether a post-processor adds tokens around a text."""
-    return "cls" in step or any("SpecialToken" in part for part in step.get("single", ()))
-
-
-def _reasons_of_bpe(
-    model: Mapping[str, Any], vocabulary: Mapping[str, int], pre_tokenizer: Mapping[str, Any] | None
-) -> Iterator[str]:
+def _reasons_of_bpe(rules: Mapping[str, Any]) -> Iterator[str]:
+    model, vocabulary = rules["model"], rules["model"]["vocab"]
     for name in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model[name]:
             yield f"has a BPE with the {name} {_short(model[name])}"
-    steps = _steps("pre_tokenizer", pre_tokenizer)
+    steps = _steps("pre_tokenizer", rules["pre_tokenizer"])
     if any(step["type"] == "ByteLevel" for step in steps) and vocabulary.keys() >= _LEVELS:
         return  # every text can be tokenized
     if model["byte_fallback"]:

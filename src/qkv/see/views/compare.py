@@ -481,10 +481,10 @@ def compare(
     shown = heads if pieces else [by_word(part) for part in heads]
     rows = [part.queries.rows_of(copies[0]) for part, copies in zip(shown, positions, strict=True)]
     moved = None
-    if None in (layer, head):
+    if used is not None and None in (layer, head):
         moved = moved_in_both(used, (a, b), [copies[0][0] for copies in positions])
     chosen = selection.contrasting_head(
-        shown[0], rows[0], shown[1], rows[1], layer, head, moved=moved
+        (shown[0], rows[0]), (shown[1], rows[1]), layer, head, moved
     )
     first, second = (
         Side(

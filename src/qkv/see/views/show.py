@@ -10,7 +10,7 @@ from typing import Any
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection
-from qkv.see.analysis.head_weights import Axis, Heads, by_word, heads_of, kept_in
+from qkv.see.analysis.head_weights import Axis, Heads, Some, by_word, heads_of, kept_in
 from qkv.see.analysis.inputs import heads_from, positions_in, readable_trace, traced
 from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.word_vectors import Movement, movement
@@ -170,14 +170,13 @@ def show(
         shown, layer, head, queries=queries, keys=keys, call="show", removing=removing
     )
     one_link = queries is not None and keys is not None
-    most = 8 if one_link else 5
     return ShowView(
         trace,
         movement(trace, shown.queries.spans),
         heads,
         head=chosen,
         shown=shown,
-        elsewhere=selection.other_heads(shown, links, chosen, most, repeat=one_link),
+        elsewhere=selection.other_heads(shown, links, chosen, one_link),
         one_link=one_link,
         theme=theme,
         stretch=stretch,
@@ -312,7 +311,7 @@ def head_view(
     shown = parts[0] if pieces else by_word(parts[0])
     first = asked[0] if asked else None
     chosen, links = selection.choose_head(shown, layer, first, call="head_view")
-    others = selection.other_heads(shown, links, chosen, 5)
+    others = selection.other_heads(shown, links, chosen, one_link=False)
     options: dict[str, Any] = {"theme": theme, "stretch": stretch}
     view = HeadView(parts, asked, pieces, head=chosen, shown=shown, elsewhere=others, **options)
     if html_action == "view" and _in_notebook():
@@ -321,9 +320,7 @@ def head_view(
     return view
 
 
-def _of_given(
-    given: Mapping[str, Any], words: Mapping[str, Any], layers: Sequence[int] | None
-) -> list[Heads]:
+def _of_given(given: Mapping[str, Any], words: Mapping[str, Any], layers: Some) -> list[Heads]:
     """Read the attention from the given arguments, as a list of `Heads`."""
     given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
@@ -364,11 +361,7 @@ def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
     return parts
 
 
-def _of_arrays(
-    given: Mapping[str, Any],
-    words: Mapping[str, Iterable[str] | None],
-    layers: Sequence[int] | None,
-) -> list[Heads]:
+def _of_arrays(given: Mapping[str, Any], words: Mapping[str, Any], layers: Some) -> list[Heads]:
     """Read attentions from plain arrays, each with its tokens."""
     known = {
         name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
@@ -389,13 +382,13 @@ def _of_arrays(
             None if columns is None else known[columns],
             call="head_view",
             name=name,
-            title="" if name == "attention" else side.capitalize(),
         )
+        part = replace(part, name="" if name == "attention" else side.capitalize())
         parts.append(_only(part, layers, f"{name} holds 0 to {len(part.layers) - 1}"))
     return parts
 
 
-def _only(heads: Heads, layers: Sequence[int] | None, there: str) -> Heads:
+def _only(heads: Heads, layers: Some, there: str) -> Heads:
     """Keep only the layers to include; `there` names the existing layers in an error message."""
     if layers is None:
         return heads
