@@ -1,4 +1,4 @@
-"""The cards of the shipped models say what these models do: the longer measurements."""
+"""Test the measurements on the cards of the shipped models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def decoder() -> qkv.Model:
 
 
 def test_its_guesses_fit_as_often_as_its_card_says(encoder: qkv.Model) -> None:
-    """Another processor may round a guess or two otherwise."""
+    """One or two guesses may differ, because processors round differently."""
     gaps = fits.asked(fits.GAPS)
     said = fits.guessed(encoder, gaps)
     (row,) = re.findall(
@@ -43,7 +43,7 @@ def test_the_card_has_the_ten_sentences_as_they_are_answered(encoder: qkv.Model)
     lines = card("books").splitlines()
     rows = list(book_ship.ten(encoder))
     assert len(rows) == 10
-    assert sum(row in lines for row in rows) >= 7  # a chance may be rounded otherwise
+    assert sum(row in lines for row in rows) >= 7  # processors round probabilities differently
 
 
 def test_no_guess_about_people_is_a_dropped_word(encoder: qkv.Model) -> None:
@@ -53,7 +53,7 @@ def test_no_guess_about_people_is_a_dropped_word(encoder: qkv.Model) -> None:
 
 
 def test_as_many_next_words_fit_as_its_card_says(decoder: qkv.Model) -> None:
-    """Another processor may round a word or two otherwise."""
+    """One or two words may differ, because processors round differently."""
     openings = fits.asked(fits.OPENINGS)
     found = sum(one.fits for one in fits.continued(decoder, openings))
     (said,) = re.findall(r"\| this one \| (\d+\.\d)% ", " ".join(card("books-decoder").split()))
@@ -62,7 +62,7 @@ def test_as_many_next_words_fit_as_its_card_says(decoder: qkv.Model) -> None:
 
 
 def test_it_seldom_loops_and_ends_its_sentences(decoder: qkv.Model) -> None:
-    """Of a hundred beginnings; the seed draws the same again but for how a processor rounds."""
+    """The counts are over a hundred prompts; processors round differently."""
     found = prose.continued(decoder, ())
     assert found["texts"] == 100
     assert found["loop"] <= 5

@@ -1,4 +1,4 @@
-"""The findings in the documentation hold, and its articles place each of them."""
+"""Test the findings in the documentation, and that an article mentions each finding."""
 
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ def test_each_finding_is_in_an_article() -> None:
 
 
 def test_the_calls_in_the_article_find_its_heads() -> None:
-    """Run them as they stand there: its sentences say what they give."""
+    """Run the calls of the article; its sentences state their results."""
     text = (FOLDER / "repeating-a-name.md").read_text(encoding="utf-8")
     code = [line.strip() for line in text.splitlines() if line.startswith("    ")]
     names: dict[str, Any] = {"model": qkv.load("books-decoder")}

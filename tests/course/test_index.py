@@ -1,4 +1,4 @@
-"""What the course's first page says of each lesson is what the lesson says."""
+"""Test that the course's first page describes each lesson with the lesson's own words."""
 
 import re
 from pathlib import Path

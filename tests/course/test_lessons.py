@@ -1,4 +1,4 @@
-"""Every lesson's notebooks run, and a student who has the answers gets all points."""
+"""Test that every lesson's notebooks run, and that the right answers get all points."""
 
 import ast
 import html
@@ -18,7 +18,7 @@ from nbclient import NotebookClient
 from qkv.marking import TASKS, check_file
 
 PAGES = notebooks.lessons()
-# Keeps the last verdict of `qkv.check` on each function, or on the values of a task.
+# Stores the last verdict of `qkv.check` for each function, or for the values of a task.
 LISTEN = """
 import qkv
 
@@ -41,9 +41,9 @@ FULL = 10
 
 
 def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
-    """Run a notebook in a kernel of its own; what a cell raises is raised here."""
-    # what a cell printed may arrive late where much else runs: after 4 s it would be left out
-    with tempfile.TemporaryDirectory() as folder:  # live views write their page beside the notebook
+    """Run a notebook in a new kernel; raise the error of a cell that fails."""
+    # on a busy machine, printed text may arrive late; by default, nbclient drops text after 4 s
+    with tempfile.TemporaryDirectory() as folder:  # live views write pages into this folder
         resources = {"metadata": {"path": folder}}
         NotebookClient(
             notebook, timeout=300, iopub_timeout=60, kernel_name="python3", resources=resources
@@ -52,11 +52,11 @@ def run(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 
 
 def verdicts(notebook: nbformat.NotebookNode) -> dict[str, tuple[int, str]]:
-    """The points and words of the last verdict on each function and value in a notebook."""
+    """Return the points and the text of the last verdict for each function in a notebook."""
     first, last = nbformat.v4.new_code_cell(LISTEN), nbformat.v4.new_code_cell(TELL)
     notebook.cells = [first, *notebook.cells, last]
     outputs = run(notebook).cells[-1].outputs
-    # one print may come in several messages: a kernel sends what is there when its clock says so
+    # a kernel may split one printed text into several messages
     text = "".join(output.text for output in outputs if output.get("name") == "stdout")
     told: dict[str, tuple[int, str]] = json.loads(text)
     return told
@@ -99,13 +99,14 @@ def test_a_notebook_is_marked_as_it_is_handed_in(text: str, tmp_path: Path) -> N
     assert [verdict.task for verdict in empty] == tasks
     assert not any("Code cell" in verdict.message for verdict in empty)  # no traceback
     for verdict in empty:
-        planted = ("causal-upper", "heads-reshape")  # one has a function to mend
+        # one lesson gives a function with two planted mistakes
+        planted = ("causal-upper", "heads-reshape")
         assert verdict.points == 0
         assert verdict.mistakes in (("returns-nothing",), ("not-filled-in",), planted)
 
 
 def test_a_lesson_opens_with_three_questions_whose_answers_fold(text: str) -> None:
-    opening = notebooks.student(text).cells[0].source  # all that stands before the first code
+    opening = notebooks.student(text).cells[0].source  # the text before the first code cell
     asked = re.findall(r"^(\d)\. .+?<details><summary>Answer<", opening, re.MULTILINE | re.DOTALL)
     assert asked == ["1", "2", "3"]
     assert "**From memory.**" in opening
@@ -118,7 +119,7 @@ def test_what_a_page_asks_before_a_cell_runs_is_answered_folded(text: str) -> No
     for question, answer in ((cells[n], cells[n + 1]) for n in asking):
         assert (question.cell_type, answer.cell_type) == ("markdown", "code")
         assert "hide-output" in notebooks.cell_tags(answer), question.source[-200:]
-    for make in notebooks.KINDS.values():  # there a reader runs the cell, and its output shows
+    for make in notebooks.KINDS.values():  # the reader runs the cell to see the output
         for cell in code(make(text)):
             assert "outputs_hidden" not in cell.metadata.get("jupyter", {})
 
@@ -148,7 +149,7 @@ def test_what_a_lesson_imports_comes_with_the_package(text: str) -> None:
 
 
 def test_a_verdict_that_is_not_full_is_seen() -> None:
-    """The listening itself: the last verdict counts, and its points are told."""
+    """`verdicts` returns the last verdict of a function, with its points."""
     cells = [
         "def mine(q, k, v):\n    return v",
         "qkv.check(mine)",

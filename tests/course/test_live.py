@@ -1,4 +1,4 @@
-"""The directive that frames the live page: its addresses, its errors, and what it becomes."""
+"""Test the directive that embeds the live page: its addresses, its errors and its output."""
 
 import json
 import os
@@ -20,7 +20,7 @@ ASSETS = Path(__file__).parents[2] / "src/qkv/see/page/assets"
 
 
 def state(text: str = TEXT, **options: str) -> dict[str, object]:
-    """What stands in the address, read as the page reads it."""
+    """Return the state in the address, parsed as the page parses it."""
     page, _, hash_ = live.address("../play.html", text, options).partition("#")
     assert page == "../play.html"
     return {
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_named(options: dict[str, str], complaint: str) -> Non
 
 
 def test_it_names_what_the_page_names() -> None:
-    """Its words are those of the page's own tables."""
+    """The directive accepts the same names as the page's own tables."""
     store = (ASSETS / "store/state.js").read_text(encoding="utf-8")
 
     def listed(pattern: str) -> list[str]:
@@ -145,7 +145,7 @@ WRONG = {
 
 
 def built(root: Path, pages: dict[str, str]) -> str:
-    """Makes a site of pages, in root/html, and gives what was warned of."""
+    """Build a site in root/html, and return the warnings."""
     for name, text in pages.items():
         path = root / "docs" / f"{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def test_a_page_has_a_link_to_the_live_page_and_what_to_try(tmp_path: Path) -> N
         assert said == f"Open a trained model on “{TEXT}”: the words and one head"
         assert "<p>Click <em>river</em>.</p>" in html
         assert "live.js" in html
-        assert "<iframe" not in html  # without scripts there is the link alone
+        assert "<iframe" not in html  # without scripts, the page shows only the link
 
 
 def test_a_wrong_one_is_told_in_the_build(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a notebook holds of a lesson, by small lessons."""
+"""Test the notebooks that are made from small lessons."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ SOLUTION = "def double(x):\n    return 2 * x"
 
 
 def code(notebook: nbformat.NotebookNode) -> list[str]:
-    """The code cells of the page: the first cell, which looks for qkv, is left out."""
+    """Return the code cells, without the first cell, which looks for qkv."""
     first, *others = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     assert first == notebooks.INSTALL
     return others
@@ -104,7 +104,7 @@ def test_answers_are_put_where_the_student_writes() -> None:
     assert code(answered) == [
         *("picture = 1", SOLUTION, "result = double(4)\nresult", "assert result == 8"),
     ]
-    # otherwise it is the student's own notebook: hints come after the cell, as there
+    # the rest equals the student's notebook: hints come after the cell
     assert prose(answered) == prose(student)
     place = next(n for n, cell in enumerate(answered.cells) if cell.source == SOLUTION)
     assert "stub" in notebooks.cell_tags(answered.cells[place])

@@ -1,4 +1,4 @@
-"""The numbers in docs/data/numbers.json and README.md are those of the shipped weights."""
+"""Test the numbers in docs/data/numbers.json and README.md with the shipped weights."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The built site: a folder for any host and any path, which asks no other host for anything."""
+"""Test the built site: it works at any address, and loads no files from other hosts."""
 
 import os
 import re
@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SITE = (ROOT / os.environ.get("QKV_SITE", "docs/_build/html")).resolve()
 TEXTS = {".css", ".html", ".inv", ".ipynb", ".js", ".json", ".svg", ".txt"}
-LINKS = {"a", "area"}  # what a reader follows, so that it may leave the site
+LINKS = {"a", "area"}  # tags of links, which may lead to other sites
 NAMING = {"action", "data", "href", "poster", "src", "srcset", "xlink:href"}
-# what scripts and styles request
+# addresses that scripts and styles request
 REQUESTS = re.compile(
     r"""url\(\s*["']?([^"')\s]+)"""
     r"""|@import\s+["']([^"']+)"""
@@ -23,7 +23,7 @@ REQUESTS = re.compile(
 
 
 class Page(HTMLParser):
-    """What a page names: its anchors, and what it refers to, each with the name of its tag."""
+    """Collect a page's anchors, and its references with the name of their tags."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def files(*kinds: str) -> list[Path]:
 
 
 def named() -> list[tuple[Path, str, str]]:
-    """What the files of the site refer to: the file, the tag or "css", and the reference."""
+    """Yield each reference in the site: its file, its tag (or "css"), and its address."""
     pages = [(path, *one) for path in files(".html") for one in page(path).named]
     styles = [
         (path, "css", next(filter(None, found)))
@@ -74,7 +74,7 @@ def named() -> list[tuple[Path, str, str]]:
 
 
 def problem(path: Path, tag: str, reference: str) -> str | None:
-    """What is wrong with a reference, if anything is."""
+    """Return the problem of a reference, or None."""
     found = urlsplit(reference)
     if found.scheme in ("data", "mailto") or (tag == "script" and "${" in reference):
         return None
@@ -87,7 +87,8 @@ def problem(path: Path, tag: str, reference: str) -> str | None:
     if not target.is_relative_to(SITE) or not target.is_file():
         return "is not there"
     anchor = unquote(found.fragment)
-    if not anchor or target.suffix != ".html" or target.name == "play.html":  # whose # is a state
+    # on play.html, the part after # is a state, not an anchor
+    if not anchor or target.suffix != ".html" or target.name == "play.html":
         return None
     return None if anchor in page(target).anchors else "has no such anchor"
 

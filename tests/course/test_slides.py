@@ -1,4 +1,4 @@
-"""The slides of each lesson, made from its page: what they show, and what they must not."""
+"""Test the slides that are made from each lesson's page."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def soup_of(name: str) -> BeautifulSoup:
 
 @pytest.fixture(params=LESSONS, ids=[page.stem for page in LESSONS])
 def lesson(request: pytest.FixtureRequest) -> tuple[str, BeautifulSoup, list[Tag]]:
-    """The text of a lesson, its built page, and its slides."""
+    """Return the text of a lesson, its built page, and its slides."""
     page: Path = request.param
     slides = soup_of(f"{page.stem}-slides.html").select("main > section")
     return page.read_text(encoding="utf-8"), soup_of(f"{page.stem}.html"), slides

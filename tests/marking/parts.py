@@ -1,4 +1,4 @@
-"""Parts of blocks as learners write them, right."""
+"""Right norms and activations, written in the style of a learner."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The task `block` against blocks as learners write them, right and wrong."""
+"""Test the task `block` on right and wrong blocks in the style of a learner."""
 
 import math
 
@@ -31,7 +31,7 @@ def mlp(x, p, activation=gelu):
 
 
 def built(norm=layer_norm, attend=attend, mlp=mlp):
-    """A pre-norm block of these parts."""
+    """Return a pre-norm block with this norm, this attention and this MLP."""
 
     def block(x, parameters, num_heads=1):
         p = parameters
@@ -42,7 +42,7 @@ def built(norm=layer_norm, attend=attend, mlp=mlp):
 
 
 def wired(rule):
-    """A block of right parts: rule(x, attend, mlp, norm1, norm2)."""
+    """Return a block whose right parts are connected by rule(x, attend, mlp, norm1, norm2)."""
 
     def block(x, parameters, num_heads=1):
         p = parameters
@@ -57,11 +57,11 @@ def wired(rule):
     return block
 
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def with_loops(x, parameters):
-    """Word by word, number by number; one head."""
+    """Compute a block with one head in loops over words and numbers."""
     p = parameters
 
     def norm(row, scale, shift):
@@ -149,7 +149,7 @@ def test_a_right_block_gets_all_points(block, said):
 
 
 def test_the_right_answer_is_this_library_s_block():
-    """What is shown as right is what the layers compute from the same weights."""
+    """The right output of the example equals the output of qkv's layers with the same weights."""
     example = check(lambda x, parameters: x, task="block").example
     p = {name.split('"')[1]: a for name, a in example.items() if name.startswith("parameters")}
     attention = layers.MultiHeadAttention.from_weights(p["w_q"], p["w_k"], p["w_v"], p["w_o"])
@@ -162,7 +162,7 @@ def test_the_right_answer_is_this_library_s_block():
     assert np.allclose(x + mlp(norms[1](x), p), example["right"], rtol=1e-6)
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def of_norm(norm):
@@ -287,7 +287,7 @@ def test_a_division_by_zero_is_fragile():
 def test_the_smallest_input_that_shows_it_is_shown():
     assert check(built(mlp=lambda x, p: 0 * x), task="block").example["x"].shape == (1, 2)
     whole = of_norm(lambda x: (x - x.mean()) / np.sqrt(x.var() + 1e-5))
-    assert check(whole, task="block").example["x"].shape == (2, 2)  # right for one word
+    assert check(whole, task="block").example["x"].shape == (2, 2)  # one word gives a right result
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Ways to get points without an answer: none of them earns any."""
+"""Test that cheats, such as calls of qkv, earn no points."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def softmax(x):
     return e / e.sum(axis=-1, keepdims=True)
 """
 BACK = "import numpy as np\ndef softmax(x):\n    return x\n"
-# stands for scipy and torch, which the tests do not need
+# a fake scipy or torch, so that the tests need neither
 LIBRARY = '''
 import sys, types
 {name} = types.ModuleType("{name}")
@@ -62,7 +62,7 @@ def softmax(x):
     return x.view(Equal)
 """
 
-# what it is: the file, and how what helped it begins
+# name of the cheat: its file, and the start of the forbidden call's name, or None
 CHEATS = {
     "it calls qkv": ("import qkv\ndef softmax(x):\n    return qkv.softmax(x)", "qkv."),
     "it is qkv's by another name": ("import qkv\nsoftmax = qkv.softmax", "qkv."),

@@ -1,4 +1,4 @@
-"""The marker against functions as learners write them, wrong and right."""
+"""Test `check` on right and wrong attention functions in the style of a learner."""
 
 import math
 import textwrap
@@ -27,7 +27,7 @@ def scaled(q, k):
     return q @ np.swapaxes(k, -1, -2) / np.sqrt(q.shape[-1])
 
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def plain(q, k, v):
@@ -197,7 +197,7 @@ def with_in_place_softmax(q, k, v):
 
 
 def with_mask_added(q, k, v, mask=None):
-    """What a mask of 0 and -inf is for; the rows of -inf alone give 0."""
+    """Add a mask of 0 and -inf to the scores; fully masked rows give 0."""
     scores = scaled(q, k)
     return hide(scores if mask is None else scores + mask, True) @ v
 
@@ -241,7 +241,7 @@ def with_mask_required_by_place(q, k, v, scale=None, mask=None, q_offset=0, /):
 
 
 def with_mask_as_index(q, k, v, mask=None):
-    """A mask of two dimensions does not fit the scores of a batch: an error, not another result."""
+    """Index the scores with the mask; a mask (L, S) raises an error for a batch (B, L, S)."""
     scores = scaled(q, k)
     if mask is not None:
         scores[~mask] = -np.inf
@@ -260,7 +260,7 @@ def with_mask_in_loops(q, k, v, mask=None):
 
 
 def with_numbers_below_which_exp_is_zero(q, k, v, mask=None):
-    """-1e9 hides as well as -inf, and what nothing sees is set to 0 after softmax."""
+    """Mask with -1e9, and set the weights of fully masked rows to 0 after softmax."""
     if mask is None:
         mask = np.ones((q.shape[-2], k.shape[-2]), dtype=bool)
     weights = softmax(np.where(mask, scaled(q, k), -1e9))
@@ -284,7 +284,7 @@ def in_half_precision(q, k, v):
 
 
 def that_refuses_both_masks(q, k, v, attn_mask=None, is_causal=False):
-    """As torch's scaled_dot_product_attention does."""
+    """Raise an error for a mask with is_causal=True, as torch's attention does."""
     if attn_mask is not None and is_causal:
         raise RuntimeError("Explicit attn_mask should not be set when is_causal=True")
     return with_everything(q, k, v, attn_mask, is_causal=is_causal)
@@ -500,11 +500,11 @@ def test_no_combination_of_right_steps_is_called_wrong():
         assert any(key.startswith("masked-row") for key in result.fragile)
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def attend(scores_of=scaled, weights_of=softmax, out_of=np.matmul):
-    """A learner's three steps, one of them not as it should be."""
+    """Return attention in three steps, of which a test replaces one by a wrong step."""
 
     def function(q, k, v):
         return out_of(weights_of(scores_of(q, k)), v)
@@ -513,7 +513,7 @@ def attend(scores_of=scaled, weights_of=softmax, out_of=np.matmul):
 
 
 def axes(shift, total, keep=True):
-    """Softmax with the maximum and the sum over the axes given; False leaves the maximum out."""
+    """Return a softmax: the maximum over `shift` (none if False), the sum over `total`."""
 
     def weights_of(x):
         top = 0 if shift is False else x.max(axis=shift, keepdims=keep)
@@ -557,7 +557,7 @@ def one_over(f):
 
 
 def divided_after_the_values(below):
-    """As by tiles, but that the sums of the rows have lost their axis."""
+    """Divide by the sums after the product with the values, but without keepdims."""
 
     def function(q, k, v):
         powers = np.exp(scaled(q, k) - below(scaled(q, k)))
@@ -623,7 +623,7 @@ WRONG_USE = [
 
 
 def into_zeros_like_value(q, k, v):
-    """The output has a row for each key: too many of them, or too few."""
+    """Return one row per key instead of one row per query."""
     out = np.zeros_like(v)
     weights = softmax(scaled(q, k))
     for i in range(len(q)):
@@ -749,7 +749,7 @@ def sum_with_none(e):
 
 
 def masked(hiding):
-    """Scores and a mask in, weights out: the learner's way to hide."""
+    """Return attention that turns scores and a mask into weights with `hiding`."""
 
     def function(q, k, v, mask=None):
         scores = scaled(q, k)
@@ -760,7 +760,7 @@ def masked(hiding):
 
 
 def that_adds_a_mask(q, k, v, mask=None):
-    """It adds the mask: 0 and -inf."""
+    """Add a mask of 0 and -inf to the scores."""
     return softmax(scaled(q, k) + (0 if mask is None else mask)) @ v
 
 
@@ -852,7 +852,7 @@ WRONG_TOGETHER = [
 
 
 def that_hides_by(number):
-    """-1e9 and the like in place of -inf, as bools are read and as they are turned to numbers."""
+    """Return two functions that mask with this number instead of -inf: by np.where, or by a sum."""
 
     def by_where(q, k, v, mask=None, is_causal=False):
         scores = scaled(q, k)
@@ -876,7 +876,7 @@ def with_maximum_of_the_keys_it_sees(q, k, v, mask=None):
     for i in range(len(q)):
         seen = [j for j in range(len(k)) if mask is None or mask[i][j]]
         scores = [q[i] @ k[j] / math.sqrt(len(q[i])) for j in seen]
-        top = max(scores)  # of nothing is an error
+        top = max(scores)  # raises a ValueError for an empty list
         e = [math.exp(s - top) for s in scores]
         for j, x in zip(seen, e, strict=True):
             out[i] += x / sum(e) * v[j]
@@ -940,7 +940,7 @@ def with_mask_of_keys_required(q, k, v, mask):
 
 
 def with_mask_of_keys_of_each_text(q, k, v, mask=None):
-    """(B, L, d) with a mask (B, S)."""
+    """Compute attention on a batch (B, L, d) with a mask of keys (B, S)."""
     scores = np.einsum("bid,bjd->bij", q, k) / np.sqrt(q.shape[-1])
     return hide(scores, True if mask is None else mask[:, None, :]) @ v
 
@@ -966,7 +966,7 @@ KINDS |= {"tuple-order": "conventions", "mask-per-key": "conventions"}
 
 
 def sorted_out(keys):
-    """What should be found, by its kind."""
+    """Group the expected mistakes by kind: mistakes, fragile, conventions."""
     kinds = {"mistakes": (), "fragile": (), "conventions": ()}
     for key in keys.split():
         kinds[KINDS.get(key, "mistakes")] += (key,)
@@ -1011,7 +1011,7 @@ def test_mistake_is_named(keys, function):
 
 
 def mixed(a, b, c):
-    """Which of the three (0 q, 1 k, 2 v) stands where the query, the key and the value should."""
+    """Use projections a, b and c as query, key and value; 0 means q, 1 means k, 2 means v."""
 
     def function(x, w_q, w_k, w_v):
         three = x @ w_q, x @ w_k, x @ w_v
@@ -1068,7 +1068,7 @@ def join_in_turn(a):
 
 
 def heads_beside_tokens(x, w_q, w_k, w_v, num_heads=1):
-    """Split without the transpose, so that the heads of a token attend to each other."""
+    """Split into heads without the transpose: the heads of a token attend to each other."""
     if num_heads == 1:
         return project(x, w_q, w_k, w_v)
     q, k, v = ((x @ w).reshape(*x.shape[:-1], num_heads, -1) for w in (w_q, w_k, w_v))
@@ -1076,7 +1076,7 @@ def heads_beside_tokens(x, w_q, w_k, w_v, num_heads=1):
 
 
 def heads_beside_words(x, w_q, w_k, w_v, num_heads=1):
-    """The same, with one head already."""
+    """Forget the transpose after the split even for one head."""
     q, k, v = ((x @ w).reshape(*x.shape[:-1], num_heads, -1) for w in (w_q, w_k, w_v))
     return plain(q, k, v).reshape(*x.shape[:-1], -1)
 
@@ -1266,7 +1266,7 @@ def test_two_mistakes_at_once_are_both_named():
 
     without_max = check(attend(weights_of=axes(False, None)))
     assert "Also fragile: softmax does not subtract" in without_max.message
-    assert without_max.message.count("Correction") == 1  # one line mends both
+    assert without_max.message.count("Correction") == 1  # one correction fixes both mistakes
 
 
 def test_hints_are_given_only_where_they_hold():
@@ -1365,7 +1365,7 @@ def test_a_mask_to_add_is_said_to_be_one_and_shown_as_one():
 
 
 def test_true_and_false_that_are_added_to_the_scores_are_wrong():
-    """What adds its mask is right where it shows that it takes 0 and -inf, or refuses bools."""
+    """Adding a mask is right only if the function expects 0 and -inf, or refuses bools."""
 
     def refuses(q, k, v, mask=None):
         return that_adds_a_mask(q, k, v, None if mask is None else of_numbers(mask))
@@ -1593,7 +1593,7 @@ def test_builtin_without_a_signature_is_called_all_the_same():
 
 @pytest.mark.parametrize("signature", ["qkv", X])
 def test_steps_of_the_catalogue_are_the_formula(signature):
-    with np.errstate(all="ignore"):  # a row that sees nothing is divided by 0
+    with np.errstate(all="ignore"):  # a fully masked row divides by 0
         for case in chain.from_iterable(cases(signature).values()):
             np.testing.assert_allclose(compute(case, RIGHT), answer(case).out, atol=1e-12)
 

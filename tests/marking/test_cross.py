@@ -1,4 +1,4 @@
-"""The tasks of two texts against functions as learners write them, right and wrong."""
+"""Test the tasks with two texts on right and wrong functions in the style of a learner."""
 
 import math
 
@@ -29,7 +29,7 @@ def keys(mask):
 
 
 def crossed(q="x", k="context", v="context", visible=keys, attend=attend):
-    """Cross-attention whose queries, keys and values are of these texts, with this mask."""
+    """Return cross-attention that computes q, k and v from the texts with these names."""
 
     def cross_attention(x, context, w_q, w_k, w_v, mask):
         texts = {"x": x, "context": context}
@@ -39,7 +39,7 @@ def crossed(q="x", k="context", v="context", visible=keys, attend=attend):
 
 
 def with_loops(x, context, w_q, w_k, w_v, mask):
-    """Text by text, word by word, number by number, of those words alone that are there."""
+    """Compute cross-attention in loops over texts, words and numbers; skip masked words."""
     if x.ndim == 3:
         return [
             with_loops(*text, w_q, w_k, w_v, there)
@@ -65,7 +65,7 @@ def with_einsum(x, context, w_q, w_k, w_v, mask):
 
 
 def added(x, context, w_q, w_k, w_v, mask):
-    """A mask of 0 and a large negative number, in float32, transposed from the start."""
+    """Compute transposed scores in float32, and add a mask of 0 and -1e30."""
     x, context, w_q, w_k, w_v = (a.astype(np.float32) for a in (x, context, w_q, w_k, w_v))
     bias = np.where(np.expand_dims(mask, -1), 0, -1e30)  # (..., S, 1)
     scores = (context @ w_k) @ np.swapaxes(x @ w_q, -1, -2) / np.sqrt(w_q.shape[1])  # (..., S, L)
@@ -82,7 +82,7 @@ def test_right_cross_attention_gets_all_points(function):
 
 
 def test_the_right_answer_is_what_the_library_gives_for_two_texts():
-    """What is shown as right is what attention gives whose keys and values are shorter."""
+    """The right output of the example equals qkv.attention with keys and values of the context."""
     a = check(crossed(k="x"), task="cross-attention").example
     x, context = a["x"] @ a["w_q"], a["context"] @ a["w_k"]
     visible = np.broadcast_to(a["mask"], (len(x), len(context)))
@@ -191,7 +191,7 @@ def test_softmax_without_the_maximum_is_fragile():
 
 
 def assert_hints(result):
-    """Three hints, of which the third is not the message again, and is not in the first two."""
+    """Assert that a result has three different hints, and that text(2) omits the third hint."""
     assert len({*result.hint}) == 3
     assert all(result.hint)
     assert result.hint[2] not in result.text(2)
@@ -205,7 +205,7 @@ def triangle(x):
 
 
 def built(wire, norm=layer_norm, activation=gelu):
-    """A block whose parts are wired by wire(x, own, cross, mlp, norms, context, mask)."""
+    """Return a block whose parts wire(x, own, cross, mlp, norms, context, mask) connects."""
 
     def decoder_block(x, context, parameters, mask):
         p = parameters
@@ -233,7 +233,7 @@ def built(wire, norm=layer_norm, activation=gelu):
 
 
 def simple(rule):
-    """The same for a rule of x, the three parts and the three norms alone."""
+    """Return a block whose parts rule(x, own, cross, mlp, norm1, norm2, norm3) connects."""
     return built(lambda x, own, cross, mlp, norms, *_: rule(x, own, cross, mlp, *norms))
 
 
@@ -244,7 +244,7 @@ def in_order(x, own, cross, mlp, norms, *_):
 
 
 def block_with_loops(x, context, parameters, mask):
-    """Text by text and word by word; a word of the target sees a list that grows."""
+    """Compute a block in loops over texts and words, with a growing list of earlier words."""
     if x.ndim == 3:
         return np.array(
             [
@@ -359,7 +359,7 @@ def without(part):
 
 
 def wired(own_options=None, cross_options=None):
-    """In order, with other sources and masks: functions of the normed x, the context, the mask."""
+    """Return a rule that calls the parts in order, with other texts or masks for attention."""
 
     def rule(x, own, cross, mlp, norms, context, mask):
         h = norms[0](x)
@@ -447,7 +447,7 @@ def test_the_part_with_a_mistake_that_is_not_known_is_found_by_zeros():
 
 
 def last(n, s):
-    """What n new words see of s words, of which they are the last."""
+    """Return the causal mask (n, s) for n new words at the end of s words."""
     return np.tri(n, s, s - n, dtype=bool)
 
 
@@ -456,7 +456,7 @@ def joined(kept, *new):
 
 
 def stepping(source=None, own=None, rule=None, sees=None):
-    """A step with another way to make keys and values of the context, or its own."""
+    """Return a step function, with some of its four operations replaced."""
 
     def decoder_step(x, context, cache, parameters):
         p = parameters
@@ -481,7 +481,7 @@ def stepping(source=None, own=None, rule=None, sees=None):
 
 
 def with_dictionaries(x, context, cache, parameters):
-    """A cache that is a dictionary, and is written to; lists of rows."""
+    """Write to a cache that is a dictionary with lists of rows."""
     p = parameters
     if cache is None:
         cache = {"k": [], "v": [], "context": None}
@@ -503,7 +503,7 @@ def with_dictionaries(x, context, cache, parameters):
 
 
 class Buffers:
-    """Keys and values in arrays of a fixed size, and how many rows are in use."""
+    """Hold keys and values in arrays of a fixed size, and count the used rows."""
 
     def __init__(self, width):
         self.rows, self.count, self.source = np.zeros((2, 50, width)), 0, None
@@ -534,7 +534,7 @@ def test_a_right_step_gets_all_points(step):
 
 
 def test_steps_give_what_one_call_gives():
-    """The marker's right answer: the whole text in one call, by attention of the library."""
+    """The right output of the example equals one call of qkv.attention for the whole text."""
     a = check(stepping(rule=lambda x, found, cross, _: x + found), task="writing-step").example
     p = {name.split('"')[1]: array for name, array in a.items() if name.startswith("parameters")}
     x = a["x"]
@@ -545,7 +545,7 @@ def test_steps_give_what_one_call_gives():
 
 
 def words_kept(x, context, cache, parameters):
-    """The words are kept, and projected again in every call."""
+    """Cache the words, and project all words again in every call."""
     p, n = parameters, len(x)
     words = x if cache is None else np.concatenate([cache[0], x])
     there = (context @ p["cross_k"], context @ p["cross_v"]) if cache is None else cache[1]

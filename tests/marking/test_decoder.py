@@ -1,4 +1,4 @@
-"""The task `decoder` against decoders as learners write them, right and wrong."""
+"""Test the task `decoder` on right and wrong decoders in the style of a learner."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def silu(x):
 
 
 def rotate(x, theta, first=0):
-    """(heads, T, d): number i turns with number i + d / 2; the first row is at a place."""
+    """Rotate the pairs (i, i + d / 2) of x (heads, T, d); row 0 has the position `first`."""
     d = x.shape[-1]
     angle = (first + np.arange(x.shape[-2]))[:, None] * theta ** (-np.arange(0, d, 2) / d)
     a, b = x[..., : d // 2], x[..., d // 2 :]
@@ -33,7 +33,7 @@ def rotate(x, theta, first=0):
 
 
 class Decoder:
-    """A right one; a wrong one overrides a part."""
+    """A right decoder; wrong decoders override one of its methods."""
 
     def __call__(self, ids, weights, config):
         self.w, self.c = weights, config
@@ -92,15 +92,15 @@ class Decoder:
 
 
 def made(**parts):
-    """The right decoder but for these parts."""
+    """Return the right decoder with some methods replaced."""
     return type("Mine", (Decoder,), parts)()
 
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def with_loops(ids, weights, config):
-    """Head by head and word by word."""
+    """Compute logits in loops over heads and words."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     d = config["hidden_size"] // heads
     half = d // 2
@@ -148,7 +148,7 @@ def with_loops(ids, weights, config):
 
 
 def with_einsum(ids, weights, config):
-    """Heads in two dimensions, the key heads and the queries of each; numbers turned as complex."""
+    """Compute logits with einsum over grouped heads, and rotate pairs as complex numbers."""
     groups = config["num_key_value_heads"]
     each = config["num_attention_heads"] // groups
     d = config["hidden_size"] // config["num_attention_heads"]
@@ -200,7 +200,7 @@ def in_float32(ids, weights, config):
 
 
 def with_places_from_one(ids, weights, config):
-    """Scores know distances alone; and each row is of a call of its own, as when writing."""
+    """Start positions at 1, and compute each row of logits in a separate call."""
     theta = config["rope_theta"]
     one = made(positions=lambda self, q, k, v: (rotate(q, theta, 1), rotate(k, theta, 1), v))
     return np.stack([one(ids[: n + 1], weights, config)[-1] for n in range(len(ids))])
@@ -260,10 +260,10 @@ def test_the_right_answer_is_what_this_library_computes_and_writes(tmp_path):
     for _ in range(8):
         ids.append(int(np.argmax(Decoder()(np.array(ids), weights, config)[-1])))
     assert [int(one) for one in model.generate([2, 9], max_new_tokens=8).split()] == ids[2:]
-    assert len({*ids}) > 3  # not one word again and again, which wrong decoders write too
+    assert len({*ids}) > 3  # a wrong decoder may repeat one word
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def neighbours(x, theta):
@@ -277,7 +277,7 @@ def neighbours(x, theta):
 
 
 def at_speeds(speeds):
-    """Rotary positions whose pairs turn at speeds(theta, d)."""
+    """Return rotary positions whose pairs rotate by the angles speeds(theta, d) per position."""
 
     def rotated(x, theta):
         d = x.shape[-1]
@@ -336,7 +336,7 @@ def mlp_without_norm(self, x):
 
 
 def projected_as_it_is(name):
-    """One of the square weights without its .T."""
+    """Return attention that uses one square weight matrix without its transpose."""
 
     def attend(self, x):
         key = f"self_attn.{name}"
@@ -368,7 +368,7 @@ def layer_norm(self, x, weight):
 
 
 def by_the_width(self, x):
-    """Scores over the root of the width of the model: queries made smaller beforehand."""
+    """Divide the scores by sqrt(hidden_size) instead of sqrt(d), by scaling the query weights."""
     p, d = self.p, self.c["hidden_size"] // self.c["num_attention_heads"]
     self.p = {**p, "self_attn.q_proj": p["self_attn.q_proj"] * math.sqrt(d / self.c["hidden_size"])}
     return Decoder.attend(self, x)
@@ -527,7 +527,7 @@ def looked_up_in_lm_head(self, table, ids):
 
 
 def split_into(heads, groups):
-    """A decoder with its numbers of heads fixed in the code."""
+    """Return attention with hard-coded numbers of query heads and key heads."""
 
     def attend(self, x):
         self.c = {**self.c, "num_attention_heads": heads, "num_key_value_heads": groups}

@@ -1,4 +1,4 @@
-"""The short tasks of lessons 1, 2, 4, 7 and 9: right in unusual styles, and plausibly wrong."""
+"""Test the short tasks of lessons 1, 2, 4, 7 and 9 on right and wrong solutions."""
 
 import numpy as np
 import pytest
@@ -133,7 +133,7 @@ RIGHT = [
                                "return [x.T @ d_q, x.T @ d_k, x.T @ d_v]")),
 ]  # fmt: skip
 
-# the task, the right solution, what is changed in it, and what it is told to be
+# task, right solution, the replaced text, the new text, and the mistake that the marker names
 WRONG = [
     ("recurrence-table", LOOP, "range(i, length)", "range(i + 1)", "table-other-way*"),
     ("recurrence-table", LOOP, "table[i, j] =", "table[j, i] =", "table-other-way"),
@@ -244,7 +244,7 @@ def test_a_wrong_one_is_named_by_any_seed(number):
         result = check(function(source.replace(old, new), task), task=task, seed=seed)
         assert not result.passed
         assert len(result.hint) == 3
-        if not key.endswith("*"):  # of those no name fits
+        if not key.endswith("*"):  # a key with * has no known mistake
             assert result.mistakes == (key,), str(result)
 
 
@@ -438,7 +438,7 @@ def test_batches_are_asked_for_where_the_task_says_so(mine, task, key):
 
 
 def softmax(scores):
-    """Its words are no answer."""
+    """Test a stub that has only a docstring."""
     ...
 
 

@@ -1,4 +1,4 @@
-"""The task `kv-cache` against step functions as learners write them, right and wrong."""
+"""Test the task `kv-cache` on right and wrong step functions in the style of a learner."""
 
 import math
 
@@ -19,11 +19,11 @@ def attend(q, k, v, visible):
 
 
 def sees(new, total):
-    """Each new word sees all that came before it and itself."""
+    """Return a mask (new, total): each new word sees itself and all earlier words."""
     return np.arange(total) <= total - new + np.arange(new)[:, None]
 
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def arrays_in_a_tuple(x, cache, w_q, w_k, w_v, positions=None):
@@ -50,7 +50,7 @@ def loops_and_a_list(x, cache, w_q, w_k, w_v):
 
 
 def einsum_and_a_dict(x, cache, w_q, w_k, w_v, positions=None):
-    """Writes to the cache that it is given."""
+    """Write to the cache that the call got."""
     cache = (
         {"k": np.empty((0, w_k.shape[1])), "v": np.empty((0, w_v.shape[1]))}
         if cache is None
@@ -72,7 +72,7 @@ def with_words_and_weights_kept_beside(x, cache, w_q, w_k, w_v):
 
 
 def with_room_for_more(x, cache, w_q, w_k, w_v):
-    """Arrays of a fixed size that are written to, and how many rows there are."""
+    """Write to arrays of a fixed size, and count the used rows."""
     k, v, before = cache or (np.empty((99, w_k.shape[1])), np.empty((99, w_v.shape[1])), 0)
     after = before + len(x)
     k[before:after], v[before:after] = x @ w_k, x @ w_v
@@ -128,7 +128,7 @@ def test_a_first_cache_other_than_none_is_said():
     assert "The cache of its first call has to be {}" in result.message
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def joined(cache, k, v):
@@ -209,7 +209,7 @@ def in_front(x, cache, w_q, w_k, w_v):
 
 
 def placed(rows):
-    """A right step but for the rows of the table that it adds."""
+    """Return a right step that adds the rows rows(new, before, count) of the position table."""
 
     def step(x, cache, w_q, w_k, w_v, positions=None):
         count, kept = (0, None) if cache is None else cache
@@ -226,7 +226,7 @@ restart = placed(lambda new, before, count: np.arange(new))
 by_calls = placed(lambda new, before, count: count + np.arange(new))
 from_one = placed(lambda new, before, count: before + 1 + np.arange(new))
 after_counting = placed(lambda new, before, count: before + new + np.arange(new))
-nowhere = placed(lambda new, before, count: [-1] * new)  # where the table has zeros
+nowhere = placed(lambda new, before, count: [-1] * new)  # the last row of the table is zeros
 
 
 def without_scale(x, cache, w_q, w_k, w_v):
@@ -306,7 +306,7 @@ def three_things(x, cache, w_q, w_k, w_v):
 
 
 def all_words(x, cache, project):
-    """Every word of the text is projected in every call."""
+    """Project every word of the text in every call."""
     before = 0 if cache is None else len(cache)
     x = x if cache is None else np.concatenate([cache, x])
     return attend(*project(x), np.tri(len(x), dtype=bool))[before:], x
@@ -340,7 +340,7 @@ def words_and_values_kept(x, cache, w_q, w_k, w_v):
 
 
 def into_one_buffer(x, cache, w_q, w_k, w_v):
-    """Each call gives back the same rows of memory."""
+    """Return the same array from each call."""
     out, cache = arrays_in_a_tuple(x, cache, w_q, w_k, w_v)
     BUFFER[: out.size] = out.ravel()
     return BUFFER[: out.size].reshape(out.shape), cache
@@ -361,7 +361,7 @@ def only_the_output(x, cache, w_q, w_k, w_v):
         (twice, "cache-twice", 6),
         (twice_at_first, "cache-twice-at-first", 6),
         (late, "cache-late", 6),
-        (not_transposed, "key-not-transposed", 6),  # two words of two numbers do not raise
+        (not_transposed, "key-not-transposed", 6),  # no error for two words of two numbers
         (without_mask, "cache-no-mask", 6),
         (mask_from_the_start, "cache-mask-start", 6),
         (mask_without_the_diagonal, "cache-mask-diagonal", 6),
@@ -408,7 +408,7 @@ def test_words_that_are_projected_again_are_shown_by_other_projections():
 
 def test_a_cache_that_serves_once_is_said_to_be_written_to():
     def step(x, cache, w_q, w_k, w_v):
-        kept = None if cache is None else cache.pop()  # an IndexError the second time
+        kept = None if cache is None else cache.pop()  # a second call raises an IndexError
         out, kept = arrays_in_a_tuple(x, kept, w_q, w_k, w_v)
         return out, [kept]
 
@@ -434,7 +434,8 @@ def test_what_comes_back_is_told_without_a_name_of_ours():
     nothing = check(lambda x, cache, w_q, w_k, w_v: None, task="kv-cache")
     assert "Error" not in f"{result} {nothing}"
     assert nothing.example["yours"] == "None, not (out, cache)"
-    assert "cannot know the words of earlier calls" not in str(result)  # it is there, in two pieces
+    # the function returns the cache as two objects
+    assert "cannot know the words of earlier calls" not in str(result)
     assert result.example["yours"] == "a tuple of 3, not (out, cache)"
     assert "cannot know the words of earlier calls" in str(check(only_the_output, task="kv-cache"))
 
@@ -489,7 +490,7 @@ def test_of_two_mistakes_the_first_is_the_one_that_the_example_shows():
 
 
 def test_what_single_words_leave_open_is_told_by_all_calls():
-    def columns_no_mask(x, cache, w_q, w_k, w_v):  # of one query it gives the sum of the values
+    def columns_no_mask(x, cache, w_q, w_k, w_v):  # for one query: the sum of values
         q = x @ w_q
         k, v = joined(cache, x @ w_k, x @ w_v)
         return softmax((q @ k.T / np.sqrt(q.shape[1])).T).T @ v, (k, v)
@@ -524,7 +525,7 @@ def test_softmax_without_maximum_is_fragile():
 
 def test_the_smallest_calls_that_show_it_are_shown():
     example = check(mask_one_ahead, task="kv-cache").example
-    assert example["the calls, in order"] == "x[0:2]"  # one word a call has no future in it
+    assert example["the calls, in order"] == "x[0:2]"  # a call with one word has no later words
     whole = arrays_in_a_tuple(example["x"], None, *(example[w] for w in ("w_q", "w_k", "w_v")))[0]
     assert np.allclose(example["right"], whole)
     assert not np.allclose(example["yours"], whole)

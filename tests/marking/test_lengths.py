@@ -1,4 +1,4 @@
-"""The marker against functions that are right for some numbers of queries and keys alone."""
+"""Test `check` on functions that are right only for some numbers of queries and keys."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def tiled(
     first=-np.inf,
     largest=np.maximum,
 ):
-    """Attention by blocks of keys, with one thing left out; `whole`: the rest of the keys."""
+    """Return attention in blocks of keys; each argument can plant one mistake."""
 
     def function(q, k, v):
         m, sums, sofar = np.full((len(q), 1), first), 0.0, 0.0
@@ -35,7 +35,7 @@ def tiled(
 
 
 def text_by_text(one):
-    """What takes one text takes several."""
+    """Return a function that calls `one` for each text of a batch."""
 
     def function(q, k, v):
         if q.ndim == 2:
@@ -60,7 +60,7 @@ def test_what_goes_wrong_with_a_second_block_is_told_by_lengths(size, wrong):
     result = check(tiled(size, **wrong))
     assert result.mistakes == ("some-lengths",), str(result)
     assert "number of keys equals the number of queries" not in str(result)
-    # the last of these keys is a block by itself
+    # the last block has a single key
     assert len(result.example["key"]) == max(3, size + 1)
     assert "blocks" in result.hint[1]
     assert "factor" not in result.text(2)
@@ -70,10 +70,11 @@ def test_what_goes_wrong_with_a_second_block_is_told_by_lengths(size, wrong):
 def test_a_maximum_that_the_next_block_forgets_is_fragile(size):
     result = check(text_by_text(tiled(size, largest=lambda m, new: new)))
     assert (result.passed, result.fragile, result.points) == (True, ("maximum-forgotten",), 9)
-    # the last block has lower scores alone, and no fewer keys have such a block
+    # the last block has only lower scores; with fewer keys, no block has only lower scores
     assert (result.example["key"][size:] == 1).all()
     assert np.isnan(result.example["yours"]).tolist() == [[True], [False]]
-    twos = (len(result.example["key"]) + 1) // 2  # of score 2000, and of the values 0, 1, ...
+    # the keys with score 2000 have the values 0, 1, ...
+    twos = (len(result.example["key"]) + 1) // 2
     assert np.allclose(result.example["right"][0], (twos - 1) / 2)
     assert "np.maximum" not in result.text(2)
 

@@ -1,4 +1,4 @@
-"""The task `mask` against functions as learners write them, wrong and right."""
+"""Test the task `mask` on right and wrong functions in the style of a learner."""
 
 import math
 
@@ -27,7 +27,7 @@ def hide(scores, visible):
     return e / np.where(total == 0, 1, total)
 
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def of_bools(query, key, value, mask):
@@ -96,7 +96,7 @@ def test_masks_of_a_large_negative_number_are_fragile():
     assert result.points == 9
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def masked(before=lambda s, m: s, after=lambda w, m: w, read=lambda m: m):
@@ -111,12 +111,12 @@ def instead(number):
 
 
 def in_each(mask):
-    """Of a mask of a batch the given one, and others as they are."""
+    """Return a function that changes only masks of batches (B, L, S) with `mask`."""
     return lambda m: mask(m) if m.ndim == 3 else m
 
 
 def hidden_before_softmax_and_after(q, k, v, mask):
-    """-1e9 and then 0, with the arguments of the first where in the wrong order."""
+    """Swap the arguments of the first np.where, so that visible keys are masked too."""
     weights = softmax(np.where(mask, -1e9, scaled(q, k)))
     return np.where(mask, weights, 0) @ v
 

@@ -1,4 +1,4 @@
-"""The task `heads` against functions as learners write them, wrong and right."""
+"""Test the task `heads` on right and wrong functions in the style of a learner."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def join(a):
     return a.reshape(*a.shape[:-2], -1)
 
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def with_reshape(x, w_q, w_k, w_v, w_o, num_heads):
@@ -84,7 +84,7 @@ def einsum_of_one_text(x, w_q, w_k, w_v, n_heads):
 def cut_from_the_front(x, w_q, w_k, w_v, w_o, num_heads):
     q, k, v = (
         (x @ w).reshape(len(x), num_heads, -1).swapaxes(0, 1) for w in (w_q, w_k, w_v)
-    )  # a batch of one head has the right shape
+    )  # for a batch and one head, the shape is right by chance
     joined = (softmax(scaled(q, k)) @ v).swapaxes(0, 1).reshape(len(x), -1)
     return joined @ w_o
 
@@ -126,7 +126,7 @@ def test_what_was_not_tried_is_said():
     assert "Not tried" not in said
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def heads(split=split, join=join, weigh=lambda w, v: w @ v, scores=scaled, axis=-1):

@@ -1,7 +1,7 @@
-"""Every known mistake, in each way it is known to be written: none is taken for another.
+"""Test that the marker does not confuse a known mistake with another mistake.
 
-The functions compute by the marker's own steps with one of them replaced; that the steps are those
-of learners is shown beside each task, by functions as they are written.
+Each function runs the marker's own steps, with one variant of one mistake. The other files test
+functions in the style of a learner.
 """
 
 from collections import Counter
@@ -57,7 +57,7 @@ def of_words(made):
 
 
 def of_masks(made):
-    """Masks of a batch are read by the step for masks, others as they are."""
+    """Return masked attention; a wrong step "mask" changes only masks of batches (B, L, S)."""
 
     def mine(q, k, v, mask):
         if mask.ndim == 2 and {*made} == {"mask"}:
@@ -86,7 +86,7 @@ def of_blocks(made):
 
 
 def of_steps(made):
-    """The words and the first projections kept, and all calls done again."""
+    """Return a step that caches all words and the first projections, and repeats all calls."""
 
     def mine(x, cache, w_q, w_k, w_v, positions=None):
         now = {"w_q": w_q, "w_k": w_k, "w_v": w_v}
@@ -133,7 +133,7 @@ def of_layers(made):
 
 
 def of_writing(made):
-    """The words and the first projections kept, and all calls done again."""
+    """Return a step that caches all words and the first projections, and repeats all calls."""
 
     def mine(x, context, cache, parameters):
         before, first = cache or ([], parameters)
@@ -192,9 +192,10 @@ KNOWN = {
 
 
 def each():
-    """Every variant of every mistake of a task, numbered by the mistake's key.
+    """Yield each variant of each mistake of each task, numbered per key.
 
-    Of a slip, which many tasks have, the first variant is enough where it was there before.
+    Many tasks share a slip (a mistake with `alone`). After the first task, yield only the slip's
+    first variant.
     """
     seen, slips = Counter(), set()
     for (task, of, way), known in KNOWN.items():
@@ -216,16 +217,16 @@ def each():
 
 
 EACH = [*each()]
-# what is told by another name, since the two are the same function there, or by two names
+# variants for which the marker names other mistakes, mostly because both give equal results
 OTHERWISE = {
-    "softmax-softmax-first-axis-0": {"softmax-columns"},  # of one row it is right elsewhere only
+    "softmax-softmax-first-axis-0": {"softmax-columns"},  # for one row, the results are equal
     "mask-mask-too-weak-1": {"mask-added"},  # 0 and -1 differ from 1 and 0 by a constant
-    "block-scale-model-width-0": {"heads-scale"},  # the heads together are as wide as x
-    "block-heads-size-1": set(),  # the same: D // num_heads is the size of a head
-    "kv-cache-causal-always-0": set(),  # a step is always causal
+    "block-scale-model-width-0": {"heads-scale"},  # x is as wide as all heads together
+    "block-heads-size-1": set(),  # right, because D // num_heads is the size of a head
+    "kv-cache-causal-always-0": set(),  # right, because a step is always causal
     "decoder-block-scale-model-width-0": set(),  # queries are as wide as x
-    "writing-step-scale-model-width-0": set(),  # the same
-    # of nothing but nan, or of one weight of 1 and zeros, there is no more to say
+    "writing-step-scale-model-width-0": set(),  # queries are as wide as x
+    # all outputs are nan, or each row has a single weight of 1
     "decoder-integer-table-1": {"decoder-mask-diagonal"},
     "decoder-sum-overwritten-0": {"no-exp"},
     "decoder-return-in-loop-0": {"whole-weights"},

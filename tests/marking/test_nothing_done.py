@@ -1,4 +1,4 @@
-"""What is only begun: it gets no points in any task, and one clear sentence."""
+"""Test that unfinished functions get no points and one clear sentence in every task."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from qkv.marking import TASKS, check
 pytestmark = pytest.mark.attack
 
 X = "x,w_q,w_k,w_v"
-# of each task: its parameters, an array of the right shape, and the way it is called
+# for each task: its parameters, an array of the right shape, and the signature
 WRITTEN = [
     ("softmax", "x", "np.zeros(x.shape)", "qkv"),
     ("attention", "q, k, v", "np.zeros((*q.shape[:-1], v.shape[-1]))", "qkv"),
@@ -60,7 +60,7 @@ WRITTEN = [
     ("writing-step", "x, context, cache, parameters", "np.zeros(x.shape), cache", "qkv"),
     ("induction-score", "weights, ids, names", "np.zeros(())", "qkv"),
 ]
-OF_TEXTS = {"story"}  # its function returns a text: test_stories.py has what is no story
+OF_TEXTS = {"story"}  # this function returns a text; test_stories.py tests wrong texts
 NOTHING = [
     ("...", "returns-nothing", "nothing is filled in yet"),
     ("return None", "returns-nothing", "nothing is filled in yet"),
@@ -72,17 +72,17 @@ NOTHING = [
     ("return no_such_name", "name-unknown", "NameError: name 'no_such_name' is not defined"),
     ("return []", "wrong-shape", "the shape (0,)"),
 ]
-# tasks whose function returns several things say so of whatever else comes back
+# tasks whose function returns several objects have their own messages
 SEVERAL = {
     "writing-step": ("cache-not-returned", "not (out, cache)"),
     "kv-cache": ("cache-not-returned", "not (out, cache)"),
     "gradients": ("wrong-parts", "but should return d_w_q, d_w_k, d_w_v"),
 }
-OF_WORDS = ("ids", "closeness")  # their first input is no array
+OF_WORDS = ("ids", "closeness")  # tasks whose first input is not an array
 
 
 def written(task, parameters, body):
-    """A function, or for the class one with this call, as it stands in a learner's file."""
+    """Return a function with this body; for the class task, a class with this __call__."""
     source = f"def mine({parameters}):\n    {body}"
     if task == "self-attention-class":
         source = (

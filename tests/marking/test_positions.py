@@ -1,4 +1,4 @@
-"""The task `positions` against tables as learners make them, right and wrong."""
+"""Test the task `positions` on right and wrong tables in the style of a learner."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from qkv import sinusoidal_positions
 from qkv.marking import check
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def whole_arrays(length, dim):
@@ -31,7 +31,7 @@ def loops(length, dim):
 
 
 def by_logarithm(max_len, d_model):
-    """As in the Annotated Transformer, whose tables have an even number of columns."""
+    """Use exp and log, as in the Annotated Transformer; dim must be even."""
     place = np.arange(max_len)[:, None]
     speed = np.exp(np.arange(0, d_model, 2) * -(np.log(10000.0) / d_model))
     table = np.zeros((max_len, d_model), dtype=np.float32)
@@ -54,11 +54,11 @@ def test_a_right_table_gets_all_points(function):
     assert "is right." in result.message
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def made(angle, dim):
-    """Sines and cosines of one angle for each pair, taking turns."""
+    """Return a table with the sine and the cosine of each angle in neighbouring columns."""
     table = np.zeros((len(angle), dim))
     table[:, 0::2] = np.sin(angle)
     table[:, 1::2] = np.cos(angle[:, : dim // 2])
@@ -93,14 +93,14 @@ def exponent_each(length, dim):
 
 
 def exponent_each_twice(length, dim):
-    """2i / dim as in the formula, where i already counts columns and not pairs."""
+    """Use the exponent 2i / dim with the column number i instead of the pair number i."""
     return [
         [(math.cos if i % 2 else math.sin)(place / 10000 ** (2 * i / dim)) for i in range(dim)]
         for place in range(length)
     ]
 
 
-SPEEDS = 10000.0 ** (-np.arange(0, 32, 2) / 32)  # as they stand in the lesson, for 32 columns
+SPEEDS = 10000.0 ** (-np.arange(0, 32, 2) / 32)  # the speeds of the lesson, for 32 columns
 
 
 def speeds_from_outside(length, dim):
@@ -151,7 +151,7 @@ def cosine_first(length, dim):
 
 
 def of_tensor2tensor(length, dim):
-    """Halves, and exponents that reach 1."""
+    """Put all sines before all cosines, with exponents that reach 1."""
     pairs = dim // 2
     step = math.log(10000) / max(1, pairs - 1)
     angle = np.arange(length)[:, None] * np.exp(-step * np.arange(pairs))
@@ -241,7 +241,7 @@ def test_a_table_of_even_width_only_is_fragile():
 
 
 def test_the_smallest_table_that_shows_it_is_shown():
-    # two columns have one angle, which no exponent can spoil: four are needed
+    # two columns have only the angle of exponent 0, so a wrong exponent needs four columns
     example = check(exponent_twice, task="positions").example
     assert (example["length"], example["dim"]) == (3, 4)
     assert np.allclose(example["right"], sinusoidal_positions(3, 4))

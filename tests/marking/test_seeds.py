@@ -1,4 +1,4 @@
-"""A seed draws the inputs anew: what is right stays right, and what is known by heart fails."""
+"""Test that other seeds draw other inputs: right functions pass, memorized outputs fail."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def attention(q, k, v):
 
 
 def by_heart(function):
-    """A function that knows the outputs for the inputs of seed 0 alone."""
+    """Return a function that has memorized the outputs for the inputs of seed 0."""
     known = {}
 
     def learn(*given):

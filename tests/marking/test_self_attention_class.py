@@ -1,4 +1,4 @@
-"""The task `self-attention-class` against classes as learners write them, right and wrong."""
+"""Test the task `self-attention-class` on right and wrong classes."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def softmax(x):
 
 
 class SelfAttention:
-    """A right one; a wrong one overrides a part."""
+    """A right layer; wrong layers override one of its methods."""
 
     def __init__(self, embed_dim, num_heads):
         self.refuse(embed_dim, num_heads)
@@ -49,15 +49,15 @@ class SelfAttention:
 
 
 def made(**parts):
-    """The right class but for these parts."""
+    """Return the right class with some methods replaced."""
     return type("SelfAttention", (SelfAttention,), parts)
 
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 class HeadsInAList:
-    """A small object for each head, with weights (D, d) under names of its own; single texts."""
+    """A layer with one object per head, which holds weights (D, d); it takes only single texts."""
 
     class Head:
         def __init__(self, rng, width, size):
@@ -85,7 +85,7 @@ class HeadsInAList:
 
 
 class OneArrayForEach:
-    """Weights (H, D, d) and (H, d, D), einsum, and the weights beside the output."""
+    """A layer with weights (H, D, d) and (H, d, D) that also returns attention weights."""
 
     def __init__(self, embed_dim, num_heads):
         if embed_dim % num_heads != 0:
@@ -102,7 +102,7 @@ class OneArrayForEach:
 
 
 class Fused(SelfAttention):
-    """One matrix for query, key and value, biases, and weights (out, in)."""
+    """A layer with biases, and one matrix (out, in) for query, key and value."""
 
     def draw(self, rng, width):
         self.qkv_weight = rng.normal(size=(3 * width, width)) / width**0.5
@@ -128,7 +128,7 @@ class BatchesOnly(SelfAttention):
 
 
 class FromASeed(SelfAttention):
-    """As the lesson has it."""
+    """The layer of the lesson, which draws its weights from a seed."""
 
     def __init__(self, embed_dim, num_heads, seed=0):
         self.refuse(embed_dim, num_heads)
@@ -142,7 +142,7 @@ class FromASeedThatMustBeGiven(FromASeed):
 
 
 class WithQueriesKept(SelfAttention):
-    """What it computed stays beside its weights."""
+    """A layer that keeps its queries, keys and values as attributes."""
 
     def __call__(self, x):
         self.q, self.k, self.v = x @ self.w_q, x @ self.w_k, x @ self.w_v
@@ -176,7 +176,7 @@ def test_what_it_does_not_take_is_said():
 
 
 def attended(layer, x, visible):
-    """A right layer's output where words see only some others; zeros where one sees nothing."""
+    """Return a right layer's output with a mask; fully masked words get zeros."""
     q, k, v = (layer.split(x @ w) for w in (layer.w_q, layer.w_k, layer.w_v))
     scores = np.where(visible, q @ np.swapaxes(k, -1, -2) / layer.size**0.5, -np.inf)
     top = scores.max(axis=-1, keepdims=True)
@@ -317,7 +317,7 @@ def test_a_layer_that_is_called_with_more_than_words_is_a_type_error():
 
 
 def drawn_as(draw):
-    """The right class with weights drawn by `draw(rng, shape, width)`."""
+    """Return the right class, with weights from `draw(rng, shape, width)`."""
 
     def all_four(self, rng, width):
         self.w_q, self.w_k, self.w_v, self.w_o = draw(rng, (4, width, width), width)
@@ -382,11 +382,11 @@ def test_a_class_for_small_words_alone_is_not_asked_how_large_its_weights_are():
     assert result.points == 10
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def one_weight(self, rng, width):
-    """The matrices of one head, for all."""
+    """Draw the matrices of a single head, which all heads share."""
     self.w_q, self.w_k, self.w_v = rng.normal(size=(3, width, self.size))
     self.w_o = rng.normal(size=(width, width))
 
@@ -403,7 +403,7 @@ class OneWeight(SelfAttention):
 
 
 class Slices(SelfAttention):
-    """x is split into heads first, and each has a matrix (d, d)."""
+    """A layer that splits x into heads before it projects each slice with a matrix (d, d)."""
 
     def draw(self, rng, width):
         self.w_q, self.w_k, self.w_v = rng.normal(size=(3, self.size, self.size))
@@ -427,7 +427,7 @@ class SlicesOfTheirOwn(SelfAttention):
 
 
 def same_heads(self, rng, width):
-    """A new generator with the same seed for each head."""
+    """Draw each head's weights from a new generator with the same seed."""
 
     def drawn(seed):
         heads = [
@@ -461,7 +461,7 @@ def w_o_of_one_head(self, rng, width):
 
 
 class AnotherSeed(FromASeed):
-    """The seed is there, and nothing is made of it."""
+    """A layer that ignores its argument `seed`."""
 
     def __init__(self, embed_dim, num_heads, seed=0):
         super().__init__(embed_dim, num_heads, 3)
@@ -473,7 +473,7 @@ class NoSeed(FromASeed):
 
 
 class ForwardAlone:
-    """There is no layer(x)."""
+    """A layer with a method `forward` and no `__call__`."""
 
     def __init__(self, embed_dim, num_heads):
         self.inner = SelfAttention(embed_dim, num_heads)
@@ -595,7 +595,7 @@ def test_softmax_without_maximum_is_fragile():
 
 
 class Closed(SelfAttention):
-    """Its weights are in no attribute."""
+    """A layer that hides its weights in a closure."""
 
     def __init__(self, embed_dim, num_heads):
         super().__init__(embed_dim, num_heads)

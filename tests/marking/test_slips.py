@@ -1,4 +1,4 @@
-"""Slips of the pen, planted in right solutions of every task and of several styles."""
+"""Test small slips, planted in right solutions of every task in several styles."""
 
 import re
 
@@ -24,7 +24,7 @@ def marked(written, *changes):
     return check(planted(task, style, *changes), way, task=TASK_OF.get(task, task))
 
 
-# what is told; the solutions that it is planted in; each piece of text, and what takes its place
+# the mistake that the marker names, the changed solutions, and pairs of old and new text
 PLANTED = [
     ("whole-weights", "softmax/arrays", ("e / e.sum", "e // e.sum")),
     ("whole-weights", "softmax/loops attention/tables", ("- top) / total", "- top) // total")),

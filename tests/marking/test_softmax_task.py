@@ -1,4 +1,4 @@
-"""The task `softmax` against functions as learners write them, wrong and right."""
+"""Test the task `softmax` on right and wrong functions in the style of a learner."""
 
 import math
 
@@ -8,7 +8,7 @@ import pytest
 from qkv.marking import check
 from qkv.marking.tasks.softmax import AXIS, BATCHES, CORE, LARGE, RIGHT, Scores, compute
 
-# -- right ones -----------------------------------------------------------------------------------
+# -- right answers --------------------------------------------------------------------------------
 
 
 def along_an_axis(x, axis=-1):
@@ -122,7 +122,7 @@ def test_what_was_not_tried_and_what_it_refuses_is_said():
     assert "of only -inf" not in check(with_a_row_of_nothing, task="softmax").message
 
 
-# -- wrong ones -----------------------------------------------------------------------------------
+# -- wrong answers --------------------------------------------------------------------------------
 
 
 def unshifted(over):
@@ -274,7 +274,7 @@ def test_the_axis_of_one_row_is_no_axis_of_two():
 def test_two_mistakes_at_once_are_both_named():
     result = check(lambda x: np.exp2(-x) / np.exp2(-x).sum(axis=-1, keepdims=True), task="softmax")
     assert set(result.mistakes) == {"softmax-sign", "softmax-base-two"}
-    assert result.points == 10 - 2 * 4 - 1  # and it does not subtract the maximum
+    assert result.points == 10 - 2 * 4 - 1  # 1 point for the missing maximum
     assert result.fragile == ("softmax-no-max",)
 
 

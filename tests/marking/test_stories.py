@@ -1,4 +1,4 @@
-"""The tasks of lesson 12: stories, the decoder that reads them, and its induction head."""
+"""Test the tasks of lesson 12: stories, a decoder trained on stories, and its induction head."""
 
 import json
 import math
@@ -106,7 +106,7 @@ WRONG_SCORES = [
 
 
 def made(source, name, old="", new=""):
-    """What a text defines under a name, after a change in it."""
+    """Run a source text after one replacement, and return the object with this name."""
     assert old in source
     found = {"np": np}
     exec(source.replace(old, new) if old else source, found)
@@ -143,15 +143,15 @@ def test_the_marker_writes_by_the_grammar_itself():
         assert grammar.sentences_of(text) is None
     text = "Ash Ray slept . Ray Lee sang a song . Ash Ray slept ."
     words = text.split()
-    assert grammar.returning(words) == [4, 10]  # Ray is not the same person, but stood earlier
+    assert grammar.returning(words) == [4, 10]  # Ray is another person, but the name occurs earlier
     assert grammar.others(words) == [1, 2, 5, 6, 7, 8, 11, 12]
 
 
 def test_losses_of_counts_are_those_by_hand():
-    """Ends: b twice, a once, of 3, with one more each and one for the unknown: (n + 1) / 6."""
+    """Word b ends two of three pairs; with 1 added to each count, its probability is 3 / 6."""
     alone, follows = grammar.losses_of_counts(["a b", "a b a"], ["a b"])
     assert alone == pytest.approx(-math.log(3 / 6))
-    assert follows == pytest.approx(-math.log(3 / 5))  # a begins twice, both times before b
+    assert follows == pytest.approx(-math.log(3 / 5))  # a begins two pairs, both with b
 
 
 # -- the score -----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ TEXTS = [grammar.story(seed) for seed in range(500)]
 
 
 def decoder(old="", new="", texts=TEXTS, words=WORDS):
-    """A decoder by hand, after a change in its text."""
+    """Return a hand-written decoder after one replacement in its source text."""
     assert old in DECODER
     found = {"np": np, "SimpleNamespace": SimpleNamespace}
     exec(DECODER.replace(old, new) if old else DECODER, found)
@@ -413,7 +413,8 @@ def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(book, monkeyp
         seconds = 1.5 if name == "story-model" else 0.5
         monkeypatch.setitem(TASKS, name, replace(TASKS[name], seconds=seconds))
     loops = SCORE.replace("    found = []", "    while True: pass\n    found = []")
-    trains = f"{CELLS['story-model']}\nimport time; time.sleep(4)"  # of 9; 3 without that task
+    # the time limit of the notebook is 9 s with this task, and 3 s without this task
+    trains = f"{CELLS['story-model']}\nimport time; time.sleep(4)"
     marked = {one.task: one for one in check_file(book(story_model=trains, induction_score=loops))}
     assert marked["story-model"].points == RIGHT
     assert marked["induction-score"].mistakes == ("endless-loop",)

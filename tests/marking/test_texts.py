@@ -1,4 +1,4 @@
-"""The texts of mistakes, which TOML files hold beside the modules of the tasks."""
+"""Test that the TOML files have a text for each mistake, and a mistake for each text."""
 
 import ast
 import tomllib
@@ -15,7 +15,7 @@ FILES = sorted({*FOLDER.rglob("*.toml")} - {CATALOGUE})
 
 
 def tables(table):
-    """Each table without tables in it, by its name."""
+    """Yield the name and the fields of each table that contains no tables."""
     for name, inner in table.items():
         if any(isinstance(value, dict) for value in inner.values()):
             yield from tables({n: value for n, value in inner.items() if isinstance(value, dict)})
@@ -32,7 +32,7 @@ def test_every_text_has_a_mistake_in_the_module_and_a_name_of_its_own(path):
 
 
 def named(source):
-    """Each name of a mistake that a module passes to its texts, also as a key of a dict."""
+    """Yield each name of a mistake that a module passes to `_TEXTS`, directly or as a dict key."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_TEXTS."):
             first = node.args[0]

@@ -1,4 +1,4 @@
-"""Right solutions of each task as text, in two or three styles, to plant mistakes in."""
+"""Right solutions of each task as source text, in which tests plant mistakes."""
 
 import math
 
@@ -460,19 +460,19 @@ def decoder(ids, weights, config):
     },
 }
 
-# the names above that are ways to call a task, or one of its two functions
+# names in WRITTEN that differ from the name of their task
 TASK_OF = {"projected": "attention", "causal": "mask"}
 
 
 def run(source):
-    """What a text defines last."""
+    """Run a source text, and return the last object that it defines."""
     found = {"np": np, "math": math}
     exec(source, found)
     return [*found.values()][-1]
 
 
 def planted(task, style, *changes):
-    """A right solution with pieces of its text replaced, each of which it must have once."""
+    """Return a right solution after replacements; each old text must occur exactly once."""
     source = WRITTEN[task][style]
     source = SOFTMAX + source if "soft(" in source else source
     for old, new in changes:
