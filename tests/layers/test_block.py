@@ -380,24 +380,24 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
         (
             lambda: Block(parts()[0], *parts(4)[1:], post_norm=True),
             ValueError,
-            "norm1 takes vectors of 4 and attn takes vectors of 8",
+            "norm1 takes vectors of size 4 and attn takes vectors of size 8",
         ),
         (
             lambda: Block(*parts()[:2], *parts(4)[2:], post_norm=True),
             ValueError,
-            "mlp takes vectors of 4 and attn takes vectors of 8",
+            "mlp takes vectors of size 4 and attn takes vectors of size 8",
         ),
         (
             lambda: Block(*parts()[:3], LayerNorm(2), post_norm=True),
             ValueError,
-            "norm2 takes vectors of 2 and attn takes vectors of 8",
+            "norm2 takes vectors of size 2 and attn takes vectors of size 8",
         ),
         (
             lambda: Block(
                 MultiHeadAttention(8, d_value=3, out_proj=False), *parts()[1:], post_norm=True
             ),
             ValueError,
-            "attn takes vectors of 8 and gives 3",
+            "attn takes vectors of size 8 and gives 3",
         ),
         (
             lambda: Block(*parts()[:2], None, None, post_norm=False, parallel=True),

@@ -77,5 +77,6 @@ def test_what_is_refused() -> None:
     parts = MultiHeadAttention(8, 2, seed=0), norms[0], MLP(8, 12, seed=0), norms[1]
     with pytest.raises(ValueError, match="leave out_norm1, out_norm2, scale1, scale2 out"):
         Block(*parts, post_norm=True, scale1=LayerScale(8))
-    with pytest.raises(ValueError, match="scale2 takes vectors of 4 and attn takes vectors of 8"):
+    wrong = "scale2 takes vectors of size 4 and attn takes vectors of size 8"
+    with pytest.raises(ValueError, match=wrong):
         Block(*parts, post_norm=False, scale2=LayerScale(4))

@@ -41,7 +41,7 @@ class Plan:
     rows: Shape  # (*lead, Hq, L), or (L,) for 2-D input.
     out: Shape  # (*lead, Hq, L, dv), or (L, dv).
     groups: Shape  # (*lead, Hkv, G), with at least one leading axis.
-    is_spread: bool  # Whether the queries are broadcast along leading dimensions.
+    is_spread: bool  # Whether the query array is broadcast along leading dimensions.
     is_native: bool  # Whether the kernel can compute the call.
 
     def grouped(self, array: Array) -> Array:
@@ -61,8 +61,8 @@ class Plan:
 def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) -> Plan:
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
-    Errors are not cached. Numbers such as the scale or the window are not part of the plan:
-    checking them is faster than a cache lookup, and as keys, True, 1 and 1.0 would be equal.
+    The plan has no numbers such as the scale or the window, because checking a number is faster
+    than looking it up in the cache. As keys of the cache, True, 1 and 1.0 would also be equal.
     """
     dtype = check_types(call, dict(zip(("query", "key", "value"), types, strict=True)))
     shapes = {"query": query, "key": key, "value": value}
@@ -103,7 +103,7 @@ def check_types(call: str, types: Mapping[str, DType]) -> DType:
     if not all(map(is_float, kinds)):
         raise TypeError(
             f"{call}: {named}: all must be float16, bfloat16, float32 or float64: "
-            "convert them, for example with .astype(np.float32)"
+            "convert the arrays, for example with .astype(np.float32)"
         )
     raise TypeError(f"{call}: {named}: all must have the same type: convert with .astype(...)")
 
@@ -193,7 +193,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) 
 
 
 def check_per_head(call: str, name: str, shape: Shape, dtype: DType, heads: int) -> None:
-    """Raise an error unless there is one number per head; sinks may have several per head."""
+    """Raise an error unless slopes have one number per head; sinks may have several."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: give floats")
     most = 2 if name == "sinks" else 1
@@ -207,7 +207,7 @@ def check_per_head(call: str, name: str, shape: Shape, dtype: DType, heads: int)
 class Call(NamedTuple):
     """The checked arguments of `qkv.attention`.
 
-    Query, key, value, mask and bias are the given arrays, with their original dtypes.
+    Query, key, value, mask and bias are the user's arrays, with their original dtypes.
     """
 
     plan: Plan
@@ -301,7 +301,7 @@ def check_call(
 
 
 def check_options(options: Options, call: str, without: Container[str] = (), why: str = "") -> None:
-    """Raise an error for options that are unknown or in `without`; `why` explains the latter."""
+    """Raise an error for unknown options, and for options in `without` with the reason `why`."""
     for name in options:
         if name in without:
             raise TypeError(f"{call}: {name} is not an option here{why}")
@@ -312,7 +312,7 @@ def check_options(options: Options, call: str, without: Container[str] = (), why
 
 
 def check_softcap(call: str, softcap: Any) -> float | None:
-    """Return `softcap` as a number."""
+    """Return `softcap` as a number; raise an error unless it is finite and above 0."""
     if softcap is None:
         return None
     number = real_number(softcap, call=call, name="softcap")
@@ -357,7 +357,7 @@ def narrow(array: Array, dtype: DType) -> Array:
 
 
 def _cells(call: str, name: str, value: Any, plan: Plan) -> Array:
-    """Check a mask or a bias."""
+    """Return a mask or a bias as an array; check its shape and its dtype."""
     array = as_array(value, call=call, name=name)
     check_cells(call, name, array.shape, array.dtype, (*plan.rows, plan.keys))
     if name == "attn_mask" and array.dtype != bool:
@@ -366,7 +366,7 @@ def _cells(call: str, name: str, value: Any, plan: Plan) -> Array:
 
 
 def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
-    """Check slopes `(Hq,)` or sinks `(Hq, n)`; return None if they are missing."""
+    """Return slopes `(Hq,)` or sinks `(Hq, n)` for the kernel; None for sinks with n = 0."""
     array = as_array(value, call=call, name=name)
     check_per_head(call, name, array.shape, array.dtype, plan.heads)
     if name == "sinks":
@@ -375,12 +375,12 @@ def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
 
 
 def _for_float32(number: float) -> float:
-    """Return the number; if float32 might overflow or underflow, return it as np.float64."""
+    """Return the number; as np.float64 if it is too large or too small for float32."""
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 
 def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
-    """Warn if a float mask has only 0.0 and 1.0: the user almost certainly means a bool mask."""
+    """Warn if a float mask has only 0.0 and 1.0, because the user probably means a bool mask."""
     if not mask.size or mask.flat[0] not in (0, 1):
         return
     if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():

@@ -17,14 +17,14 @@ from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
-FAR = 1e9  # For a larger log-sum-exp, rounding loses the logarithm of the number of keys.
-SHARES = 8  # The weights of a key are summed in this many parts, which are added in a fixed order.
+FAR = 1e9  # Above this, a log-sum-exp is too coarse to hold the logarithm of the number of keys.
+SHARES = 8  # The sums of weights per key are computed in 8 parts, which are added in a fixed order.
 
 
 class Result(NamedTuple):
     """The arrays that an attention call returns."""
 
-    out: Array  # (*lead, Hq, L, dv), in the dtype of the call or of the computation.
+    out: Array  # (*lead, Hq, L, dv), in the dtype of the inputs or of the computation.
     lse: Array | None  # (*lead, Hq, L, 1), always float64; None unless requested.
     weights: Array | None  # (*lead, Hq, L, S); None unless requested.
 
@@ -42,7 +42,7 @@ def answer(
 ) -> tuple[Array, ...]:
     """Return a tuple: the output of `call`, then the weights and the log-sum-exp if requested.
 
-    If `out` is given, the output is written to it, and `out` is returned.
+    If `out` is given, the output is written to `out`.
     """
     result, sums, shown, cases = _begun(call, weights, lse, out)
     if cases:
@@ -67,12 +67,12 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the arrays of a `Result`, and arguments for `tiled.attend` to fill these arrays.
+    """Return the arrays of a `Result`, and arguments of the `tiled.attend` calls that fill them.
 
-    If the kernel is available, it fills the arrays immediately, and no `tiled.attend` calls remain.
-    The kernel writes directly to `out` if the memory layout of `out` allows.
+    With the kernel, the arrays are already filled, and no `tiled.attend` call is needed. The kernel
+    writes directly to `out` if the memory layout of `out` allows it.
     """
-    plan, chosen = call.plan, body()  # raises if QKV_BACKEND names an unavailable backend
+    plan, chosen = call.plan, body()  # an unavailable QKV_BACKEND raises an error here
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
     shown = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
     if chosen is not None and plan.is_native:
@@ -123,32 +123,33 @@ def attention(
             float mask is added to the scores, and is -inf where a key is masked.
         is_causal: if True, query i sees only keys j with `j <= i + q_offset`.
         q_offset: the position of query 0 among the keys: an integer, one integer per row, `"start"`
-            (0) or `"end"` (S - L, as with a KV cache). Required for `is_causal`, `window` and
-            `alibi_slopes` if L and S differ.
+            (0) or `"end"` (S - L, as with a KV cache). If L and S differ, `is_causal`, `window` and
+            `alibi_slopes` require it.
         window: `(left, right)`: the numbers of keys that a query sees before and after its own
             position; None means no limit.
-        bias: float, added to the scores before masking; -inf masks. Broadcasts like `attn_mask`.
-        alibi_slopes: `(Hq,)`: adds `-slope * abs(i + q_offset - j)` to the scores (Press et al.
-            2022).
-        softcap: replaces the scores with `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
+        bias: floats that broadcast to `(..., Hq, L, S)` and are added to the scores before masking;
+            -inf masks a key.
+        alibi_slopes: `(Hq,)`; `-slope * abs(i + q_offset - j)` is added to the score of query i and
+            key j (ALiBi, Press et al. 2022).
+        softcap: a number c; the scores become `c * tanh(scores / c)` (Gemma 2, 2024).
         sinks: `(Hq,)` or `(Hq, n)` logits that take part in the softmax but have no value (GPT-OSS,
             2025).
         scale: the factor by which scores are multiplied; the default is `1 / sqrt(d)`.
-        query_lengths: the number of real queries in each row; padding is never read.
-        key_lengths: the number of real keys and values in each row.
+        query_lengths: the number of real queries in each row. Padding is never read.
+        key_lengths: the number of real keys in each row. Padded keys and values are never read.
         return_weights: also return the weights `(..., Hq, L, S)`.
         return_lse: also return the natural log of each row's sum of exponentials `(..., Hq, L)`.
         out: an array to which the result is written; it must have the result's shape and dtype.
 
     Returns:
-        `out (..., Hq, L, dv)`, or `(out, weights)`, `(out, lse)`, `(out, weights, lse)`.
-        `out` has the inputs' dtype; weights and lse are float32, or float64 for float64 inputs.
-        A query that sees no key has output 0, weights 0 and lse -inf.
+        `out (..., Hq, L, dv)`, or a tuple `(out, weights)`, `(out, lse)` or `(out, weights, lse)`.
+        `out` has the dtype of the inputs. Weights and lse are float32; for float64 inputs, float64.
+        If a query sees no key, its output and weights are 0, and its lse is -inf.
         With sinks, the lse of such a query is the log-sum-exp of the sinks.
 
     Raises:
         ValueError: the shapes, lengths or numbers of heads are incompatible.
-        TypeError: the dtypes are incompatible, or the mask holds integers.
+        TypeError: the dtypes are incompatible, or the mask contains integers.
 
     >>> import numpy as np
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -179,7 +180,7 @@ def attention(
 def trace_attention(
     query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any
 ) -> Trace:
-    """Compute attention and keep every intermediate result, by name and in order.
+    """Compute attention, and return every intermediate result in a trace.
 
     The options are those of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
@@ -188,7 +189,7 @@ def trace_attention(
         `scores_raw` (query @ key.T), `scores_scaled`, `scores_capped`, `scores_biased`, `scores`
         (-inf where masked) and `pattern` (the weights) are `(..., Hq, L, S)`.
         `out` is `(..., Hq, L, dv)`.
-        If the option of a step is not given, the step repeats the array of the previous step.
+        Without the option of a step, such as `softcap`, the step repeats the previous array.
 
     >>> import numpy as np
     >>> trace = trace_attention(np.eye(2), np.eye(2), np.eye(2), is_causal=True)
@@ -202,20 +203,14 @@ def trace_attention(
 
 
 def softmax_of(call: Call, scores: Array) -> Array:
-    """Return the weights that result from edited scores of a checked call, `(*lead, Hq, L, S)`.
-
-    Padding stays masked.
-    """
+    """Compute the softmax of edited scores `(*lead, Hq, L, S)` of a call; padding stays masked."""
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, scores, -np.inf).astype(plan.kind, copy=False))
     return plan.ungrouped(weights_of(own, ~np.isneginf(own), wide.sinks)[0])
 
 
 def weighed(call: Call, pattern: Array) -> Array:
-    """Return the output `(*lead, Hq, L, dv)` that results from edited weights of a checked call.
-
-    Padding never affects the output.
-    """
+    """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights, without padding."""
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
     with one_blas_thread(), np.errstate(all="ignore"):
@@ -291,15 +286,15 @@ def summarize_attention(
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        attn_mask: bool, False where a key is masked; or float, added to the scores.
+        attn_mask: as for `qkv.attention`.
         top_k: the number of weights to keep for each query.
         **options: the other options of `qkv.attention`.
 
     Returns:
-        `.out` and `.lse` as `qkv.attention` returns them.
-        `.top_indices` and `.top_weights` `(..., Hq, L, top_k)`, the largest weights first.
+        `.out` and `.lse`, as `qkv.attention` returns them.
+        `.top_indices` and `.top_weights` `(..., Hq, L, top_k)`, with the largest weights first.
         Equal weights are in the order of their keys.
-        If fewer than `top_k` keys are visible, the remaining indices are -1 and their weights 0.
+        If fewer than `top_k` keys are visible, the remaining indices are -1 and the weights are 0.
         `.received (..., Hq, S)`, the sum of each key's weights over all queries.
 
     >>> words = np.array([[1.0, 0.0], [0.0, 1.0], [2.0, 1.0]])
@@ -349,7 +344,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
         return tile.index, tile.queries.start * SHARES // max(1, call.shape[-1])
 
     def summarize(tiles: list[tiled.Tile], sums: Array) -> None:
-        """Read the keys a second time, now that the sum of each row is known."""
+        """Compute the weights of some tiles in a second pass over the keys."""
         kept = indices.shape[-1]
         with np.errstate(all="ignore"):
             for tile in tiles:
@@ -359,7 +354,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
                 far = np.abs(exact) > FAR
                 if far.any():
                     rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
-                best, positions = weights[tile.at] - 1, indices[tile.at]  # -1: no key yet
+                best, positions = weights[tile.at] - 1, indices[tile.at]  # -1 means no key yet
                 for j in tiled.key_blocks(call, tile):
                     scores, visible = tiled.scores_of(call, tile, j)
                     block = np.exp(scores - base) * rest  # (texts, heads, G, l, s)
@@ -385,7 +380,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
 def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array]:
     """Return the `count` largest numbers of each row, and their positions.
 
-    If several numbers are equal, argmax takes the first.
+    Of equal numbers, the first counts as the largest.
     """
     largest = np.empty((*weights.shape[:-1], count), weights.dtype)
     chosen = np.empty(largest.shape, np.int64)
@@ -401,7 +396,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     """Record scores and weights, or a summary of the weights, if `record` wants them.
 
     Returns:
-        The weighted values and their weights, if they were computed here; otherwise None.
+        The weighted values and the weights.
+        None if the scores or weights were neither edited nor handed to the recorder's `use`.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
@@ -411,8 +407,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # If only the weights are wanted, `answer` takes half the formula's time. A trace gets its
-        # weights from the formula, so that they do not depend on which names are recorded.
+        # For weights without scores, `answer` takes half the time of the formula. A trace always
+        # gets its weights from the formula, whatever other names it records.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)

@@ -12,15 +12,14 @@ BLOCK = 256  # the memory grows by multiples of this number of keys
 
 
 class KVCache:
-    """The keys and values of one layer; each decoding step appends new ones.
+    """The keys and values of one layer; each decoding step appends new keys and values.
 
-    For the queries of the new tokens, `append` returns arguments of `qkv.attention`; the caller
-    adds `is_causal`. With a window, the cache drops keys that no later query can see, so that
-    memory stays bounded. Rows may have different lengths: `lengths` is the number of real new keys
-    in each row.
+    `append` returns arguments of `qkv.attention` for the queries of the new tokens; the caller adds
+    `is_causal`. With a window, the cache drops keys that no later query can see, so that the memory
+    stays bounded. The rows of a batch may have different lengths.
 
     Args:
-        window: `(left, right)` as `qkv.attention` takes it, or None to keep everything.
+        window: `(left, right)`, as for `qkv.attention`; None to keep all keys.
 
     >>> rng = np.random.default_rng(0)
     >>> q, k, v = rng.standard_normal((3, 1, 2, 5, 4))  # one text, two heads, five tokens
@@ -39,14 +38,13 @@ class KVCache:
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
-        # The numbers of kept keys and of seen keys: each is an int if all rows have the same
-        # number.
+        # The number of kept keys and of seen keys in each row; an int if all rows have this number.
         self._kept: Array | int = 0
         self._seen: Array | int = 0
 
     @property
     def lengths(self) -> Array:
-        """The number of tokens that each row has seen, including dropped tokens, `(*lead,)`."""
+        """The number of tokens that each row has seen `(*lead,)`; dropped tokens count too."""
         return np.full(self._lead, self._seen) if isinstance(self._seen, int) else self._seen
 
     def append(self, key: Any, value: Any, lengths: Any = None) -> dict[str, Any]:
@@ -58,9 +56,9 @@ class KVCache:
             lengths: the number of real keys in each row, up to n; the default is n.
 
         Returns:
-            The arguments of `qkv.attention` for the n queries of the same tokens. These are `key`,
-            `value` and `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`. The
-            arrays are views that are valid until the next `append`.
+            The arguments of `qkv.attention` for the n queries of the same tokens: `key`, `value`
+            and `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`. The arrays
+            are views, which are valid until the next `append`.
         """
         call = "KVCache.append"
         key, value = as_array(key, call=call, name="key"), as_array(value, call=call, name="value")
@@ -131,7 +129,7 @@ class KVCache:
         if key.ndim < 2 or key.shape[:-1] != value.shape[:-1]:
             raise ValueError(
                 f"KVCache.append: key is {key.shape} and value {value.shape}: "
-                "both must be (..., Hkv, n, size), and may differ only in size"
+                "both must be (..., Hkv, n, size), and only their sizes may differ"
             )
         for name, old, new in zip(("key", "value"), self._arrays, (key, value), strict=False):
             same = old.shape[:-2] == new.shape[:-2] and old.shape[-1] == new.shape[-1]
@@ -144,7 +142,7 @@ class KVCache:
 
 
 def put(cache: KVCache, key: Array, value: Array, lengths: Array | None = None) -> dict[str, Any]:
-    """Append arrays without checking them; they must fit the cache."""
+    """Append keys and values as `KVCache.append` does, without checking the arrays."""
     return cache._put(key, value, lengths)
 
 
@@ -153,7 +151,7 @@ def _most(count: Array | int) -> int:
 
 
 def _evened(counts: Any) -> Any:
-    """Return a single number if all rows have the same number, otherwise the array."""
+    """Return `counts` as one int if all rows have the same number, otherwise unchanged."""
     if isinstance(counts, int):
         return counts
     if not counts.size:

@@ -1,4 +1,4 @@
-"""The whole formula in plain NumPy, for any float type; tests compare all other code with it."""
+"""The attention formula in plain NumPy, with which the tests compare the faster code."""
 
 from typing import Any, NamedTuple
 
@@ -41,11 +41,11 @@ def formula(
         key: `(..., S, d)`.
         value: `(..., S, dv)`.
         scale: the factor by which scores are multiplied, usually `1 / sqrt(d)`.
-        softcap: replaces the scores with `softcap * tanh(scores / softcap)` (Gemma 2, 2024).
-        bias: added to the scores. For ALiBi, it includes `-slope * abs(i + q_offset - j)`, which
-            the caller computes.
+        softcap: a number c; the scores become `c * tanh(scores / c)` (Gemma 2, 2024).
+        bias: numbers that are added to the scores, including the ALiBi terms
+            `-slope * abs(i + q_offset - j)`.
         mask: numbers that are added to the scores after the bias.
-        visible: bool, `(..., L, S)`: which query may see which key.
+        visible: bool, `(..., L, S)`, True where a query may see a key.
         sinks: `(..., 1, n)` logits that take part in the softmax but have no value (GPT-OSS, 2025).
 
     >>> x = np.eye(2)
@@ -63,18 +63,18 @@ def formula(
     scores = np.where(seen, masked, -np.inf).astype(raw.dtype, copy=False)
 
     pattern, lse = weights_of(scores, seen, sinks)
-    # context: pattern @ value; masked values never count, even if they are NaN
+    # context: pattern @ value; masked values have no effect, even if they are NaN
     out = weigh(pattern, value, seen)  # (..., L, dv).
     return Steps(raw, scaled, capped, biased, scores, pattern, out, lse)
 
 
 @np.errstate(all="ignore")
 def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, Array]:
-    """Apply softmax to each row of scores; the weights of keys and sinks together sum to 1.
+    """Apply softmax to each row of scores, with the sinks in the denominator.
 
     Args:
         scores: `(..., L, S)`, -inf where masked.
-        seen: bool, the same shape: True where not masked.
+        seen: bool, `(..., L, S)`, False where masked.
         sinks: `(..., 1, n)`.
 
     Returns:
@@ -99,7 +99,7 @@ def weigh(weights: Array, value: Array, visible: Array | None) -> Array:
     if visible is None or np.isfinite(out).all():
         return out
     used = np.swapaxes(visible.any(axis=-2, keepdims=True), -1, -2)  # (..., S, 1).
-    value = np.where(used, value, 0)  # Values that no query sees are usually padding.
+    value = np.where(used, value, 0)  # set values that no query sees to 0
     finite = np.isfinite(value)
     out = weights @ np.where(finite, value, 0)
     for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):

@@ -21,12 +21,12 @@ from qkv.trace.activations import PATTERN, SCORES
 
 Keep = Callable[[str, Array], Array]  # a `Recorder`, or `unkept`
 _NOT_PACKED = {*arguments.OPTIONS} - {*arguments.PACKED} | {"return_lse"}
-EXACT = 64.0  # The maximum log-sum-exp for which weights are as exact as the formula's.
+EXACT = 64.0  # Up to this float32 log-sum-exp, recomputed weights are as exact as the formula's.
 EXACT_WIDE = 1e3  # The same limit for a float64 log-sum-exp.
 
 
 class AttentionGradient(NamedTuple):
-    """The gradients, each in the shape of its input; None if the input was not given."""
+    """The gradients for the inputs of attention, in the shapes of the inputs; None if not given."""
 
     query: Array
     key: Array
@@ -48,26 +48,26 @@ def attention_grad(
 ) -> AttentionGradient:
     """Compute the gradients of `sum(grad_out * attention(query, key, value, ...))`.
 
-    In each row, P is the weights, s is the scores, and O is the output. The gradient for P is `dP =
+    For each row, let P be the weights, s the scores and O the output. The gradient for P is `dP =
     grad_out @ value.T`, and the gradient for s is `ds = P * (dP - sum(grad_out * O))`. The chain
-    rule then gives the gradient for each input. P is recomputed from the log-sum-exp, block by
-    block, so that memory grows linearly with the length.
+    rule gives the gradients for query, key and value. P is recomputed block by block from the
+    log-sum-exp, so that memory grows linearly with the length.
 
     Args:
-        query: `(..., Hq, L, d)`, as `qkv.attention` takes it.
+        query: `(..., Hq, L, d)`, as for `qkv.attention`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
         grad_out: `(..., Hq, L, dv)`, the gradient for the output.
         attn_mask: as for `qkv.attention`; it has no gradient.
-        forward: `(out, lse)` from `qkv.attention(..., return_lse=True)`, which saves a second
-            forward pass.
+        forward: `(out, lse)`, the result of `qkv.attention(..., return_lse=True)`. Without
+            `forward`, the forward pass is computed again.
         options: the options of `qkv.attention`, except `return_weights`, `return_lse` and `out`.
 
     Returns:
-        `.query`, `.key` and `.value` in the shapes and the type of the inputs. `.bias`, `.sinks`
-        and `.alibi_slopes` with the shapes of the inputs and the type of the weights. Masked keys
-        have gradient 0, and masked values never affect the gradients. The result has the same bits
-        with any number of threads.
+        The gradients `.query`, `.key` and `.value` have the shapes and the dtype of the inputs.
+        `.bias`, `.sinks` and `.alibi_slopes` have the shapes of the inputs and the dtype of the
+        weights. Masked keys have gradient 0, and masked values never affect the gradients. The
+        result is bit for bit the same with any number of threads.
 
     Raises:
         ValueError: the shapes are incompatible.
@@ -100,8 +100,8 @@ def gradient_by_weights(
         grad_out: `(*lead, Hq, L, dv)`.
         weights: two arrays `(*lead, Hq, L, S)`: the softmax of the scores, and the edited weights.
             None if neither the scores nor the weights were edited.
-        record: a function of a name (that of the weights or of the scores) and a gradient. The
-            computation continues with the gradient that `record` returns.
+        record: a function that takes a name ("hook_pattern" for the weights, "hook_attn_scores"
+            for the scores) and a gradient. The computation continues with the returned gradient.
     """
     plan, wide = call.plan, grouped(call)
     scores, own = scores_and_weights(call)
@@ -135,20 +135,20 @@ def varlen_attention_grad(
     """Compute the gradients of `sum(grad_out * varlen_attention(query, key, value, ...))`.
 
     Args:
-        query: `(total queries, Hq, d)`, as `qkv.varlen_attention` takes it.
+        query: `(total queries, Hq, d)`, as for `qkv.varlen_attention`.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
         grad_out: `(total queries, Hq, dv)`, the gradient for the output.
         cu_query_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
-        cu_key_lengths: the same for key and value.
-        forward: `(out, lse)` from `qkv.varlen_attention(..., return_lse=True)`, which saves a
-            second forward pass.
+        cu_key_lengths: `(B + 1,)`, as for `qkv.varlen_attention`.
+        forward: `(out, lse)`, the result of `qkv.varlen_attention(..., return_lse=True)`. Without
+            `forward`, the forward pass is computed again.
         options: `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`, `sinks` and `scale`
             of `qkv.varlen_attention`.
 
     Returns:
-        The same gradients as `qkv.attention_grad`, with packed rows.
-        The gradients for sinks and slopes are sums over the sequences.
+        The gradients of `qkv.attention_grad`, with packed rows.
+        The gradients for sinks and slopes are summed over all sequences.
 
     Raises:
         ValueError: the shapes are incompatible.
@@ -172,7 +172,7 @@ def varlen_attention_grad(
 
 
 def _outputs(call: Call | Packed, shape: Shape, grad_out: Any, forward: Any, name: str) -> Outputs:
-    """Check `grad_out` and `forward`, which have this shape; compute `forward` if it is None."""
+    """Check the shapes of `grad_out` and `forward`; compute `forward` if it is None."""
     plan = call.plan
     grad_out = _checked(grad_out, "grad_out", shape, plan.dtype, name)
     if forward is None:
@@ -195,7 +195,7 @@ def _outputs(call: Call | Packed, shape: Shape, grad_out: Any, forward: Any, nam
 def _result(
     gradients: Gradients, inputs: tuple[Array, Array, Array], dtype: DType, options: Options
 ) -> AttentionGradient:
-    """Convert gradients to the inputs' shapes and types; sum sinks and slopes over leading axes."""
+    """Convert the gradients to the shapes and types of the inputs."""
     query, key, value = (
         summed_to(gradient, array.shape).astype(dtype, copy=False)
         for gradient, array in zip(gradients[:3], inputs, strict=True)
@@ -213,9 +213,10 @@ def _result(
 
 
 def _gradients(call: Call, outputs: Outputs) -> Gradients:
-    """Compute gradients with the kernel, and use NumPy for the heads that the kernel rejects.
+    """Compute gradients with the kernel, and with NumPy for the heads that the kernel rejects.
 
-    It rejects heads with a log-sum-exp above `outputs.exact`, or with infinite or NaN values.
+    The kernel rejects heads with a log-sum-exp above `outputs.exact`, or with infinite or NaN
+    values.
     """
     plan, kind = call.plan, call.plan.kind
     kv_rows = (*plan.lead, plan.kv_heads, plan.keys)
@@ -229,7 +230,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
     wrong = _by_kernel(call, outputs, gradients)
     if not wrong.any():
         return gradients
-    if call.bias is not None:  # the gradient for a bias may be a sum over heads
+    if call.bias is not None:  # the bias's gradient may sum over heads, so recompute all
         wrong[...] = True
         gradients.bias[...] = 0
     views = gradients._replace(
@@ -239,14 +240,14 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
         bias=gradients.bias.reshape(_grouped_shape(gradients.bias.shape, plan)),
     )
     heads = _heads(grouped(call), wrong, outputs.each(plan.grouped), views)
-    # Several heads may add to the same entry of a bias, so they run one after the other.
+    # Heads that share a bias add to the same entries, so these heads run one after the other.
     for at_once in [heads] if call.bias is None else [[head] for head in heads]:
         run_all(_head, at_once)
     return gradients
 
 
 def _packed_gradients(packed: Packed, outputs: Outputs) -> Gradients:
-    """Compute the gradients for packed rows, as `_gradients` does for other calls."""
+    """Compute gradients for packed rows with the kernel, and for rejected heads with NumPy."""
     starts, key_starts, plan = packed.starts, packed.key_starts, packed.plan
     groups = (len(starts) - 1, *plan.groups[-2:])
     query, key, value = (np.empty(x.shape, plan.kind) for x in packed.rows)
@@ -297,7 +298,7 @@ def _zeros_per_head(call: Call, groups: Shape) -> tuple[Array, Array]:
 def _heads(call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients) -> list[Case]:
     """Return the arguments of `_head` for each key head that is True in `wrong (*lead, Hkv)`.
 
-    The gradients of these heads are set to 0, because `_head` adds to them.
+    The gradients of these heads are first set to 0, because `_head` adds to the gradients.
     """
     outputs = outputs.each(lambda array: arguments.rounded(array, call.kind))
     heads = []
@@ -310,7 +311,7 @@ def _heads(call: Grouped, wrong: Array, outputs: Outputs, gradients: Gradients) 
 
 
 def _head(call: Grouped, index: tuple[Any, ...], outputs: Outputs, gradients: Gradients) -> None:
-    """Compute one key head tile by tile, so that numbers are always added in the same order."""
+    """Compute the gradients of one key head, tile by tile in a fixed order."""
     *_, group, length = call.shape
     step = max(1, QUERIES // max(group, 1))
     for start in range(0, length, step):
@@ -320,7 +321,7 @@ def _head(call: Grouped, index: tuple[Any, ...], outputs: Outputs, gradients: Gr
 
 
 def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> None:
-    """Add the contribution of some queries of one head to every gradient."""
+    """Add the part of the gradients that comes from the queries of one tile."""
     grad_out, out, lse, _ = outputs
     blind = np.isneginf(lse)
     base = np.where(blind, 0, lse)
@@ -360,10 +361,10 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
 
 
 def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
-    """Return each row's sum of `exp(score - lse)`, which is 1 up to the rounding of `lse`.
+    """Return each row's sum of `exp(score - lse)`, which would be 1 if `lse` were exact.
 
-    If scores are near -3e38, for example from a mask that uses the lowest float, rounding removes
-    the logarithm of the number of keys from `lse`.
+    With scores near -3e38, for example after adding the lowest float as a mask, `lse` is rounded to
+    the largest score.
     """
     if np.abs(base).max(initial=0) < EXACT:
         return 1.0
@@ -394,7 +395,7 @@ def _grouped_shape(shape: Shape, plan: arguments.Plan) -> Shape:
 
 
 def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
-    """Add a block's gradient to that for the bias, as a sum over axes that the bias broadcasts."""
+    """Add a block's gradient to `bias`, the gradient for a bias that may have axes of length 1."""
     index = (*tile.at, keys)
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
     at = tuple(slice(None) if axis in repeated else part for axis, part in enumerate(index))
@@ -407,7 +408,7 @@ def _checked(value: Any, name: str, shape: Shape, dtype: DType, call: str) -> Ar
     if array.shape != shape:
         raise ValueError(
             f"{call}: {name} has shape {array.shape} and the result of attention {shape}: "
-            "they must be the same"
+            "both shapes must be the same"
         )
     if not is_float(array.dtype):
         raise TypeError(f"{call}: {name} is {array.dtype}: write {dtype}")
@@ -415,7 +416,7 @@ def _checked(value: Any, name: str, shape: Shape, dtype: DType, call: str) -> Ar
 
 
 def summed_to(array: Array, shape: Shape) -> Array:
-    """Sum the gradient of a broadcast array over the axes that were repeated."""
+    """Sum the gradient for a broadcast array over its repeated axes, down to `shape`."""
     own = (1,) * (array.ndim - len(shape)) + shape
     axes = tuple(axis for axis, size in enumerate(own) if size == 1 != array.shape[axis])
     summed: Array = array.sum(axes, keepdims=True) if axes else array

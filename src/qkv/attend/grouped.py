@@ -1,4 +1,4 @@
-"""Functions that split vectors into heads, join heads, and group query heads by key head."""
+"""Split vectors into heads, join heads, and group the query heads that share a key head."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ from qkv.attend.visibility import Visibility
 
 
 class Grouped(NamedTuple):
-    """A call for NumPy: all arrays have the same type and at least one leading axis."""
+    """A call for NumPy code: all arrays have one dtype and at least one leading axis."""
 
     query: Array  # (*lead, Hkv, G, L, d)
     key: Array  # (*lead, Hkv, 1, S, d)
     value: Array  # (*lead, Hkv, 1, S, dv)
     visibility: Visibility
     bias: Array | None  # float, (*lead, Hkv, G, L, S).
-    mask: Array | None  # float, the same shape.
+    mask: Array | None  # float, (*lead, Hkv, G, L, S).
     slopes: Array | None  # (Hkv, G, 1, 1).
     sinks: Array | None  # (Hkv, G, 1, n).
     softcap: float | None
@@ -30,22 +30,22 @@ class Grouped(NamedTuple):
 
     @property
     def lead(self) -> tuple[int, ...]:
-        """The leading dimensions."""
+        """The leading dimensions, `lead`."""
         return self.query.shape[:-4]
 
     @property
     def keys(self) -> int:
-        """S."""
+        """S, the number of keys."""
         return self.visibility.keys
 
     @property
     def kind(self) -> DType:
-        """The type of the computation, of weights and of log-sum-exps."""
+        """The dtype of the computation."""
         return self.query.dtype
 
 
 def grouped(call: Call) -> Grouped:
-    """Group the query heads of a call by key head; an array is copied only to convert its dtype."""
+    """Group the query heads of a call by key head, and convert the arrays to one dtype."""
     plan = call.plan
     *lead, kv_heads, group = plan.groups
 

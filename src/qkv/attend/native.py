@@ -1,4 +1,4 @@
-"""Calls to the native kernel, without copying arrays or heads."""
+"""Calls of the native kernel for attention and its gradients."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,9 +11,9 @@ from qkv.ops.kernel import bits, compiled, get_num_threads, is_bfloat16
 
 
 class Gradients(NamedTuple):
-    """The arrays that gradients are written to, in the type of the computation.
+    """The arrays for the gradients, in the dtype of the computation.
 
-    Arrays that hold sums over blocks or heads are initialized with zeros.
+    `bias`, `sinks` and `slopes` begin as zeros, to which the gradients of all blocks are added.
     """
 
     query: Array  # (*lead, Hq, L, d); for packed rows (total, Hq, d).
@@ -30,7 +30,7 @@ class Outputs(NamedTuple):
     grad_out: Array  # (*lead, Hq, L, dv); for packed rows (total, Hq, dv).
     out: Array  # The shape of `grad_out`.
     lse: Array  # (*lead, Hq, L, 1); for packed rows (total, Hq, 1).
-    exact: float  # The maximum log-sum-exp for which weights are as exact as the formula's.
+    exact: float  # Up to this log-sum-exp, recomputed weights are as exact as the formula's.
 
     def each(self, change: Callable[[Array], Array]) -> "Outputs":
         """Return the outputs with `change` applied to each array."""
@@ -38,10 +38,10 @@ class Outputs(NamedTuple):
 
 
 def attend(body: int, call: Call, out: Array, lse: Array | None, weights: Array | None) -> None:
-    """Compute a call in float32 or half precision, and write the results to the given arrays.
+    """Compute a call in float32 or half precision; write to `out`, `lse` and `weights`.
 
-    `out (*lead, Hq, L, dv)` has a contiguous last axis, `lse (*lead, Hq, L, 1)` is float64, and
-    `weights (*lead, Hq, L, S)` are float32 zeros.
+    `out (*lead, Hq, L, dv)` must have a contiguous last axis, `lse (*lead, Hq, L, 1)` must be
+    float64, and `weights (*lead, Hq, L, S)` must be float32 zeros.
     """
     compiled.attend(*_arguments(body, call, out, lse, weights))
 
@@ -56,8 +56,8 @@ def summarize(
 ) -> None:
     """Compute a call, the largest weights of each query, and the sum of each key's weights.
 
-    `indices` and `weights (*lead, Hq, L, top_k)` are int64 and float32; `received (*lead, Hq, 1,
-    S)` are float64 zeros.
+    `indices (*lead, Hq, L, top_k)` must be int64, `weights (*lead, Hq, L, top_k)` float32, and
+    `received (*lead, Hq, 1, S)` float64 zeros.
     """
     compiled.summarize(*_arguments(body, call, out, lse, indices, weights, received))
 
@@ -66,8 +66,8 @@ def differentiate(body: int, call: Call | Packed, outputs: Outputs, gradients: G
     """Compute the gradients of a call, and write them to `gradients`.
 
     Returns:
-        Booleans `(*lead, Hkv)`, or `(B, Hkv)` for packed rows.
-        True marks heads whose gradients are wrong; NumPy must recompute them.
+        Booleans `(*lead, Hkv)`, or `(B, Hkv)` for packed rows: True for each key head whose
+        gradients are wrong and must be recomputed with NumPy.
         Gradients are wrong if a log-sum-exp is above `outputs.exact`, or a value is not finite.
     """
     rules = call.call if isinstance(call, Packed) else call
@@ -90,7 +90,7 @@ def differentiate(body: int, call: Call | Packed, outputs: Outputs, gradients: G
 
 
 def is_contiguous(array: Array) -> bool:
-    """Return whether the elements are aligned and the last axis is contiguous."""
+    """Return whether the array is aligned and its last axis is contiguous."""
     return array.flags.aligned and array.strides[-1] == array.itemsize
 
 
@@ -125,8 +125,8 @@ def _arguments_packed(body: int, packed: Packed, out: Array, lse: Array | None, 
 def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """Return an array that the kernel can read; copy it only if necessary.
 
-    The elements of the result are aligned and in this machine's byte order. Its last `contiguous`
-    axes are contiguous; for masks and biases, this number is 0.
+    The result is aligned and in this machine's byte order. With `contiguous=1`, its last axis is
+    contiguous; masks and biases need `contiguous=0`.
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):

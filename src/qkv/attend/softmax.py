@@ -10,12 +10,12 @@ from qkv.arrays import Array, as_array, compute_type, is_float, native, shown
 def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
     """Compute `exp(x) / exp(x).sum(axis)` without overflow.
 
-    The largest number is subtracted first, which does not change the result but avoids overflow.
-    The weight of -inf is 0; if all numbers are -inf, all weights are 0. NaN stays NaN.
+    To avoid overflow, the largest number is subtracted from all numbers first. The weight of -inf
+    is 0. If all numbers are -inf, all weights are 0. NaN stays NaN.
 
     Args:
         x: numbers of any shape; integers become float64.
-        axis: the axis whose weights sum to 1, several axes, or None for all.
+        axis: the axis, or several axes, over which the weights sum to 1; None for all axes.
 
     >>> softmax([1.0, 2.0, 3.0]).round(3)
     array([0.09 , 0.245, 0.665])
@@ -46,12 +46,12 @@ def softmax(x: Any, axis: int | tuple[int, ...] | None = -1) -> Array:
 
 
 def merge_attention(out1: Any, lse1: Any, out2: Any, lse2: Any) -> tuple[Array, Array]:
-    """Merge the results of attention over two sets of keys, as if computed over all keys at once.
+    """Merge two results of attention, over different keys, into the result over all keys.
 
-    The result is the mean of both outputs, weighted by `exp(lse)`. A part without visible keys is
-    `(0, -inf)`, and leaves the other part unchanged. Only one part may be computed with sinks,
-    which would otherwise count twice. Source: the combination step of FlashAttention (Dao et al.
-    2022, section 3.1).
+    The merged output is the mean of both outputs, weighted by `exp(lse)`. A result without visible
+    keys is `(0, -inf)`, and does not change the other result. Compute only one of the two results
+    with sinks, because sinks must count once. Source: the combination step of FlashAttention (Dao
+    et al. 2022, section 3.1).
 
     Args:
         out1: `(..., L, dv)`.

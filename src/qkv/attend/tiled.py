@@ -1,7 +1,7 @@
 """The formula in O(L + S) memory, with NumPy: blocks of keys, a running maximum and a running sum.
 
 The running softmax comes from Milakov and Gimelshein 2018, and the blocks from FlashAttention (Dao
-et al. 2022). The tiles depend on shapes and options, not on the number of threads.
+et al. 2022). The division into tiles depends only on shapes and options, not on the threads.
 """
 
 import math
@@ -19,11 +19,11 @@ from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
 from qkv.ops.threads import go_on, one_blas_thread
 
-QUERIES = 256  # The maximum number of rows in a block: queries of all heads that share a key head.
-KEYS = 512  # The maximum number of columns in a block.
-CELLS = QUERIES * KEYS  # The maximum number of scores in a block of several small heads or texts.
-FEW = 16  # If a head has fewer queries than this, keys are not transposed in memory.
-NEAR = 8.0  # Scores from -NEAR to NEAR need no shift, because their exp is moderate.
+QUERIES = 256  # The maximum number of queries in a block, of all heads that share a key head.
+KEYS = 512  # The maximum number of keys in a block.
+CELLS = QUERIES * KEYS  # The maximum number of scores in a block; small heads share a block.
+FEW = 16  # With fewer queries than this, the keys of a head are not transposed in memory.
+NEAR = 8.0  # No maximum is subtracted from scores between -NEAR and NEAR.
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of the pieces if `count` is cut evenly, and no piece is above `most`."""
+    """Return the size of equal pieces of `count`, which is at most `most`."""
     return -(-count // max(1, -(-count // most)))
 
 
 def scores_of(call: Grouped, tile: Tile, keys: slice) -> tuple[Array, Array | None]:
-    """Return the masked scores of one block `(texts, heads, G, queries, keys)` and its mask."""
+    """Return the masked scores `(texts, heads, G, queries, keys)` of one block, and its mask."""
     return masked(call, tile, keys, capped_of(call, tile, keys))
 
 
@@ -78,7 +78,7 @@ def capped_of(call: Grouped, tile: Tile, keys: slice) -> Array:
 
 
 def masked(call: Grouped, tile: Tile, keys: slice, scores: Array) -> tuple[Array, Array | None]:
-    """Add bias, ALiBi and mask to the scores of a block in place; return scores and mask."""
+    """Add bias, ALiBi and mask to the scores of one block in place; return scores and mask."""
     i, j = tile.queries, keys
     if call.bias is not None:
         scores += narrow(call.bias[tile.index][..., i, j], scores.dtype)
@@ -103,16 +103,16 @@ def _products(query: Array, key: Array, scale: float) -> Array:
         np.matmul(query, key.swapaxes(-1, -2), out=scores)
         scores *= scale
         return scores
-    # For small heads it is faster to transpose and scale the keys first.
+    # Transposing and scaling the keys first is faster than scaling all scores.
     transposed = _scratch("keys", (*heads, size, keys), key.dtype)
     np.multiply(key.swapaxes(-1, -2), scale, out=transposed)
     return np.matmul(query, transposed, out=_scratch("scores", shape, query.dtype))
 
 
 def _scratch(name: str, shape: tuple[int, ...], kind: DType) -> Array:
-    """Return a thread's scratch buffer, which all its blocks share.
+    """Return a view of this thread's scratch buffer, which the next block overwrites.
 
-    Allocating fresh memory takes longer than computing a small block.
+    Allocating new memory takes longer than computing a small block.
     """
     count = math.prod(shape)
     if count > CELLS:
@@ -127,7 +127,7 @@ _kept = threading.local()
 
 
 def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
-    """Yield the blocks of keys that some query of the tile may see."""
+    """Yield the blocks of keys that at least one query of the tile may see."""
     start, stop = call.visibility.key_range(tile.rows, tile.queries)
     for j in range(start, stop, keys):
         go_on()
@@ -135,7 +135,7 @@ def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
 
 
 def is_one_block(call: Call) -> bool:
-    """Return whether a call has no options, and its scores fit in one small block."""
+    """Return whether a call has no options and its scores fit in one block."""
     plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
     return (
         plan.length <= QUERIES
@@ -152,7 +152,7 @@ def is_one_block(call: Call) -> bool:
 def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
     """Compute a call for which `is_one_block` is true, with the same bits as `attend`.
 
-    `lse` is `(..., L, 1)` or None. Return False if numbers overflow; the caller must then use
+    `lse` is `(..., L, 1)` or None. Return False if numbers overflow; the caller then calls
     `attend`.
     """
     with np.errstate(all="ignore"), one_blas_thread():
@@ -172,8 +172,8 @@ def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
 def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute one tile, and write it to `out (*lead, Hkv, G, L, dv)`.
 
-    Also fill `lse (*lead, Hkv, G, L, 1)` and `weights (*lead, Hkv, G, L, S)`, unless they are None.
-    `weights` must be zeros at first.
+    Unless they are None, also fill the tile's part of `lse (*lead, Hkv, G, L, 1)` and of `weights
+    (*lead, Hkv, G, L, S)`. `weights` must contain zeros.
     """
     context = out[tile.at]
     with np.errstate(all="ignore"):  # no warnings: NaN and infinity appear in the result
@@ -190,8 +190,8 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
 def log_sums(call: Grouped) -> tuple[Array, Array]:
     """Return two arrays `(*lead, Hkv, G, L, 1)`, whose sum is the log-sum-exp of each row.
 
-    The first array is usually the largest score of the row; it is subtracted from the scores. One
-    array would not be exact: -3e38 plus the logarithm of the number of keys is rounded to -3e38.
+    The first array is usually the largest score of each row. A single array would not be exact: the
+    sum of a score of -3e38 and the logarithm of the number of keys is rounded to -3e38.
     """
     bases, logs = (np.zeros((*call.shape, 1)) for _ in range(2))
     with np.errstate(all="ignore"), one_blas_thread():
@@ -204,7 +204,7 @@ def log_sums(call: Grouped) -> tuple[Array, Array]:
 
 
 def exp_sums(call: Grouped, tile: Tile, base: Array) -> Array:
-    """Return the sum of `exp(score - base)` of each row `(..., l, 1)`, sinks included."""
+    """Return each row's sum of `exp(score - base)`, including the sinks, `(..., l, 1)`."""
     total = np.zeros_like(base)
     if call.sinks is not None:
         total += np.exp(call.sinks[tile.index[-1]] - base).sum(-1, keepdims=True)
@@ -218,13 +218,14 @@ def _pass_over_keys(
 ) -> tuple[Array | None, Array]:
     """Compute one tile's `context`; return each row's base and its sum of `exp(score - base)`.
 
-    Keys are read block by block; if the base rises, earlier sums are scaled down. A base of None
-    means 0 for all rows. With `weights`, all keys form one block. Values are divided by `unit`.
+    Keys are read block by block. If a block has a larger base, the sums of earlier blocks are
+    scaled down. A base of None means 0 for all rows. With `weights`, all keys form one block.
+    Values are divided by `unit`.
     """
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # whether `total` and `context` are still without a sum
+    fresh, empty = True, True  # whether `total` and `context` hold no sum yet
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)
@@ -273,8 +274,8 @@ def _pass_over_keys(
 def _base(scores: Array) -> Array | None:
     """Return the base of a block's scores: each row's largest score, or 0 for some heads.
 
-    The base of a head is 0 if all of its scores lie between -NEAR and NEAR. Return None if the base
-    is 0 for all heads; this takes only one fast check of all scores.
+    The base of a head is 0 if all scores of the head lie between -NEAR and NEAR. If the base is 0
+    for all heads, return None.
     """
     if scores.max() <= NEAR and scores.min() >= -NEAR:
         return None
@@ -285,7 +286,7 @@ def _base(scores: Array) -> Array | None:
 
 
 def _sums(exps: Array) -> Array:
-    """Sum each row as a product with ones, which is as exact as NumPy's sum and much faster."""
+    """Sum each row by a product with ones, which is much faster than NumPy's sum."""
     return np.asarray(exps @ np.ones(exps.shape[-1], exps.dtype))[..., None]
 
 
@@ -294,11 +295,11 @@ def _all_finite(array: Array) -> bool:
         return True
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        if math.isfinite(np.dot(flat, flat)):  # one fast pass; an overflow is checked below
+        if math.isfinite(np.dot(flat, flat)):  # the product is finite, so all numbers are
             return True
     return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 
 
 def _finite_from_below(top: Array) -> Array:
-    """Replace -inf in an array of maxima with 0, so that exp(-inf - 0) is 0 and not NaN."""
+    """Replace -inf with 0 in an array of maxima, because -inf - (-inf) would be NaN."""
     return np.where(top == -np.inf, np.zeros((), top.dtype), top)

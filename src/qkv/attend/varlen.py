@@ -38,15 +38,15 @@ def varlen_attention(
         value: `(total keys, Hkv, dv)`.
         cu_query_lengths: `(B + 1,)` integers from 0 to the total: sequence b has the rows `cu[b]`
             to `cu[b + 1] - 1`.
-        cu_key_lengths: the same for key and value.
-        is_causal: this and the next six options are those of `qkv.attention`.
-        q_offset: one number for all sequences, or one per sequence; `"end"` uses each sequence's
-            lengths.
-        window: `(left, right)`.
-        softcap: above 0.
-        alibi_slopes: `(Hq,)`.
-        sinks: `(Hq,)` or `(Hq, n)`.
-        scale: the default is `1 / sqrt(d)`.
+        cu_key_lengths: `(B + 1,)`, like `cu_query_lengths`, for the rows of key and value.
+        is_causal: as for `qkv.attention`.
+        q_offset: one number for all sequences, or one per sequence; `"start"` and `"end"` hold for
+            each sequence by itself.
+        window: `(left, right)`, as for `qkv.attention`.
+        softcap: as for `qkv.attention`.
+        alibi_slopes: `(Hq,)`, as for `qkv.attention`.
+        sinks: `(Hq,)` or `(Hq, n)`, as for `qkv.attention`.
+        scale: as for `qkv.attention`; the default is `1 / sqrt(d)`.
         return_lse: also return the log-sum-exp `(total queries, Hq)`.
 
     Returns:
@@ -95,11 +95,11 @@ def check_packed(
 
 
 def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
-    """Turn a checked call with texts `(B, ...)` into a call with packed rows.
+    """Turn a checked call for a batch `(B, ...)` into a call for packed rows.
 
     Args:
         call: the call, without mask and bias.
-        rows: query, key and value, `(heads, total, size)`; they are not checked.
+        rows: query, key and value, `(heads, total, size)`, which are not checked.
         starts: int64, the first row of each text, and the total number of rows.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
@@ -118,7 +118,7 @@ def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
     """Return `(out, lse)`: the output `(total, Hq, dv)` and the log-sum-exp `(total, Hq, 1)`.
 
-    The dtype of the output is that of the call, or a wider one. `lse` is float64.
+    The output has the dtype of the inputs or of the computation. `lse` is float64.
     """
     plan = packed.plan
     chosen = body() if plan.is_native else None
@@ -138,7 +138,7 @@ def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
 
 
 def equal_runs(packed: Packed) -> list[tuple[int, int]]:
-    """Group consecutive sequences of equal length; each group is a batch without a copy."""
+    """Return `(first, end)` for each run of consecutive sequences with equal lengths."""
     lengths, keys = np.diff(packed.starts), np.diff(packed.key_starts)
     changes = (np.diff(lengths) != 0) | (np.diff(keys) != 0)
     edges = [0, *(np.flatnonzero(changes) + 1).tolist(), len(lengths)]
@@ -160,7 +160,7 @@ def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
 
 
 def check_starts(call: str, name: str, value: Any, packed: str, total: int) -> Array:
-    """Return the first row of each packed sequence, and the number of rows, as `(B + 1,)`."""
+    """Check `cu_query_lengths` or a similar argument; return it as an array `(B + 1,)`."""
     cu = as_array(value, call=call, name=name)
     if cu.ndim != 1 or cu.size == 0:
         raise ValueError(f"{call}: {name} has shape {cu.shape}: it must be (B + 1,)")

@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, Shape, as_array, shown
 
 Index = tuple[Any, ...]  # integers and slices along the leading axes
-FAR = 2**60  # the limit of offsets and windows, larger than any number of keys
+FAR = 2**60  # offsets and windows are limited to this number, which is larger than any length
 
 
 class Visibility(NamedTuple):
@@ -17,8 +17,8 @@ class Visibility(NamedTuple):
 
     Query i of a row has the position `i + offset` among the keys. The query sees key j if
     `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`,
-    `given[..., i, j]` is True and no array in `numbers` has -inf there. Per-row values are
-    `(*lead,)` arrays.
+    `given[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. Values per row
+    are `(*lead,)` arrays.
     """
 
     length: int
@@ -29,10 +29,10 @@ class Visibility(NamedTuple):
     query_lengths: Array | None
     key_lengths: Array | None
     given: Array | None  # bool, (*lead, Hkv, G, L, S).
-    numbers: tuple[Array, ...]  # float, the same shape.
+    numbers: tuple[Array, ...]  # float, (*lead, Hkv, G, L, S).
 
     def key_range(self, rows: Index, i: slice) -> tuple[int, int]:
-        """Return the range (first, end) of all keys that some query of block `i` may see."""
+        """Return the range (first, end) of the keys that any of the queries `i` may see."""
         start, stop = 0, self.keys
         if self.query_lengths is not None and self.query_lengths[rows].max(initial=0) <= i.start:
             return 0, 0
@@ -48,8 +48,8 @@ class Visibility(NamedTuple):
     def block(self, index: Index, rows: Index, i: slice, j: slice) -> Array | None:
         """Return a mask of the keys `j` that queries `i` see; None if all queries see all keys.
 
-        `rows` is an index into `(*lead,)`, and `index` is an index into `(*lead, Hkv, G)`. The
-        result broadcasts to the shape of this selection, followed by `(queries, keys)`.
+        `rows` selects rows from `(*lead,)`, and `index` selects heads from `(*lead, Hkv, G)`. The
+        result broadcasts to the shape of the selected heads, followed by `(queries, keys)`.
         """
         rules: list[Array] = []
         query = np.arange(i.start, i.stop)[:, None]  # (l, 1)
@@ -79,12 +79,12 @@ class Visibility(NamedTuple):
 
 
 def _front(per_row: Array) -> Array:
-    """Reshape a per-row value so that it broadcasts to (..., Hkv, G, queries, keys)."""
+    """Add axes to values per row, so that they broadcast to (..., Hkv, G, queries, keys)."""
     return per_row[..., None, None, None, None]
 
 
 def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, int | None]:
-    """Return the left and right side of `window`; `is_causal` limits the right side to 0."""
+    """Return the left and right sides of `window`; if `is_causal`, the right side is 0."""
     left = right = None
     if is_causal is not True and is_causal is not False:
         check_flag(call, "is_causal", is_causal)
@@ -101,7 +101,7 @@ def check_window(call: str, window: Any, is_causal: bool) -> tuple[int | None, i
 
 
 def check_flag(call: str, name: str, value: Any) -> None:
-    """Raise an error unless `given` is True or False."""
+    """Raise an error unless `value` is True or False."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{call}: {name} is {shown(value)}: write True or False")
 
@@ -162,7 +162,7 @@ def check_lengths(call: str, name: str, lengths: Any, most: int, lead: Shape) ->
 
 
 def check_per_row(call: str, name: str, value: Any, lead: Shape) -> Array:
-    """Return integers, one per row `(*lead,)`."""
+    """Return an argument with one integer per row as an array `(*lead,)`."""
     array = as_array(value, call=call, name=name)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{call}: {name} is {array.dtype}: write whole numbers")

@@ -14,10 +14,10 @@ from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder, padded, unpadded
 
-# No NumPy warnings: padding may hold any numbers, and infinities follow IEEE 754.
+# Suppress NumPy's warnings, because padding may hold any numbers, also NaN and infinity.
 quiet = np.errstate(all="ignore")
 ByName = dict[str, Array]  # parameters, or their gradients
-Found = ByName | None  # the gradients for parameters that are already computed; None to skip them
+Found = ByName | None  # gradients for parameters; None if they are not computed
 PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
 PACKED = (*PADDED, *arguments.PACKED)
 
@@ -27,9 +27,8 @@ def first_parameters(
 ) -> ByName:
     """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
 
-    Weights are normally distributed with variance 1 / rows, so that the output of a layer has the
-    same variance as the input. They are drawn in float64, so that for a given seed, weights of
-    different dtypes differ only by rounding.
+    Weights are drawn from a normal distribution with variance 1 / rows, so that the output of a
+    layer has the variance of its input. They are drawn in float64 and then converted to `dtype`.
     """
     rng = np.random.default_rng(seed)
     parameters = {}
@@ -42,7 +41,7 @@ def first_parameters(
 
 
 def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of the weight of a layer and, with `bias`, those of its bias."""
+    """Yield `(name, shape)` for a layer's weight and, with `bias`, for its bias."""
     yield f"{name}.weight", weight
     if bias:
         yield f"{name}.bias", weight[-1:]
@@ -61,13 +60,13 @@ def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
 
 
 def need_shape(array: Array, shape: Shape, *, call: str, name: str, why: str) -> None:
-    """Raise an error unless `array` has this shape; `why` explains why the shape is required."""
+    """Raise an error unless `array` has this shape; `why` is the reason that the error gives."""
     if array.shape != shape:
         raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
 
 
 def need_shapes(parameters: Arrays, shapes: Mapping[str, Shape], *, call: str, why: str) -> None:
-    """Raise an error for an unknown parameter or a wrong shape; `why` is as in `need_shape`."""
+    """Raise an error for an unknown parameter or a wrong shape; `why` is the error's reason."""
     for name, array in parameters.items():
         if name not in shapes:
             raise ValueError(
@@ -99,7 +98,7 @@ def word_vectors(x: Any, *, call: str, name: str, of_texts: bool = True) -> Arra
 
 
 def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool = True) -> Array:
-    """Return `x` as an array of vectors of size `dim`; `of` is the name of the layer in errors."""
+    """Return `x` as an array of vectors of size `dim`; `of` names the layer in errors."""
     array = word_vectors(x, call=call, name="x", of_texts=of_texts)
     if array.shape[-1:] != (dim,):
         raise ValueError(f"{call}: x has shape {array.shape} and the {of} takes (..., {dim})")
@@ -118,13 +117,13 @@ def parameter(parameters: Arrays, name: str, shape: str, *, call: str) -> Array:
 
 
 def result_type(inputs: Iterable[Array], parameters: Arrays, *, call: str) -> Any:
-    """Return a layer's result type: NumPy's promotion of the float inputs and parameters."""
+    """Return the dtype to which NumPy promotes a layer's float inputs and parameters."""
     arrays = (*inputs, *parameters.values())
     return common_type((a.dtype for a in arrays if is_float(a.dtype)), call=call)
 
 
 def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
-    """Return `(x, dtype)`: `x` in the type of the computation, and the type of the result."""
+    """Return `x`, converted to the dtype of the computation, and the dtype of the result."""
     dtype = result_type([x], parameters, call=call)
     return working(x, dtype), dtype
 
@@ -158,24 +157,24 @@ def working(x: Array, dtype: DType) -> Array:
 
 
 def working_type(dtype: DType) -> DType:
-    """Return the type of values between the operations of a layer.
+    """Return the dtype of the arrays between the operations of a layer.
 
-    It is float32 for half precision, but bfloat16 stays bfloat16 if the kernel multiplies it
-    directly.
+    Half-precision arrays become float32. If the kernel multiplies bfloat16 directly, bfloat16
+    arrays stay bfloat16.
     """
     return dtype if stays_bfloat16(dtype) else compute_type(dtype)
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """The gradients of the sum of `grad * layer(x)`.
+    """The gradients of `sum(grad * layer(x))`.
 
     Attributes:
         x: the gradient for the layer's input.
         parameters: the gradients for `layer.parameters`, keyed by name.
         context: the gradient for the context, if there was one.
-        options: the gradients for options of `qkv.attention` that can be learned: "bias",
-            "sinks", "alibi_slopes".
+        options: the gradients for the options "bias", "sinks" and "alibi_slopes" of
+            `qkv.attention`.
     """
 
     x: Array
@@ -200,7 +199,7 @@ def upstream(grad: Any, shape: Shape, dtype: DType, *, call: str) -> Array:
     if array.shape != shape:
         raise ValueError(
             f"{call}.backward: grad has shape {array.shape} and the layer gave {shape}: "
-            "they must be the same"
+            "both shapes must be the same"
         )
     return array.astype(dtype, copy=False)
 
@@ -217,7 +216,7 @@ def part_back(
 
 
 def project_back(x: Array, parameters: Arrays, name: str, grad: Array, gradients: Found) -> Array:
-    """Return the gradient for `x` of `project`; store those for the parameters in `gradients`."""
+    """Return the gradient for the `x` of `project`; store gradients for parameters."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
         return input_grad(parameters[weight], grad)
@@ -230,7 +229,7 @@ def project_back(x: Array, parameters: Arrays, name: str, grad: Array, gradients
 
 
 def for_parameters(record: Recorder | None) -> Found:
-    """Return an empty dict for the parameters' gradients; None if they are not computed."""
+    """Return an empty dict for gradients of parameters; None for a `GradientRecorder`."""
     return None if isinstance(record, GradientRecorder) else {}
 
 
@@ -253,7 +252,7 @@ class Layer:
     dim: int
     hooks: Sequence[str] = ()
     run: Callable[..., tuple[Array, Any]]
-    _reads_texts: ClassVar[bool] = True  # its input must be (..., T, D)
+    _reads_texts: ClassVar[bool] = True  # whether the input must be (..., T, D)
 
     @quiet
     def __call__(self, x: ArrayLike, *, record: Recorder | None = None) -> Array:
@@ -266,13 +265,13 @@ class Layer:
 
     @quiet
     def training_forward(self, x: ArrayLike) -> tuple[Array, Any]:
-        """Return `(result, saved)`: the layer's result, and the values for `backward`."""
+        """Run the forward pass; return the layer's result, and the values for `backward`."""
         array = self._checked(x)
         need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, save=True)
 
     def _checked(self, x: ArrayLike) -> Array:
-        """Return `x` as an array of vectors that the layer takes."""
+        """Return `x` as an array; raise an error unless it has vectors of size `dim`."""
         call = type(self).__name__
         return vectors_of(x, self.dim, call=call, of_texts=self._reads_texts)
 
@@ -296,10 +295,10 @@ class Feed(Layer):
 
 
 def check_options(options: Options, *, packed: bool, call: str, returns: bool = True) -> None:
-    """Raise an error if an option is unknown, or not supported here.
+    """Raise an error for options that are unknown or not supported.
 
-    With `packed`, reject options that packed rows do not support. Without `returns`, reject options
-    that select results.
+    With `packed`, reject options that packed rows do not support. Without `returns`, reject
+    `return_weights`, `return_lse` and `out`.
     """
     without = () if returns else arguments.RETURNS
     arguments.check_options(options, call=call, without=without, why=": use trace()")
@@ -311,7 +310,7 @@ def check_options(options: Options, *, packed: bool, call: str, returns: bool = 
 
 
 def settings(options: Options, cu: Array | None) -> dict[str, Any]:
-    """Return options for `qkv.attention` that give the results of a traced layer again."""
+    """Return the options with which `qkv.attention` repeats the computation of a traced layer."""
     kept = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()
@@ -323,7 +322,7 @@ def settings(options: Options, cu: Array | None) -> dict[str, Any]:
 
 
 def starts_of(lengths: Iterable[int]) -> Array:
-    """Convert lengths to the first row of each text and the total number of rows, `(B + 1,)`."""
+    """Return the first row of each packed text and the total number of rows, `(B + 1,)`."""
     return np.concatenate([[0], np.cumsum(list(lengths))]).astype(np.int64)
 
 

@@ -25,8 +25,8 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts whose results are added to the residual connection, in order. The values are names: of
-# the part's norm, of its output norm and scale, and of the new sum in a trace.
+# The parts whose results are added to the residual connection, in order. For each part: the name of
+# its norm, the names of its output norm and scale, and the trace's name of the new sum.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only in a block of a decoder
@@ -39,30 +39,29 @@ class Block:
 
     Post-norm, as in BERT: `h = norm1(x + attn(x)); y = norm2(h + mlp(h))`.
     Pre-norm, as in GPT-2 and Llama: `h = x + attn(norm1(x)); y = h + mlp(norm2(h))`.
-    With an additional norm of each part's output, as in Gemma 2: `h = x +
-    out_norm1(attn(norm1(x)))`. With norms of the parts' outputs only, as in OLMo 2: `h = x +
-    out_norm1(attn(x)); y = h + out_norm2(mlp(h))`. Parallel parts, as in GPT-NeoX: `y = x +
-    attn(norm1(x)) + mlp(norm2(x))`. Parallel parts with the same norm, as in GPT-J: `y = x +
-    attn(norm1(x)) + mlp(norm1(x))`.
+    Norms before and after each part, as in Gemma 2: `h = x + out_norm1(attn(norm1(x)))`.
+    Norms after each part, as in OLMo 2: `h = x + out_norm1(attn(x)); y = h + out_norm2(mlp(h))`.
+    Parallel parts, as in GPT-NeoX: `y = x + attn(norm1(x)) + mlp(norm2(x))`.
+    Parallel parts with one norm, as in GPT-J: `y = x + attn(norm1(x)) + mlp(norm1(x))`.
 
-    The residual connections are float32 if the parts compute in half precision. A part with
+    If the parts compute in half precision, the residual connections are float32. A part with
     bfloat16 parameters gets bfloat16 inputs.
 
     Args:
         attn: the attention layer.
-        norm1: the norm of the attention; optional if `post_norm` is False.
+        norm1: the norm of the attention. With `post_norm` it is required.
         mlp: the MLP or the mixture of experts. For a block with only attention, `mlp` and `norm2`
             are None.
-        norm2: the norm of the MLP; None if `out_norm2` is given, or if the parts of a parallel
-            block share `norm1`.
-        post_norm: whether the norms follow the parts.
+        norm2: the norm of the MLP. It may be None if `out_norm2` is given, or if the parts of a
+            parallel block share `norm1`.
+        post_norm: whether each norm comes after its part.
         out_norm1: the norm of the attention's output; not allowed with `post_norm`.
         out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
         scale1: the scale of the attention's output, applied after `out_norm1`.
         scale2: the scale of the MLP's output, applied after `out_norm2`.
-        parallel: whether the MLP reads the input of the block, like the attention; otherwise it
-            reads the sum of this input and the attention's output. The trace of a parallel block
-            has no `resid_mid`.
+        parallel: if True, the MLP reads the input of the block, like the attention. If False, the
+            MLP reads the sum of this input and the attention's output. The trace of a parallel
+            block has no `resid_mid`.
 
     Source:
         Vaswani et al. 2017, section 3.1. For pre-norm, Xiong et al. 2020, "On Layer Normalization
@@ -79,7 +78,7 @@ class Block:
     ['attn.out_proj.weight', 'norm1.weight', 'norm1.bias']
     """
 
-    # The names of the norms in a trace, which TransformerLens numbers in order.
+    # The names of the norms in a trace, as in TransformerLens.
     _norm_names: ClassVar[Mapping[str, str]] = {
         "norm1": "ln1",
         "norm2": "ln2",
@@ -104,7 +103,7 @@ class Block:
         call = type(self).__name__
         if attn.output_dim != attn.embed_dim:
             raise ValueError(
-                f"{call}: attn takes vectors of {attn.embed_dim} and gives {attn.output_dim}: "
+                f"{call}: attn takes vectors of size {attn.embed_dim} and gives {attn.output_dim}: "
                 "input and output are added, so their sizes must be the same"
             )
         if parallel and (mlp is None or post_norm):
@@ -132,8 +131,8 @@ class Block:
         for name, part in self._parts.items():
             if name != "attn" and part.dim != attn.embed_dim:
                 raise ValueError(
-                    f"{call}: {name} takes vectors of {part.dim} and attn takes vectors of "
-                    f"{attn.embed_dim}: all parts of a block must take the same size"
+                    f"{call}: {name} takes vectors of size {part.dim} and attn takes vectors of "
+                    f"size {attn.embed_dim}: all parts of a block must take the same size"
                 )
         self.attn, self.norm1, self.mlp, self.norm2 = attn, norm1, mlp, norm2
         self.out_norm1, self.out_norm2 = out_norm1, out_norm2
@@ -186,10 +185,10 @@ class Block:
         Args:
             x: word vectors, (..., T, D); or packed rows (total, D).
             cu_lengths: (B + 1,), the first row of each packed text, and the total number of rows.
-            cache: keys and values of the words before `x` (B, T, D), as for the attention.
+            cache: the keys and values of the words before `x` (B, T, D).
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.
-            top_k: with `record`, keep only the largest weights of each query.
+            top_k: with `record`, the number of weights to record for each query, the largest first.
             options: the options of `qkv.attention`.
 
         Returns:
@@ -206,7 +205,7 @@ class Block:
     def training_forward(
         self, x: ArrayLike, *, cu_lengths: ArrayLike | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Return `(result, saved)`: the block's result (..., T, D), and values for `backward`."""
+        """Run the forward pass; return the result (..., T, D), and the values for `backward`."""
         array, cu, options["plan"] = self._checked(x, cu_lengths, options)
         base.need_single(array, self.parameters, call=type(self).__name__)
         return self.run(array, cu=cu, save=True, **options)
@@ -240,7 +239,7 @@ class Block:
         rows = of_rows(record, options.get("cu"))
         keep = rows or unkept
         for name, more in of_parts.items():
-            recorder = rows if name == "mlp" else record  # attention adds batch axes itself
+            recorder = rows if name == "mlp" else record  # the attention adds batch axes itself
             more["record"] = recorder and recorder.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
@@ -275,7 +274,7 @@ class Block:
                 read = x
             elif not self.parallel:
                 read = normed(norm, x)
-            elif norm in self._parts:  # if norm2 is missing, both parts read the output of norm1
+            elif norm in self._parts:  # without norm2, the MLP reads the output of norm1
                 read = normed(norm, came)
             x = added(name, last, read, x)
             if hook:
@@ -290,7 +289,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The block's entries of `_ADDED`; in a parallel block, only the last sum has a name."""
+        """The entries of `_ADDED` for this block. A parallel block records only its last sum."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -310,7 +309,7 @@ class Block:
                 `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
-            `.x`, `.parameters`, keyed by name, and `.options` of the attention.
+            A `Gradient` with `.x`, `.parameters` and the `.options` of the attention.
 
         >>> import numpy as np
         >>> from qkv.layers import MLP, LayerNorm
@@ -376,12 +375,12 @@ class Block:
         top_k: int | None = None,
         **options: Any,
     ) -> Trace:
-        """Return a trace of `block(x, ...)`; the block is layer 0 of the trace.
+        """Return a trace of `block(x, ...)`, with the block as layer 0.
 
-        2-D `x` gets a leading batch axis, and packed rows become (B, T, ...). The trace lacks
-        `attn.hook_result`, the output of each head; only a `Recorder` can get it. With `top_k`,
-        the trace has `top_indices`, `top_weights`, `received` and `lse` instead of scores and
-        pattern (see `qkv.summarize_attention`).
+        2-D `x` gets a leading batch axis, and packed rows become (B, T, ...). The trace has no
+        `attn.hook_result`; use a `Recorder` to get the output of each head. With `top_k`,
+        `top_indices`, `top_weights`, `received` and `lse` (see `qkv.summarize_attention`) replace
+        scores and pattern.
 
         >>> import numpy as np
         >>> from qkv.layers import MLP, LayerNorm
@@ -392,9 +391,7 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(
-            x, call=call, name="x"
-        ).copy()  # a copy, because the trace keeps it
+        array = base.word_vectors(x, call=call, name="x").copy()  # the trace keeps this array
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

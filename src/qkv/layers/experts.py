@@ -21,17 +21,17 @@ class RoutedSaved(NamedTuple):
 
     rows: Array  # (rows, D).
     chosen: Array  # (rows, top_k), the experts of each row.
-    weights: Array  # (rows, top_k), the weights of their results.
-    probabilities: Array | None  # (rows, E), for all experts; None if `normalized`.
+    weights: Array  # (rows, top_k), the weights of the experts' results.
+    probabilities: Array | None  # (rows, E), the softmax of all scores; None if `normalized`.
     shape: tuple[int, ...]  # (..., T, D).
 
 
 class Routed(base.Feed, ABC):
-    """The base of mixtures of experts; subclasses define `_expert` and `_expert_back`.
+    """The base class of mixtures of experts; subclasses define one expert.
 
-    The router is a linear layer with a score for each expert. A token goes to the `top_k` experts
-    with the largest scores. The weights of their results are the softmax over these scores
-    or, if not `normalized`, over all scores.
+    The router is a linear layer that computes a score for each expert. A token goes to the `top_k`
+    experts with the largest scores. If `normalized`, the softmax of these scores gives the weights
+    of the experts' results. Otherwise, the weights come from the softmax of all scores.
     """
 
     parameters: dict[str, Array]
@@ -39,7 +39,7 @@ class Routed(base.Feed, ABC):
     count: int
 
     def _set(self, top_k: int, *, normalized: bool) -> None:
-        """Check how many experts each row gets, and set `top_k` and `normalized`."""
+        """Check `top_k`, the number of experts for each row; set `top_k` and `normalized`."""
         call = type(self).__name__
         self.normalized = normalized
         self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
@@ -57,7 +57,7 @@ class Routed(base.Feed, ABC):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, their weights and the expert's parameters."""
+        """Return the gradients for an expert's rows, for the weights and for its parameters."""
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
@@ -91,17 +91,17 @@ class Routed(base.Feed, ABC):
     ) -> base.Gradient:
         """Return the gradients of `sum(grad * layer(x))`.
 
-        There are gradients for the weights of the experts' results, but not for the choice of
-        experts.
+        The weights of the experts' results have gradients. The choice of the experts has none.
 
         Args:
             grad: (..., T, D), the gradient for the layer's result. It is also the gradient for the
                 residual.
             saved: the second value that `layer.training_forward(x)` returned.
-            record: unused, because the layer records no activations.
+            record: if it is a `GradientRecorder`, no gradients for parameters are computed. The
+                layer records no activations.
 
         Returns:
-            `.x` (..., T, D), and `.parameters`, keyed by name.
+            A `Gradient` with `.x` (..., T, D) and `.parameters`, keyed by name.
         """
         rows, chosen, weights, probabilities, shape = saved
         grad = base.upstream(grad, shape, rows.dtype, call=type(self).__name__)
@@ -128,7 +128,7 @@ class Routed(base.Feed, ABC):
         if probabilities is None:
             probabilities = np.zeros_like(scores)
             np.put_along_axis(probabilities, chosen, weights, -1)
-        scores -= probabilities * mean  # of the softmax
+        scores -= probabilities * mean  # the derivative of the softmax
         grad_rows += base.project_back(rows, self.parameters, "router_proj", scores, gradients)
         return base.Gradient(grad_rows.reshape(shape), gradients or {})
 
@@ -137,7 +137,7 @@ class Routed(base.Feed, ABC):
 
         The softmax is None if the weights are `normalized`.
         """
-        # Scores may be close to each other, so half precision would be too imprecise.
+        # Compute scores in float32, because close scores could swap places in half precision.
         wide = rows.astype(compute_type(rows.dtype), copy=False)
         scores = base.project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
@@ -150,19 +150,19 @@ class Routed(base.Feed, ABC):
 class Experts(Routed):
     """A layer that sends each token to `top_k` experts and adds their weighted results.
 
-    The router is a linear layer with a score for each expert. A token goes to the experts with the
-    largest scores, and the softmax of these scores gives the weights. An expert is a gated MLP with
-    clipped activations, as in GPT-OSS: with `g = min(gate(x), limit)` and `u = up(x)` between
-    `-limit` and `limit`, it computes `down((u + 1) * g * sigmoid(alpha * g))`.
+    The router is a linear layer that computes a score for each expert. A token goes to the experts
+    with the largest scores, and the softmax of these scores gives the weights. An expert is a gated
+    MLP with clipped activations, as in GPT-OSS: `down((u + 1) * g * sigmoid(alpha * g))`, where `g`
+    is `min(gate(x), limit)`, and `u` is `up(x)` clipped to the range from `-limit` to `limit`.
 
     Args:
-        parameters: "router_proj.weight" (D, E) for E experts and "router_proj.bias" (E,);
-            "experts.gate_up" (E, D, 2 * F), with alternating columns of gate and up, and
-            "experts.gate_up_bias" (E, 2 * F); "experts.down" (E, F, D) and
-            "experts.down_bias" (E, D). They are not copied.
+        parameters: for E experts, "router_proj.weight" (D, E), "router_proj.bias" (E,),
+            "experts.gate_up" (E, D, 2 * F), "experts.gate_up_bias" (E, 2 * F), "experts.down"
+            (E, F, D) and "experts.down_bias" (E, D). The columns of "experts.gate_up" alternate
+            between gate and up. The parameters are not copied.
         top_k: the number of experts for each token.
         alpha: the factor in the sigmoid.
-        limit: the limit at which the results of gate and up are clipped.
+        limit: the number at which the results of gate and up are clipped.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
     converted to the type of the parameters. Half-precision inputs are computed in float32.
@@ -203,7 +203,10 @@ class Experts(Routed):
         self._experts: list[tuple[Array, ...]] = []
 
     def _each(self) -> list[tuple[Array, ...]]:
-        """Return each expert's arrays: always the same objects, so that they stay packed."""
+        """Return the arrays of each expert.
+
+        Every call returns the same objects, because `linear` keeps a packed copy of each object.
+        """
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
             self._experts, self._whole = list(zip(*whole, strict=True)), whole
@@ -221,7 +224,7 @@ class Experts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, their weights and the expert's parameters."""
+        """Return the gradients for an expert's rows, for the weights and for its parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = base.for_parameters(record)
         both = base.project(rows, own, "gate_up")  # (rows, 2 * F)
@@ -266,7 +269,7 @@ def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...
 
 
 def _sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
-    """Return D, F and E; raise an error for the first parameter that does not fit."""
+    """Return D, F and E; raise an error if a parameter has a wrong shape."""
     down = base.parameter(parameters, "experts.down", "(E, F, D)", call=call)
     count, hidden, dim = down.shape
     shapes = expert_shapes(dim, hidden, count)
@@ -283,17 +286,17 @@ def _sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
 class GatedExperts(Routed):
     """A layer that sends each token to `top_k` gated MLPs and adds their weighted results.
 
-    The router is a linear layer with a score for each expert. A token goes to the experts with the
-    largest scores. The weights are the softmax over these scores or, if not `normalized`, over all
-    scores. An expert is `down(activation(gate(x)) * up(x))`.
+    The router is a linear layer that computes a score for each expert. A token goes to the experts
+    with the largest scores. If `normalized`, the softmax of these scores gives the weights;
+    otherwise, the softmax of all scores. An expert is `down(activation(gate(x)) * up(x))`.
 
     Args:
-        parameters: "router_proj.weight" (D, E) for E experts; for each expert (here expert 0),
+        parameters: "router_proj.weight" (D, E) for E experts. Each expert, such as expert 0, has
             "experts.0.gate_proj.weight" (D, F), "experts.0.up_proj.weight" (D, F) and
-            "experts.0.down_proj.weight" (F, D). They are not copied.
+            "experts.0.down_proj.weight" (F, D). The parameters are not copied.
         top_k: the number of experts for each token.
         activation: as for `MLP`.
-        normalized: whether the weights of a token's experts sum to 1.
+        normalized: whether the weights of the chosen experts sum to 1.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
     converted to the type of the parameters. Half-precision inputs are computed in float32.
@@ -344,7 +347,7 @@ class GatedExperts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, their weights and the expert's parameters."""
+        """Return the gradients for an expert's rows, for the weights and for its parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None
@@ -370,7 +373,7 @@ def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str
 
 
 def _gated_sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
-    """Return D, F and E; raise an error for the first parameter that does not fit."""
+    """Return D, F and E; raise an error if a parameter has a wrong shape."""
     router = base.parameter(parameters, "router_proj.weight", "(D, E)", call=call)
     down = base.parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
     count, (hidden, dim) = router.shape[1], down.shape

@@ -18,8 +18,8 @@ class MLPSaved(NamedTuple):
     x: Array  # (..., T, D).
     pre: Array  # (..., T, F), before the activation.
     hidden: Array  # (..., T, F), the input of the down projection.
-    gate: Array | None  # (..., T, F), the activation of a gated MLP.
-    up: Array | None  # (..., T, F), the other factor of a gated MLP.
+    gate: Array | None  # (..., T, F), the result of a gated MLP's activation.
+    up: Array | None  # (..., T, F), the up projection of a gated MLP.
 
 
 class MLP(base.Feed):
@@ -27,19 +27,19 @@ class MLP(base.Feed):
 
     Args:
         dim: D, the size of the vectors.
-        hidden: F, the size between the two layers.
+        hidden: F, the size of the vectors between the two linear layers.
         activation: "gelu" (exact), "gelu_tanh", "quick_gelu", "silu" or "relu".
-        gated: whether there is a gate.
+        gated: whether the MLP has a gate.
         bias: whether the linear layers have biases, which start at 0.
-        seed: the seed of the weights; they are normally distributed with variance 1 / (number of
-            rows).
+        seed: the seed of the weights. Each weight is drawn from a normal distribution with variance
+            1 / (number of rows).
         dtype: the type of the parameters.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
     converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Source:
-        Vaswani et al. 2017, section 3.3, and for the gated MLP Shazeer 2020, "GLU Variants Improve
+        Vaswani et al. 2017, section 3.3. For the gated MLP: Shazeer 2020, "GLU Variants Improve
         Transformer".
 
     >>> mlp = MLP(4, 16, gated=True, bias=False, seed=0)
@@ -70,12 +70,12 @@ class MLP(base.Feed):
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, activation: str = "gelu"
     ) -> "MLP":
-        """Return a layer with these parameters, without copying them.
+        """Make an MLP from parameters, without copying them.
 
         Args:
-            parameters: "up_proj.weight" (D, F), "down_proj.weight" (F, D), for a gated MLP
-                "gate_proj.weight" (D, F), and the biases "up_proj.bias" and so on, if any.
-            activation: as for the class.
+            parameters: "up_proj.weight" (D, F) and "down_proj.weight" (F, D). A gated MLP also has
+                "gate_proj.weight" (D, F). Biases, such as "up_proj.bias" (F,), are optional.
+            activation: as for `MLP`.
         """
         layer = cls.__new__(cls)
         layer._set(base.checked(parameters, call=cls.__name__), activation)
@@ -139,7 +139,7 @@ class MLP(base.Feed):
                 `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
-            `.x` (..., T, D), and `.parameters`, keyed by name.
+            A `Gradient` with `.x` (..., T, D) and `.parameters`, keyed by name.
 
         >>> mlp = MLP(4, 16, seed=0)
         >>> y, saved = mlp.training_forward(np.ones((3, 4)))
@@ -165,8 +165,8 @@ class MLP(base.Feed):
         """Return a trace with every activation of `layer(x)`.
 
         `hook_pre` (..., T, F) is the input of the activation, `hook_post` is the input of the down
-        projection, and `hook_mlp_out` (..., T, D) is the layer's output. A gated MLP also has
-        `hook_pre_linear` (..., T, F), the factor of the activation's result.
+        projection, and `hook_mlp_out` (..., T, D) is the layer's output. The trace of a gated MLP
+        also has `hook_pre_linear` (..., T, F), the result of the up projection.
 
         >>> MLP(4, 16, seed=0).trace(np.ones((3, 4)))["hook_post"].shape
         (3, 16)

@@ -1,4 +1,4 @@
-"""Norms and scales: layers whose weight has one number per column of their input."""
+"""LayerNorm, RMSNorm and LayerScale: layers that multiply each column by a weight."""
 
 import math
 from collections.abc import Mapping
@@ -73,7 +73,7 @@ class _Norm(base.Layer):
                 `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
-            `.x` (..., D) and `.parameters` "weight" and "bias".
+            A `Gradient` with `.x` (..., D) and the `.parameters` "weight" and "bias" (D,).
 
         >>> norm = LayerNorm(2, eps=0.0)
         >>> y, saved = norm.training_forward(np.array([[1.0, 5.0]]))
@@ -108,7 +108,7 @@ class _Norm(base.Layer):
         return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
-        """Normalize `x` (..., D), with `scale` (..., 1) as the divisor."""
+        """Normalize `x` (..., D) with the divisor `scale` (..., 1) instead of its own."""
         x = x.astype(compute_type(x.dtype), copy=False)
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)
@@ -116,7 +116,7 @@ class _Norm(base.Layer):
         return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
-        """Return the factor (D,) of normalized vectors: the weight plus its offset."""
+        """Return the weight plus the offset (D,), by which normalized vectors are multiplied."""
         weight = self.parameters["weight"]
         if not self.offset:
             return weight
@@ -144,8 +144,8 @@ class LayerNorm(_Norm):
 
     Args:
         dim: D, the size of the vectors.
-        eps: added to the variance.
-        bias: whether a bias is added.
+        eps: a number added to the variance.
+        bias: whether the norm has a bias.
         dtype: the type of the parameters.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
@@ -172,7 +172,7 @@ class LayerNorm(_Norm):
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-5
     ) -> "LayerNorm":
-        """Return a layer with this "weight" (D,) and optional "bias" (D,), without copying them."""
+        """Make a layer from "weight" (D,) and optionally "bias" (D,), without copying them."""
         layer = cls.__new__(cls)
         layer._set(_vectors(parameters, {"weight", "bias"}, call=cls.__name__), eps)
         return layer
@@ -205,12 +205,12 @@ class RMSNorm(_Norm):
     def from_parameters(
         cls, parameters: Mapping[str, ArrayLike], *, eps: float = 1e-6, offset: float = 0.0
     ) -> "RMSNorm":
-        """Return a layer with this "weight" (D,), without copying it.
+        """Make a layer from a "weight" (D,), without copying it.
 
         Args:
             parameters: "weight" (D,).
-            eps: as for the class.
-            offset: added to the weight; 1 if a model's files store the weight minus 1.
+            eps: as for `RMSNorm`.
+            offset: a number added to the weight. It is 1 if a model's files store `weight - 1`.
         """
         layer = cls.__new__(cls)
         layer._set(_vectors(parameters, {"weight"}, call=cls.__name__), eps, offset)
@@ -229,7 +229,7 @@ def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> di
     if weight.ndim != 1:
         raise ValueError(f"{call}: weight has shape {weight.shape}: it must be (D,)")
     for name, array in arrays.items():
-        base.need_shape(array, weight.shape, call=call, name=name, why="that of weight")
+        base.need_shape(array, weight.shape, call=call, name=name, why="the shape of weight")
     return arrays
 
 
@@ -240,7 +240,7 @@ class ScaleSaved(NamedTuple):
 
 
 class LayerScale(base.Layer):
-    """A scale `x * weight` for the output of a part of a block, before the residual is added.
+    """A layer that computes `x * weight`: it scales the output of attention or MLP in a block.
 
     Args:
         dim: D, the size of the vectors.
@@ -267,7 +267,7 @@ class LayerScale(base.Layer):
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, ArrayLike]) -> "LayerScale":
-        """Return a layer with this "weight" (D,), without copying it."""
+        """Make a layer from a "weight" (D,), without copying it."""
         layer, call = cls.__new__(cls), cls.__name__
         arrays = base.checked(parameters, call=call)
         layer.dim = len(base.parameter(arrays, "weight", "(D)", call=call))
@@ -297,7 +297,7 @@ class LayerScale(base.Layer):
             record: unused, because a scale has no activations of its own.
 
         Returns:
-            `.x` (..., D) and `.parameters` "weight" (D,).
+            A `Gradient` with `.x` (..., D) and the `.parameters` "weight" (D,).
 
         >>> scale = LayerScale(2, first=0.5)
         >>> y, saved = scale.training_forward(np.array([[2.0, 4.0]]))

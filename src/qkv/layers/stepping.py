@@ -1,8 +1,8 @@
-"""Fast decoding steps, which run blocks on one new token per text.
+"""Fast decoding steps: run blocks on one new token of each text.
 
 For one token of a small model, checking arguments in Python takes longer than the computation. The
 code here checks no arguments, and looks up constants only once. If `steps_for` returns None, the
-blocks run as usual.
+caller runs the blocks themselves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ class Steps:
     ) -> Array:
         """Apply the blocks to token vectors (B, 1, D) at `positions` (B, 1).
 
-        `lengths` (B,) is 1 for a text with a new token, else 0. None means that all texts have one.
+        `lengths` (B,) is 1 for a text with a new token, otherwise 0. None means 1 for all texts.
         """
         rotation = {
             key: _rotation(rotary, size, positions)
@@ -92,7 +92,7 @@ def steps_for(
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """Return all objects that `Steps` reads; if one is replaced, `Steps` must be built again."""
+    """Return all objects that `Steps` reads. If an object is replaced, build `Steps` again."""
     objects: list[Any] = []
     for block in blocks:
         if type(block) is Block:
@@ -144,7 +144,7 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # the parts of a parallel block share norm1
+        elif self.norm2 is None:  # in a parallel block without norm2, both parts read norm1
             mlp_in = attn_in if self.parallel else mid
         else:
             mlp_in = self.norm2(x if self.parallel else mid)
@@ -179,7 +179,7 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        # The plan says one key, but the kernel takes the number of keys from the arrays.
+        # The plan was made for one key. The kernel takes the number of keys from the arrays.
         call = self.plan._replace(
             query=both[:, :heads, None],
             key=cached["key"],
@@ -261,7 +261,7 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 
 
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
-    """Return two factors (B, 1, d): one for each column, and one for the other of its pair."""
+    """Return two arrays (B, 1, d): the factors of each column, and of the column it pairs with."""
     cos, sin = rotary.rotation(
         np.empty((len(positions), 1, size), np.float32),
         positions,
@@ -274,7 +274,7 @@ def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
 
 
 def _rotated(x: Array, swapped: Array, cos: Array, sin: Array) -> Array:
-    """Rotate queries or keys (B, H, d); the result may reuse their memory."""
+    """Rotate queries or keys `x` (B, H, d); the result may overwrite `x`."""
     wide = x.astype(compute_type(x.dtype), copy=False)
     other = wide.take(swapped, axis=-1)
     other *= sin

@@ -1,4 +1,4 @@
-"""Activations between linear layers, and their derivatives, as in the native kernel."""
+"""Activation functions between linear layers, and their derivatives."""
 
 import difflib
 import math
@@ -15,10 +15,10 @@ from qkv.ops.kernel import CHUNK, body_for, compiled, contiguous, get_num_thread
 def activate(x: Array, name: str) -> Array:
     """Apply the activation `name` to each number of `x`, float32 or float64.
 
-    `gelu` is `x / 2 * (1 + erf(x / sqrt(2)))` and `gelu_tanh` its approximation (Hendrycks and
-    Gimpel 2016), `silu` is `x * sigmoid(x)`, `relu` is `max(x, 0)`. `gelu_bloom` is `gelu_tanh`
-    with `sqrt(2 / pi)` rounded to eight digits, which matters only in float64. `quick_gelu` is
-    `x * sigmoid(1.702 x)`, a rougher approximation of `gelu` by the same authors.
+    `gelu` is `x / 2 * (1 + erf(x / sqrt(2)))`, `silu` is `x * sigmoid(x)`, and `relu` is
+    `max(x, 0)`. `gelu_tanh` approximates `gelu` with tanh, and `quick_gelu` approximates `gelu` by
+    `x * sigmoid(1.702 x)` (Hendrycks and Gimpel 2016). `gelu_bloom` is `gelu_tanh` with
+    `sqrt(2 / pi)` rounded to eight digits; the rounding matters only in float64.
 
     >>> activate(np.array([-1.0, 0.0, 2.0]), "relu")
     array([0., 0., 2.])
@@ -28,7 +28,7 @@ def activate(x: Array, name: str) -> Array:
 
 
 def activate_in_numpy(x: Array, name: str) -> Array:
-    """Apply an activation with NumPy, which gives the same bits with every backend."""
+    """Apply an activation with NumPy, whose result is the same with every backend."""
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     with np.errstate(over="ignore", under="ignore"):
@@ -39,7 +39,7 @@ def activate_in_numpy(x: Array, name: str) -> Array:
 
 
 def activation_grad(x: Array, grad: Array, name: str) -> Array:
-    """Multiply `grad` by the derivative of the activation `name` at `x`; both have the same shape.
+    """Multiply `grad` by the derivative of the activation `name` at `x`; the shapes must match.
 
     >>> activation_grad(np.array([-1.0, 2.0]), np.array([5.0, 5.0]), "relu")
     array([0., 5.])
@@ -71,7 +71,7 @@ def _map(chosen: int, code: int, x: Array, grad: Array | None) -> Array:
     return y
 
 
-# Beyond this, the derivative of every activation is equal to its limit at infinity.
+# For |x| above this number, the derivative of every activation equals its limit at infinity.
 _BEYOND = 50.0
 
 
@@ -104,7 +104,7 @@ def _times_sigmoid_grad(x: Array, grad: Array, rate: float = 1.0) -> Array:
 
 
 class Activation(NamedTuple):
-    """An activation, its gradient function, and its number in native/problem.h."""
+    """An activation function, its gradient function, and its number in native/problem.h."""
 
     function: Callable[[Array], Array]
     gradient: Callable[[Array, Array], Array]
@@ -118,7 +118,7 @@ ACTIVATIONS = {
     "relu": Activation(
         lambda x: np.maximum(x, 0), lambda x, grad: np.where(x <= 0, x.dtype.type(0), grad), 4
     ),
-    "gelu_bloom": Activation(  # the factor has fewer digits, which matters only in float64
+    "gelu_bloom": Activation(  # sqrt(2 / pi), rounded to eight digits
         partial(_gelu_tanh, factor=0.79788456), partial(_gelu_tanh_grad, factor=0.79788456), 2
     ),
     "quick_gelu": Activation(
@@ -126,9 +126,9 @@ ACTIVATIONS = {
     ),
 }
 
-# For |x| <= 4.2, erf(x) = tanh(x * P(x * x)). These are the coefficients of the polynomial P, from
-# the highest power down. Beyond 4.2, erf is 1 in float32. P was fitted to atanh(erf(x)) / x by
-# weighted least squares on Chebyshev points. The maximum error of erf is 9.1e-8.
+# The coefficients of a polynomial P, from the highest power down. For |x| <= 4.2, erf(x) is
+# tanh(x * P(x * x)) with an error of at most 9.1e-8. For larger x, erf(x) is 1 in float32. P was
+# fitted to atanh(erf(x)) / x by weighted least squares on Chebyshev points.
 _ERF = (
     1.5361411e-10, -7.4093776e-09, 1.3827980e-07, -1.1327262e-06, 5.6051601e-07,
     7.1455099e-05, -5.9857761e-04, -2.0412552e-04, 1.0277134e-01, 1.1283792e00,

@@ -1,4 +1,4 @@
-"""The native kernel: its variant for this processor, its threads, and arrays in its layout."""
+"""The native kernel: the choice of its variant, its threads, and arrays in its memory layout."""
 
 import functools
 import os
@@ -20,21 +20,21 @@ BODIES = (
     if compiled is None
     else {f"native-{name}": i for i, (name, _) in enumerate(compiled.bodies())}
 )
-BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the best first.
-MOST_THREADS = 1024  # The same limit as in native/arguments.h.
+BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the fastest first.
+MOST_THREADS = 1024  # The limit that native/arguments.h also has.
 _threads: int | None = None
-_here = threading.local()  # per thread: whether it must compute alone
+_here = threading.local()  # for each thread: whether it must compute without other threads
 FLOAT32 = np.dtype(np.float32)
-CHUNK = 1 << 14  # the numbers in a chunk, few enough for intermediate results to stay in the cache
+CHUNK = 1 << 14  # The size of a chunk, whose intermediate results fit in the processor's cache.
 
 
 def backend() -> str:
-    """Return the name of the backend: the best body of the native kernel, or `"numpy"`.
+    """Return the name of the backend: the fastest variant of the native kernel, or `"numpy"`.
 
-    The kernel's bodies are `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the machine
-    and the compiler determine which bodies are available. Float64, and attention with a head size
-    above 256, are always computed with NumPy. The environment variable `QKV_BACKEND` selects a
-    backend. If it is not available, a ValueError lists the available backends.
+    The variants are `"native-avx512"`, `"native-avx2"` and `"native-portable"`; the machine and the
+    compiler determine which variants are available. Float64, and attention with a head size above
+    256, are always computed with NumPy. The environment variable `QKV_BACKEND` selects a backend. A
+    ValueError lists the available backends if the selected backend is not available.
 
     >>> backend() in ("native-avx512", "native-avx2", "native-portable", "numpy")
     True
@@ -50,21 +50,21 @@ def backend() -> str:
 
 
 def body() -> int | None:
-    """Return the index of the selected body for the kernel's functions; None for NumPy."""
+    """Return the index of the kernel's selected variant, its "body"; None for NumPy."""
     return BODIES.get(backend())
 
 
 def body_and_threads() -> tuple[int | None, int]:
-    """Return `body()` and `get_num_threads()`, which every call of the kernel needs."""
+    """Return `body()` and `get_num_threads()`, the arguments of every call of the kernel."""
     return BODIES.get(backend()), get_num_threads()
 
 
 def get_num_threads() -> int:
     """Return the number of threads that may compute.
 
-    The number comes from `set_num_threads` or else from `QKV_NUM_THREADS`; the default is the
-    number of cores that this process may use. Attention and linear layers give the same bits with
-    any number of threads.
+    `set_num_threads` sets the number. Without such a call, the environment variable
+    `QKV_NUM_THREADS` sets it; the default is the number of cores that this process may use. The
+    results of attention and linear layers do not depend on the number.
     """
     if getattr(_here, "alone", False):
         return 1
@@ -94,9 +94,9 @@ def set_num_threads(n: int) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside the `with` block, compute on the calling thread only, despite `set_num_threads`.
+    """Inside the `with` block, compute on the calling thread only.
 
-    Use this in the tasks of a scheduler that already runs one task per core.
+    Use `one_thread` in the tasks of a scheduler that already runs one task per core.
     """
     before, _here.alone = getattr(_here, "alone", False), True
     try:
@@ -106,10 +106,10 @@ def one_thread() -> Iterator[None]:
 
 
 def stays_bfloat16(dtype: DType) -> bool:
-    """Return whether half-precision results stay in `dtype` between operations.
+    """Return whether arrays of `dtype` are bfloat16 and stay bfloat16 between operations.
 
-    The kernel multiplies bfloat16 directly, and adds the products in float32. NumPy code converts
-    all half-precision arrays to float32.
+    The kernel multiplies bfloat16 directly, and adds the products in float32. Without the kernel,
+    all half-precision arrays are converted to float32.
     """
     return is_bfloat16(dtype) and dtype.isnative and body() is not None
 
@@ -117,7 +117,7 @@ def stays_bfloat16(dtype: DType) -> bool:
 def narrowed(x: Array, weight: Array) -> Array:
     """Round `x` to bfloat16 if `weight` is bfloat16 and the kernel multiplies bfloat16 directly.
 
-    Otherwise the product of float32 and bfloat16 would be computed in float32.
+    Without this rounding, the kernel would compute their product in float32.
     """
     chosen, kind = body(), weight.dtype
     if chosen is None or not stays_bfloat16(kind) or x.dtype == kind:
@@ -130,13 +130,13 @@ def narrowed(x: Array, weight: Array) -> Array:
 
 
 def working(*arrays: Array) -> tuple[Array, ...]:
-    """Convert all arrays to the type in which they are computed, float32 or float64."""
+    """Convert all arrays to the dtype of the computation, float32 or float64."""
     kind = compute_type(np.result_type(*arrays))
     return tuple(array.astype(kind, copy=False) for array in arrays)
 
 
 def body_for(*arrays: Array) -> int | None:
-    """Return the kernel's body if all arrays are float32; otherwise None, which means NumPy."""
+    """Return `body()` if all arrays are float32; otherwise None, for NumPy."""
     plain = all(array.dtype == FLOAT32 and array.dtype.isnative for array in arrays)
     return body() if plain else None
 

@@ -1,4 +1,4 @@
-"""The linear layer and its gradients: all products with weights are computed here."""
+"""The linear layer, its gradients, and matrix products in blocks."""
 
 import functools
 import math
@@ -19,10 +19,10 @@ _narrow: ContextVar[DType | None] = ContextVar("_narrow", default=None)
 
 @contextmanager
 def products_in_bfloat16() -> Iterator[None]:
-    """Let the kernel round float32 factors to bfloat16 inside the `with` block.
+    """Inside the `with` block, let the kernel round float32 factors to bfloat16.
 
-    The kernel rounds the factors of `linear`, and the factors of the gradient for `x` in
-    `linear_grad`. Sums and results stay float32. Without the kernel, nothing changes.
+    The kernel rounds the factors in `linear`, and in `linear_grad` the factors of the gradient for
+    `x`. Sums and results stay float32. NumPy code rounds no factors.
 
     Source:
         Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019, "A Study of
@@ -49,8 +49,8 @@ def linear(
 ) -> Array:
     """Compute `activation(x @ weight + bias) * gate + residual`.
 
-    The kernel packs a weight before the product. A frozen weight (read-only, see `is_frozen`) is
-    packed once, and its packed copy is kept for the weight's lifetime.
+    Before the product, the kernel packs the weight into its own layout. A frozen weight (read-only,
+    see `is_frozen`) is packed only once, and its packed copy is kept as long as the weight exists.
 
     Args:
         x: `(..., in)`.
@@ -59,20 +59,19 @@ def linear(
         activation: a name that `activate` knows.
         gate: `(..., out)`, by which the activation's result is multiplied.
         residual: `(..., out)`, added last.
-        wide: whether the result is float32 even if the inputs are in half precision.
+        wide: whether half-precision inputs give a float32 result.
 
     Returns:
-        `(..., out)`, of the type to which NumPy promotes `x` and `weight`.
-        In half precision, sums are float32; unless `wide`, they are rounded once at the end.
+        `(..., out)`, in the dtype to which NumPy promotes `x` and `weight`.
+        For half-precision inputs, sums are float32, and are rounded at the end unless `wide`.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
     """
     code = 0 if activation is None else activation_named(activation, call="linear").code
     (chosen, threads), kind = kernel.body_and_threads(), _product_type(x.dtype, weight.dtype)
-    fits = (
-        weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]
-    )  # if shapes do not fit, NumPy raises the error
+    # if the shapes do not fit, NumPy raises the error below
+    fits = weight.ndim == 2 and x.shape[-1:] == weight.shape[:1]
     if chosen is not None and fits and kind is not None and kind != np.float64:
         depth, width = weight.shape
         shape, rows = (*x.shape[:-1], width), math.prod(x.shape[:-1])
@@ -112,7 +111,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: DType) -> Arr
 
 @functools.cache
 def _product_type(x: DType, weight: DType) -> DType | None:
-    """Return the float type of a product of these types; None if NumPy chooses the type."""
+    """Return the float dtype of a product of these dtypes; None if they have no such dtype."""
     if not (is_float(x) and is_float(weight)):
         return None
     try:
@@ -134,7 +133,7 @@ def linear_grad(
 
     Returns:
         The gradients for `x` `(..., in)`, `weight` `(in, out)` and the bias `(out,)` (or None).
-        The gradient for a weight has the memory layout of the weight, even of a transposed one.
+        The gradient for `weight` has the memory layout of `weight`, even if it is transposed.
 
     >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
     >>> for gradient in linear_grad(x, weight, grad, bias=True):
@@ -188,7 +187,7 @@ def input_grad(weight: Array, grad: Array) -> Array:
 def multiply(left: Array, right: Array) -> Array:
     """Multiply floats `left (..., in) @ right (in, out)` block by block with NumPy.
 
-    The blocks depend only on shapes, so any number of threads gives the same bits.
+    The blocks depend only on the shapes, so the result does not depend on the number of threads.
     """
     if right.ndim != 2 or left.shape[-1:] != right.shape[:1]:
         return np.asarray(left @ right)  # NumPy raises the error
@@ -207,7 +206,7 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """Return a block size for a product that gives all threads work, with no block too small."""
+    """Return the rows and columns of a block, so that several threads share a large product."""
     work = (rows + 8) * columns * depth  # reading `right` takes about as long as 8 rows
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)

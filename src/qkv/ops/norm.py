@@ -15,14 +15,14 @@ def normalize(
 
     Args:
         x: (..., D), float32, float64, or bfloat16 if `stays_bfloat16`.
-        weight: (D,) of any float type.
-        bias: (D,) of any float type.
+        weight: (D,), of any float dtype.
+        bias: (D,), of any float dtype.
         eps: a number added to the mean square.
         centred: whether the mean of each vector is subtracted first.
 
     Returns:
-        `(result, divisors)`, where the divisors are (..., 1).
-        The result is the normalised vectors times `weight`, plus `bias`.
+        The normalized vectors, multiplied by `weight` and shifted by `bias`.
+        The divisors (..., 1).
 
     >>> normalize(np.array([[1.0, 5.0]]), np.ones(2), None, eps=0.0, centred=True)
     (array([[-1.,  1.]]), array([[2.]]))
@@ -38,8 +38,8 @@ def normalize(
         kernel.compiled.norm(chosen, x, weight, bias, eps, centred, y, scale, threads)
         return y.view(kind).reshape(shape), scale.reshape(*shape[:-1], 1)
     if centred:
-        # The variance is computed from centred numbers, because the formula "mean of squares minus
-        # square of the mean" loses all digits if the mean is large.
+        # Compute the variance from centred numbers. The formula "mean of squares minus square of
+        # the mean" would lose all digits if the mean is large.
         x = x - x.mean(-1, keepdims=True)
     scale = np.sqrt(np.square(x).mean(-1, keepdims=True) + kind.type(eps))  # (..., 1)
     y = x / scale

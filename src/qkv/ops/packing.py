@@ -1,4 +1,4 @@
-"""Packed weights in the kernel's layout, a cache of packed weights, and fast products."""
+"""Pack weights into the kernel's layout, cache packed weights, and prepare fast products."""
 
 import mmap
 import weakref
@@ -13,14 +13,14 @@ from qkv.ops.activation import activation_named
 from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
 from qkv.ops.threads import lock
 
-# Packed weights, keyed by id, body and type; an entry is removed when its weight is deleted.
+# Packed weights, keyed by id, body and dtype. A weight's entry is removed when it is deleted.
 _kept: dict[tuple[int, int, DType], tuple[weakref.ref[Array], Array]] = {}
-# Several kept weights share a large array (a shelf), because NumPy requests large pages (2 MB) only
-# for large arrays. The processor reads small pages at half the rate.
+# Several packed weights share a large array, called a shelf, because NumPy requests large memory
+# pages (2 MB) only for large arrays. From small pages, the processor reads half as fast.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
 _shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
-_taken: dict[int, int] = {}  # The number of bytes in use, keyed by the id of a shelf.
+_taken: dict[int, int] = {}  # The number of used bytes of each shelf, keyed by the shelf's id.
 
 
 def is_frozen(array: Array) -> bool:
@@ -39,7 +39,7 @@ def is_frozen(array: Array) -> bool:
         if array.base is None or isinstance(array.base, bytes | mmap.mmap):
             return True
         if not isinstance(array.base, np.ndarray):
-            return False  # memory that belongs to another library
+            return False  # the memory belongs to another library
         array = array.base
     return False
 
@@ -47,8 +47,8 @@ def is_frozen(array: Array) -> bool:
 def frozen(array: Array) -> Array:
     """Make `array` read-only in place, and return a view of it.
 
-    NumPy cannot make a view of a frozen array writeable. If `array` is a view, its base arrays are
-    frozen too, so they must not belong to the user.
+    NumPy cannot make this view writeable again. If `array` is itself a view, its base arrays become
+    read-only too, so they must not belong to the user.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):
@@ -61,7 +61,7 @@ def packed(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
     """Return a packed copy of the weight; the copy is cached if the weight is frozen."""
     key = (id(weight), chosen, kind)
     if not is_frozen(weight):
-        _forget(key)  # it was thawed
+        _forget(key)  # the weight may have changed since it was packed
         return packed_once(weight, chosen, kind, threads)
     if (kept := _kept.get(key)) is not None and kept[0]() is weight:
         return kept[1]
@@ -69,7 +69,7 @@ def packed(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
 
 
 def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads: int) -> Array:
-    """Pack frozen weights side by side, and keep each packed copy for its weight's lifetime."""
+    """Pack frozen weights side by side; keep each packed copy as long as its weight exists."""
     sizes = [packed_size(weight.shape, chosen, kind) for weight in weights]
     memory, end = _lasting_memory(sum(sizes)), 0
     for weight, size in zip(weights, sizes, strict=True):
@@ -82,7 +82,7 @@ def packed_together(weights: Sequence[Array], chosen: int, kind: DType, threads:
 
 
 def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
-    """Return a packed copy of a weight (in, out), for one product by the kernel's body `chosen`."""
+    """Return a packed copy of a weight (in, out) for a single product; do not cache the copy."""
     size = packed_size(weight.shape, chosen, kind)
     memory = _aligned(np.empty(size + 16, np.float32), 64)[:size]
     _pack_into(memory, weight, chosen, kind, threads)
@@ -90,13 +90,13 @@ def packed_once(weight: Array, chosen: int, kind: DType, threads: int) -> Array:
 
 
 def packed_size(shape: tuple[int, ...], chosen: int, kind: DType) -> int:
-    """Return the size of a packed weight of this shape, counted in float32 numbers."""
+    """Return how many float32 numbers a packed weight of this shape takes."""
     depth, width = shape
     return compiled.packed_size(chosen, depth, width, bits(np.empty((0, 0), kind)))
 
 
 def _pack_into(packed: Array, weight: Array, chosen: int, kind: DType, threads: int) -> None:
-    """Pack a weight into the memory `packed`, which has the size `packed_size`."""
+    """Pack a weight into the array `packed`, whose size `packed_size` returned."""
     compiled.pack(chosen, bits(np.require(weight, kind, "A")), packed, threads)
 
 
@@ -123,10 +123,9 @@ def _lasting_memory(count: int) -> Array:
 def _count(shelf: Any, size: int) -> None:
     """Add `size` to the used bytes of a shelf, and drop the shelf if it is nearly empty.
 
-    For freed bytes, `size` is negative. If weights remain on a dropped shelf, each is packed again
-    at its next use.
+    For freed bytes, `size` is negative. Weights on a dropped shelf are packed again at their next use.
     """
-    if shelf is None:  # before the first shelf
+    if shelf is None:  # there is no shelf yet
         return
     with lock():
         taken = _taken.get(id(shelf), 0) + size
@@ -146,15 +145,15 @@ def _aligned(memory: Array, to: int) -> Array:
 
 
 class Prepared:
-    """Products and norms in the kernel for many small calls; constants are looked up only once.
+    """Make functions that compute products and norms in the kernel without any checks.
 
-    Arrays are (rows, size) with contiguous rows. `handed` prepares arrays for the kernel: bfloat16
-    as integers.
+    The functions take arrays (rows, size) with contiguous rows. `handed` converts arrays for the
+    kernel, which reads bfloat16 numbers as integers.
 
     Attributes:
-        body: the kernel's body that computes.
-        kind: float32 or bfloat16, the type of the factors.
-        bits: the type in which the kernel reads such arrays.
+        body: the index of the kernel's variant.
+        kind: float32 or bfloat16, the dtype of the factors.
+        bits: the dtype in which the kernel reads arrays of the dtype `kind`.
         threads: the maximum number of threads.
     """
 
@@ -163,11 +162,11 @@ class Prepared:
         self.bits = bits_type(kind)
 
     def handed(self, x: Array) -> Array:
-        """Convert numbers to the type of a product's factors."""
+        """Convert an array to `kind`, and view it as `bits`."""
         return x if x.dtype == self.bits else x.astype(self.kind, copy=False).view(self.bits)
 
     def joins(self, weights: Sequence[Array]) -> bool:
-        """Return whether these frozen weights (in, out) fit side by side, without padding."""
+        """Return whether these weights (in, out) can be packed side by side without padding."""
         shapes, kind = [weight.shape for weight in weights], (self.body, self.kind)
         return all(packed_size((d, w), *kind) < packed_size((d, w + 1), *kind) for d, w in shapes)
 
@@ -182,9 +181,9 @@ class Prepared:
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
-        """Return a function that applies several weights in one product; `joins` must accept them.
+        """Return a function that multiplies by several weights at once, which `joins` must accept.
 
-        `bias` holds the concatenated biases of all weights.
+        `bias` is the concatenated biases of all weights.
         """
         whole = packed_together(weights, self.body, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)
@@ -206,7 +205,7 @@ class Prepared:
     def norm(
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
-        """Return a function that applies `normalize`; its result has the type of its input."""
+        """Return a function that applies `normalize`, and returns the dtype of its input."""
         threads, chosen = self.threads, self.body
         factor = np.require(weight, FLOAT32, ["C", "A"])
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])

@@ -14,20 +14,20 @@ Case = tuple[Any, ...]  # the arguments of a task
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
 _helpers: list[threading.Thread] = []
-_here = threading.local()  # per thread: the errors of the `run_all` call that it works for
+_here = threading.local()  # for each thread: the errors of its current `run_all` call
 
 
 def lock() -> threading.RLock:
-    """Return the lock for state that threads share; hold it only for a few lines."""
+    """Return the lock for state that threads share; hold the lock only for a few lines."""
     return _lock
 
 
 def run_all(task: Callable[..., None], cases: Sequence[Case]) -> None:
     """Call `task(*case)` for every case, on up to `get_num_threads()` threads.
 
-    The cases must be independent of each other and of the number of threads. After an error or an
-    interrupt, no further case begins; `run_all` raises the error when all running cases have ended.
-    A long case calls `go_on` between its steps, so that it ends early if another case fails.
+    The cases must be independent of each other. After an error or an interrupt, no further case
+    begins, and `run_all` raises the error when all running cases have ended. A long case calls
+    `go_on` between its steps, so that it ends early if another case fails.
     """
     threads = 1 if len(cases) < 2 else min(get_num_threads(), len(cases))
     if threads == 1:
@@ -70,20 +70,18 @@ def run_all(task: Callable[..., None], cases: Sequence[Case]) -> None:
                 with changed:
                     open_ = False
                     changed.wait_for(lambda: not active)
-            except (
-                BaseException
-            ) as error:  # an interrupt; wait for threads that still write results
+            except BaseException as error:  # an interrupt: keep waiting for the other threads
                 errors.append(error)
     if errors:
         raise errors[0]
 
 
 class _Stopped(Exception):
-    """Another case has failed."""
+    """A case stops because another case has failed."""
 
 
 def go_on() -> None:
-    """Stop this case if another case of the same `run_all` call has failed."""
+    """Raise an error if another case of the current `run_all` call has failed."""
     if getattr(_here, "errors", None):
         raise _Stopped
 
@@ -107,17 +105,19 @@ def _help(jobs: SimpleQueue[Callable[[], None]]) -> None:
 
 
 _one_blas_thread = 0  # The number of callers inside `one_blas_thread`.
-_blas_threads: dict[int, int] = {}  # Numbers of threads to restore, keyed by index in `_blas()`.
+_blas_threads: dict[
+    int, int
+] = {}  # The numbers of threads to restore, keyed by index in `_blas()`.
 
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
     """Compute NumPy's products on the calling thread inside the `with` block.
 
-    If BLAS divided products among threads, rounding errors would depend on the number of threads.
-    If each thread of `run_all` used several BLAS threads, all would compete for the same cores (up
-    to ten times slower on a busy machine). The limit applies to the whole process: the first caller
-    sets it, and the last caller restores the previous number of threads.
+    With several BLAS threads, rounding errors would depend on the number of threads. The BLAS
+    threads of all threads of `run_all` would also compete for the same cores, which can be ten
+    times slower. The limit applies to the whole process: the first caller sets the limit, and the
+    last caller restores the previous number of threads.
     """
     global _one_blas_thread
     libraries, inside = _blas(), 0
@@ -143,9 +143,9 @@ def one_blas_thread() -> Iterator[None]:
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
     """Return NumPy's BLAS libraries, each with its function to set the number of threads.
 
-    Since version 3.7, threadpoolctl wraps this function: as long as the Python thread that first
-    set a number is alive, calls from other threads have no effect. `one_blas_thread` counts its
-    callers itself, and needs the function without the wrapper.
+    Since version 3.7, threadpoolctl wraps this function, so that only the Python thread that first
+    set a number can change it. `one_blas_thread` is called from several threads, so it needs the
+    function without the wrapper.
     """
     from threadpoolctl import ThreadpoolController
 

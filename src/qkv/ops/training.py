@@ -16,7 +16,7 @@ def cross_entropy(
     Args:
         logits: `(N, V)`.
         targets: `(N,)` integers from 0 to V - 1.
-        weights: `(N,)` factors of the losses and their gradients.
+        weights: `(N,)`, by which the losses and their gradients are multiplied.
 
     Returns:
         The losses `-log(softmax(logits)[target])`, `(N,)`, and their gradients `(N, V)`.

@@ -70,7 +70,7 @@ def attention_backward(
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
-    """Compute the gradient for `z` from that for the layer's output, through each head's output."""
+    """Compute the gradient for `z`, through the recorded outputs of the heads."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
     each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)
@@ -78,7 +78,7 @@ def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
 
 
 def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> AttentionGradient:
-    """Compute the gradients for q, k and v, but not for options, through weights and scores."""
+    """Compute the gradients for q, k and v through the recorded weights and scores."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts = [saved.query, saved.key, saved.value, grad]
     if cu is not None:
@@ -92,7 +92,7 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
 
 
 def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
-    """Compute the gradients for values and for rotated queries and keys, in the layer's layout."""
+    """Compute the gradients for values, and for queries and keys after their rotation."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
     assert lse is not None

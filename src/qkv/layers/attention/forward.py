@@ -28,9 +28,9 @@ class Parts:
     """The parameters, sizes and parts of an attention layer."""
 
     parameters: dict[str, Array]
-    embed_dim: int  # D, the size of `x`.
-    context_dim: int  # The size of the context.
-    output_dim: int  # The size of the result.
+    embed_dim: int  # D, the size of the vectors in `x`.
+    context_dim: int  # The size of the vectors in the context.
+    output_dim: int  # The size of the vectors in the result.
     num_heads: int
     num_kv_heads: int
     d_query: int
@@ -45,14 +45,18 @@ class Inputs:
     """The checked arguments of one call of the layer."""
 
     words: Array  # (..., L, D), or rows (total, D).
-    context: Array | None  # (..., S, D), for keys and values; None means `words`.
+    context: Array | None  # (..., S, D), the source of keys and values; None for `words`.
     dtype: DType  # The dtype of the result.
     options: Options  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.
-    cu: Array | None = None  # (B + 1,), the first row of each packed text, and the total.
+    cu: Array | None = (
+        None  # (B + 1,), the first row of each packed text, and the total number of rows.
+    )
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
-    positions: "Positions | None" = None  # Positions of packed rows; by default 0, 1, ... per text.
+    positions: "Positions | None" = (
+        None  # Positions of packed rows; by default 0, 1, ... in each text.
+    )
     residual: Array | None = None  # (..., L, D), added to the result.
     record: Recorder | None = None  # Collects the activations.
     top_k: int | None = None  # How many weights of each query `record` keeps; None for all.
@@ -84,26 +88,26 @@ class AttentionSaved:
     shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
     norms: dict[str, NormSaved]  # The saved norms of q and k.
     positions: "dict[str, Positions]"  # The positions of q and k, if they were rotated.
-    query: Array  # (..., Hq, L, d), after norm and rotation, like `key`.
-    key: Array
-    value: Array
-    z: Array
-    lse: Array | None  # None if `weighed` is given.
-    weighed: Weighed | None  # Given only if scores or weights were edited.
+    query: Array  # (..., Hq, L, d), after norm and rotation.
+    key: Array  # (..., Hkv, S, d), after norm and rotation.
+    value: Array  # (..., Hkv, S, dv).
+    z: Array  # (..., Hq, L, dv), the weighted values.
+    lse: Array | None  # The log-sum-exp of each row; None if `weighed` is given.
+    weighed: Weighed | None  # None unless scores or weights were edited.
 
 
 class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
-    at: Array
-    length: int | Array  # the same for all positions, or one per position
+    at: Array  # the positions
+    length: int | Array  # one length for all positions, or a length for each position
 
 
 class Result(NamedTuple):
     """The result of the forward pass."""
 
     out: Array
-    extra: list[Array]  # the weights and the log-sum-exp, if the options ask for them
+    extra: list[Array]  # the weights and the log-sum-exp, as the options request
     saved: AttentionSaved | None
 
 
@@ -137,7 +141,7 @@ class Projected(NamedTuple):
 
 
 def project_heads(layer: Parts, inputs: Inputs) -> Projected:
-    """Compute queries, keys and values of word vectors; normalise and rotate queries and keys."""
+    """Compute queries, keys and values from word vectors; normalise and rotate queries and keys."""
     heads = {"q": layer.num_heads, "k": layer.num_kv_heads, "v": layer.num_kv_heads}
     keep, parts = of_heads(inputs.record, inputs.cu) or unkept, {}
     for name, count in heads.items():
@@ -152,7 +156,7 @@ def project_heads(layer: Parts, inputs: Inputs) -> Projected:
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
-        # Each row may have its own positions, so leading dimensions are broadcast first.
+        # Each text of a batch may have its own positions, so leading dimensions broadcast first.
         parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
         for name, where in positions.items():
             parts[name] = layer.rotary.rotate(parts[name], *where)
@@ -163,9 +167,9 @@ def project_heads(layer: Parts, inputs: Inputs) -> Projected:
 
 
 def attention_plan(layer: Parts, inputs: Inputs) -> Call:
-    """Check the shapes of the attention call, before queries, keys and values are computed.
+    """Check the shapes and options of the attention call before queries and keys are computed.
 
-    Packed rows are checked with the shapes (B, ...) that they have after padding.
+    For packed rows, the plan has the shapes (B, ...) of padded texts.
     """
     (*lead, length, _), (*other_lead, keys, _) = inputs.words.shape, inputs.others.shape
     options = formula_options(inputs.options)
@@ -189,11 +193,11 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     call = check_call(*stand_ins, **options, call=inputs.call)
     if inputs.cu is None:
         return call
-    return call._replace(query_lengths=lengths, key_lengths=lengths)  # known to fit
+    return call._replace(query_lengths=lengths, key_lengths=lengths)  # these lengths need no check
 
 
 def formula_options(options: Options) -> dict[str, Any]:
-    """Return the options that affect the computation; drop those that only select results."""
+    """Return the options without `return_weights`, `return_lse` and `out`, and without None."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
@@ -216,7 +220,7 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     """Return the positions of queries (..., 1, L) and keys (S,), or of packed rows (total,).
 
-    Each packed text has its own length. Without packing, all texts get the length of the longest
+    Packed texts keep their own lengths. In a padded batch, all texts get the length of the longest
     text.
     """
     if inputs.positions is not None:
@@ -259,9 +263,9 @@ def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, di
 
 
 def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
-    """Select the columns of a mask `(..., S)` for the keys in a cache; `keys` is their number.
+    """Select the columns of a mask `(..., S)` that belong to the `keys` keys in a cache.
 
-    `dropped` is the number of earlier keys that the cache dropped, () or (B,).
+    `dropped` () or (B,) is the number of earlier keys that the cache no longer holds.
     """
     if not dropped.any():
         return mask if mask.shape[-1] == 1 else mask[..., :keys]
@@ -272,10 +276,10 @@ def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
 def _attend(
     inputs: Inputs, plan: Call, parts: Sequence[Array]
 ) -> tuple[Array, list[Array], Weighed | None]:
-    """Return `(z, extra, weighed)`: the weighted values, extra results, and recorded weights.
+    """Return the weighted values `(..., Hq, L, dv)`, extra results, and recorded weights.
 
-    `z` is `(..., Hq, L, dv)`. `parts` are query, key and value; packed rows are `(H, total, d)`.
-    With `inputs.save`, the log-sum-exp is the last result in `extra`, unless `weighed` is given.
+    `parts` are query, key and value; packed rows are `(H, total, d)`. The extra results are the
+    weights and the log-sum-exp, as far as the options or `inputs.save` request them.
     """
     options, cu, record = inputs.options, inputs.cu, inputs.record
     weights = bool(options.get("return_weights"))
@@ -300,8 +304,8 @@ def attention_out(
 ) -> Array:
     """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 
-    The output of each head is recorded as (..., L, Hq, D) if `record` wants it. The output of a
-    head does not include the bias of the output projection.
+    If `record` wants "hook_result", it gets the output of each head (..., L, Hq, D), without the
+    bias of the output projection.
     """
     weight = parameters.get("out_proj.weight")
     if weight is None:

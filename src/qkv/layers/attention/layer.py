@@ -30,23 +30,23 @@ class MultiHeadAttention(Parts):
 
     Args:
         embed_dim: D, the size of the word vectors.
-        num_heads: Hq.
-        num_kv_heads: Hkv, a divisor of Hq; the default is Hq.
+        num_heads: Hq, the number of query heads.
+        num_kv_heads: Hkv, the number of key heads, which divides Hq. The default is Hq.
         d_query: d, the size of a head's queries and keys; the default is D / Hq.
         d_value: dv, the size of a head's values; the default is D / Hq.
         bias: whether the projections have biases, which start at 0.
         out_proj: whether the joined heads (..., T, Hq * dv) are projected to (..., T, D).
         rotary: a `Rotary` (or a dict of its fields) that rotates queries and keys by their
-            positions. The positions are 0 to S - 1 for keys and begin at `q_offset` for queries.
-        seed: the seed of the weights; they are normally distributed with variance 1 / (number of
-            rows). With normal word vectors, scaled scores then have a variance near 1.
+            positions. Keys have the positions 0 to S - 1, and query 0 has the position `q_offset`.
+        seed: the seed of the weights. Each weight is drawn from a normal distribution with variance
+            1 / (number of rows), so that scaled scores of normal vectors have a variance near 1.
         dtype: the type of the parameters.
 
     The result has the type to which NumPy promotes the inputs and the parameters. Integer inputs
     are converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Source:
-        Vaswani et al. 2017, section 3.2.2, and for fewer key heads Ainslie et al. 2023.
+        Vaswani et al. 2017, section 3.2.2. For fewer key heads: Ainslie et al. 2023.
 
     >>> layer = MultiHeadAttention(8, num_heads=2, seed=0)
     >>> list(layer.parameters), layer.parameters["q_proj.weight"].shape
@@ -78,12 +78,12 @@ class MultiHeadAttention(Parts):
         if num_heads % num_kv_heads:
             raise ValueError(
                 f"{call}: num_heads is {num_heads} and num_kv_heads is {num_kv_heads}: "
-                "the first must be a multiple of the second"
+                "num_heads must be a multiple of num_kv_heads"
             )
         if (d_query is None or d_value is None) and embed_dim % num_heads:
             raise ValueError(
-                f"{call}: embed_dim is {embed_dim} and num_heads is {num_heads}: the first must be "
-                "a multiple of the second, or give both d_query and d_value"
+                f"{call}: embed_dim is {embed_dim} and num_heads is {num_heads}: embed_dim "
+                "must be a multiple of num_heads, or give both d_query and d_value"
             )
         d_query, d_value = (
             whole_number(
@@ -113,15 +113,15 @@ class MultiHeadAttention(Parts):
         num_heads: int = 1,
         layout: Layout = "in_out",
     ) -> Self:
-        """Return a layer with these weights, without copying them; shapes determine all sizes.
+        """Make a layer from weights, without copying them; their shapes determine all sizes.
 
         Args:
             w_q: (D, Hq * d).
             w_k: (D, Hkv * d), where D is the size of the context vectors.
             w_v: (D, Hkv * dv), with the D of `w_k`.
-            w_o: (Hq * dv, D); without `w_o` the heads are joined side by side.
-            num_heads: Hq.
-            layout: "in_out" for these shapes, "out_in" for transposed weights.
+            w_o: (Hq * dv, D). Without `w_o`, the result is the heads' outputs side by side.
+            num_heads: Hq, the number of query heads.
+            layout: "in_out" if the weights have these shapes, "out_in" if they are transposed.
 
         >>> w_q, w_k, w_v = np.ones((10, 20)), np.ones((10, 20)), np.ones((10, 25))
         >>> layer = MultiHeadAttention.from_weights(w_q, w_k, w_v)
@@ -141,17 +141,17 @@ class MultiHeadAttention(Parts):
         q_norm: Norm | None = None,
         k_norm: Norm | None = None,
     ) -> Self:
-        """Return a layer with these parameters, without copying them; shapes determine all sizes.
+        """Make a layer from parameters, without copying them; their shapes determine all sizes.
 
         Args:
-            parameters: "q_proj.weight" (D, Hq * d), "k_proj.weight" (D, Hkv * d), "v_proj.weight"
-                (D, Hkv * dv); optional are "out_proj.weight" (Hq * dv, D) and the biases
-                "q_proj.bias" and so on.
-            num_heads: Hq.
-            rotary: as for the class.
-            q_norm: a norm of the queries before their rotation: per head (..., d), or over all
+            parameters: "q_proj.weight" (D, Hq * d), "k_proj.weight" (D, Hkv * d) and
+                "v_proj.weight" (D, Hkv * dv). "out_proj.weight" (Hq * dv, D) and the biases, such
+                as "q_proj.bias", are optional.
+            num_heads: Hq, the number of query heads.
+            rotary: as for `MultiHeadAttention`.
+            q_norm: a norm of the queries before their rotation: of each head (..., d), or of all
                 heads side by side (..., Hq * d).
-            k_norm: the same for keys.
+            k_norm: a norm of the keys, like `q_norm`.
         """
         call = cls.__name__
         layer = cls._of(Weights(base.checked(parameters, call=call), call), num_heads, rotary)
@@ -160,8 +160,8 @@ class MultiHeadAttention(Parts):
         for name, norm, heads in norms:
             if norm is not None and norm.dim not in (size, heads * size):
                 raise ValueError(
-                    f"{call}: {name} takes vectors of {norm.dim} and a head has {size}: it must "
-                    f"take vectors of one head, or of all {heads} side by side, {heads * size}"
+                    f"{call}: {name} takes vectors of size {norm.dim}: the norm must take vectors "
+                    f"of size {size} (one head) or {heads * size} (all {heads} heads)"
                 )
         layer.q_norm, layer.k_norm = q_norm, k_norm
         return layer
@@ -179,7 +179,7 @@ class MultiHeadAttention(Parts):
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
-        if self.rotary is not None:  # Rotating one row raises errors early.
+        if self.rotary is not None:  # rotate one row, so that wrong fields raise an error here
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @base.quiet
@@ -203,23 +203,22 @@ class MultiHeadAttention(Parts):
             context: (..., S, D), from which keys and values are computed; the default is `x`.
             cu_lengths: (B + 1,), the first row of each packed text, and the total number of rows.
                 Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
-                `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`; the last two broadcast to
-                (B, Hq, T, T), where T is the length of the longest text.
-            cache: keys and values of the words before `x` (B, L, D). Queries also attend to these
-                words. The keys and values of `x` are added to the cache. The cache gives the
-                positions of `x`, so omit `q_offset`.
+                `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`. `attn_mask` and `bias`
+                broadcast to (B, Hq, T, T), where T is the length of the longest text.
+            cache: the keys and values of the words before `x` (B, L, D), to which the queries of
+                `x` also attend. The call adds the keys and values of `x` to the cache. The cache
+                gives the positions of `x`, so omit `q_offset`.
             lengths: (B,), the number of real words in each row of `x`; only with `cache`.
             residual: (..., L, D), added to the result before rounding to half precision. A float32
                 residual gives a float32 result.
             record: collects the activations.
-            top_k: with `record`, keep only the largest weights of each query.
-            options: the options of `qkv.attention`, with the same meaning. The result of the layer
-                is written to `out`.
+            top_k: with `record`, the number of weights to record for each query, the largest first.
+            options: the options of `qkv.attention`. The layer's result is written to `out`.
 
         Returns:
             An array (..., L, D), or (..., L, Hq * dv) without an output projection.
-            With `return_weights` or `return_lse`, a tuple as from `qkv.attention`.
-            Weights are (..., Hq, L, S), or (L, S) for one head and 2-D inputs.
+            With `return_weights` or `return_lse`, a tuple in the order of `qkv.attention`.
+            The weights are (..., Hq, L, S), or (L, S) for one head and 2-D inputs.
         """
         inputs, plan, target = self.check(
             x, context, cu_lengths, options,
@@ -258,7 +257,7 @@ class MultiHeadAttention(Parts):
     ) -> tuple[Inputs, Call | None, Array | None]:
         """Check the arguments of a call; return its `Inputs`, the attention plan, and `out`.
 
-        `given` are the other fields of `Inputs`, such as `cache`.
+        `given` holds further fields of `Inputs`, such as `cache`.
         """
         call = self._weights.call
         base.check_options(options, packed=cu_lengths is not None, call=call)
@@ -266,8 +265,9 @@ class MultiHeadAttention(Parts):
         others = None if context is None else self._weights.vectors(context, "context")
         if others is None and self.context_dim != self.embed_dim:
             raise ValueError(
-                f"{call}: x has vectors of {self.embed_dim} and "
-                f"{self._weights.shown('k_proj.weight')} takes {self.context_dim}: give a context"
+                f"{call}: x has vectors of size {self.embed_dim} and "
+                f"{self._weights.shown('k_proj.weight')} takes vectors of size {self.context_dim}: "
+                "give a context"
             )
         cache = given.get("cache")
         if cache is not None and (context is not None or cu_lengths is not None):
@@ -348,9 +348,9 @@ class MultiHeadAttention(Parts):
                 `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
-            `.x`, and `.context` if a context was given.
-            `.parameters`, keyed by name ("q_norm.weight" and so on for norms of queries and keys).
-            `.options`, with "bias", "sinks" and "alibi_slopes" if these options were given.
+            A `Gradient` with `.x`, and with `.context` if a context was given.
+            `.parameters` are keyed by name, such as "q_proj.weight" or "q_norm.weight".
+            `.options` has "bias", "sinks" and "alibi_slopes" if these options were given.
 
         >>> layer = MultiHeadAttention(8, 2, seed=0)
         >>> out, saved = layer.training_forward(np.ones((5, 8)), is_causal=True)
@@ -373,8 +373,8 @@ class MultiHeadAttention(Parts):
     ) -> Trace:
         """Return a trace with every activation of `layer(x, ...)`.
 
-        These are `hook_q`, `hook_k`, `hook_v`, `hook_rot_q`, `hook_rot_k`, `hook_attn_scores`,
-        `hook_pattern`, `hook_z` and `hook_attn_out`, the layer's output. With `top_k`,
+        The trace has `hook_q`, `hook_k`, `hook_v`, `hook_rot_q`, `hook_rot_k`, `hook_attn_scores`,
+        `hook_pattern`, `hook_z` and the layer's output `hook_attn_out`. With `top_k`,
         `top_indices`, `top_weights`, `received` and `lse` (see `qkv.summarize_attention`) replace
         scores and pattern. 2-D inputs get a leading batch axis, and packed rows become (B, T, ...).
 
@@ -384,14 +384,14 @@ class MultiHeadAttention(Parts):
         """
         call = self._weights.call
         if name := next((name for name in RETURNS if name in options), None):
-            raise TypeError(f"{call}: `trace` takes no {name}: omit it; the trace has it")
+            raise TypeError(f"{call}: `trace` takes no {name}: omit it, the trace has it")
         cu_lengths = options.get("cu_lengths")
         if cu_lengths is None:
             x = _in_front(x, "x", call=call)
             context = None if context is None else _in_front(context, "context", call=call)
         record = Recorder()
         out = self(x, context, record=record, top_k=top_k, **options)
-        cu = None if cu_lengths is None else np.asarray(cu_lengths)  # `self` has checked them
+        cu = None if cu_lengths is None else np.asarray(cu_lengths)  # already checked
         (of_rows(record, cu) or unkept)("hook_attn_out", out)
         return Trace(record.arrays)
 
@@ -411,7 +411,7 @@ class SelfAttention(MultiHeadAttention):
         if context is not None:
             raise ValueError(
                 f"{self._weights.call}: the context is x itself: use MultiHeadAttention for "
-                "another context, and write attn_mask=... for a mask"
+                "another context, and pass a mask as attn_mask=..."
             )
         return super().check(x, context, cu_lengths, options, **given)
 
@@ -419,8 +419,8 @@ class SelfAttention(MultiHeadAttention):
         super()._set(weights, num_heads, rotary)
         if self.context_dim != self.embed_dim:
             raise ValueError(
-                f"{weights.call}: {weights.shown('q_proj.weight')} takes vectors of "
-                f"{self.embed_dim} and {weights.shown('k_proj.weight')} takes vectors of "
+                f"{weights.call}: {weights.shown('q_proj.weight')} takes vectors of size "
+                f"{self.embed_dim} and {weights.shown('k_proj.weight')} takes vectors of size "
                 f"{self.context_dim}: both must take the same size"
             )
 
@@ -443,9 +443,9 @@ def self_attention(
         w_q: (D, Hq * d).
         w_k: (D, Hkv * d).
         w_v: (D, Hkv * dv).
-        w_o: (Hq * dv, D); without `w_o` the heads are joined side by side.
-        num_heads: Hq.
-        layout: "in_out" for these shapes, "out_in" for transposed weights.
+        w_o: (Hq * dv, D). Without `w_o`, the result is the heads' outputs side by side.
+        num_heads: Hq, the number of query heads.
+        layout: "in_out" if the weights have these shapes, "out_in" if they are transposed.
         options: the options of `qkv.attention`: `is_causal=True`, `return_weights=True`, ...
 
     Returns:

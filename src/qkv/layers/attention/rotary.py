@@ -13,9 +13,9 @@ class Scaling(Protocol):
     """A method that stretches rotary positions for longer texts."""
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return `speeds` of `qkv.apply_rotary` (dims / 2,), and the scale of queries and keys.
+        """Return the `speeds` of `qkv.apply_rotary` (dims / 2,), and the scale of queries and keys.
 
-        `length` is the length of the text: some methods depend on it.
+        `length` is the length of the text, on which the speeds of some methods depend.
         """
 
 
@@ -27,7 +27,7 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # The last arguments and results, because the next layers usually need the same results.
+    # The last arguments of `rotation` and their results, which the next layer usually reuses.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -35,18 +35,18 @@ class Rotary:
     def rotate(self, x: Array, positions: Array, length: int | Array) -> Array:
         """Rotate queries or keys `(..., L, d)` by their positions in a text of `length` tokens.
 
-        `length` may also be an array: for each position, the length of its text.
+        If `length` is an array, it has the length of the text for each position.
         """
         cos, sin = self.rotation(x, positions, length)
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rotate_back(self, grad: Array, positions: Array, length: int | Array) -> Array:
-        """Compute the gradient for `x` from the gradient for its rotation, by reverse rotation."""
+        """Compute the gradient for `x` from the gradient for rotated `x`: rotate it backwards."""
         cos, sin = self.rotation(grad, positions, length)
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
     def rotation(self, x: Array, positions: Array, length: int | Array) -> tuple[Array, Array]:
-        """Return the factors of `rotate_pairs` for arrays of the shape and type of `x`."""
+        """Return the cosines and sines that `rotate_pairs` takes, for arrays like `x`."""
         wanted = x.shape[-1], compute_type(x.dtype)
         about = positions, np.asarray(0 if self.scaling is None else length)
         for last, others, result in self._last:
@@ -60,7 +60,7 @@ class Rotary:
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
             # (dims / 2,), or (..., dims / 2) with a row per position
             speeds = speeds[each.reshape(about[1].shape)]
-            scale = made[0][1] if made else scale  # The scale is the same for all lengths.
+            scale = made[0][1] if made else scale  # all lengths have the same scale
         result = rotation_at(x, positions, speeds, self.interleaved, scale)
         self._last[:] = [(wanted, about, result)]
         return result

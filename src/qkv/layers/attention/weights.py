@@ -16,9 +16,9 @@ SHORT = dict(zip(WEIGHTS, ("w_q", "w_k", "w_v", "w_o"), strict=True))
 class Sizes:
     """The sizes of a layer, which follow from the shapes of its weights."""
 
-    embed_dim: int  # D, the size of `x`.
-    context_dim: int  # The size of the context.
-    output_dim: int  # The size of the result.
+    embed_dim: int  # D, the size of the vectors in `x`.
+    context_dim: int  # The size of the vectors in the context.
+    output_dim: int  # The size of the vectors in the result.
     num_heads: int  # Hq.
     num_kv_heads: int  # Hkv.
     d_query: int  # d.
@@ -27,7 +27,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Weights:
-    """The parameters of a layer. Errors use the names and the layout that the user passed.
+    """The parameters of a layer, with the names and the layout that errors show.
 
     In `parameters`, all weights have the layout (in, out). `layout` is the user's layout, and
     `short` is True if the user passed w_q, w_k, w_v and w_o.
@@ -40,7 +40,7 @@ class Weights:
 
     @classmethod
     def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
-        """Return w_q, w_k, w_v and w_o (unless None) as (in, out); transpose them for "out_in"."""
+        """Make `Weights` from w_q, w_k, w_v and w_o (or None); `layout` is that of the arrays."""
         if layout not in ("in_out", "out_in"):
             raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
@@ -57,21 +57,21 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return advice to give the other layout; an empty string unless that layout would fit."""
+        """Return advice for an error: give the other layout. If it would not fit, return ""."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
         return f'; if the weights are transposed, give layout="{other}"'
 
     def vectors(self, x: Any, name: str) -> Array:
-        """Return `x` or the context as an array; check its vector size against the weight."""
+        """Return `x` or the context as an array; check that the weight takes its vectors."""
         array = word_vectors(x, call=self.call, name=name)
         weight = "q_proj.weight" if name == "x" else "k_proj.weight"
         rows, columns = self.parameters[weight].shape
         if array.shape[-1] != rows:
             raise ValueError(
-                f"{self.call}: {name} {array.shape} has vectors of {array.shape[-1]} and "
-                f"{self.shown(weight)} takes vectors of {rows}"
+                f"{self.call}: {name} {array.shape} has vectors of size {array.shape[-1]} and "
+                f"{self.shown(weight)} takes vectors of size {rows}"
                 + self.hint(columns == array.shape[-1])
             )
         return array
@@ -85,7 +85,7 @@ class Weights:
         if query[1] % num_heads:
             raise ValueError(
                 f"{call}: {shown_q} has {query[1]} columns of queries and num_heads is "
-                f"{num_heads}: the first must be a multiple of the second"
+                f"{num_heads}: the number of columns must be a multiple of num_heads"
                 + self.hint(query[0] % num_heads == 0)
             )
         size = query[1] // num_heads
@@ -97,8 +97,8 @@ class Weights:
         kv_heads = key[1] // size
         if key[0] != value[0]:
             raise ValueError(
-                f"{call}: {shown_k} takes vectors of {key[0]} and {shown_v} takes vectors of "
-                f"{value[0]}: both must take the same size" + self.hint(key[1] == value[1])
+                f"{call}: {shown_k} takes vectors of size {key[0]} and {shown_v} takes vectors of "
+                f"size {value[0]}: both must take the same size" + self.hint(key[1] == value[1])
             )
         if value[1] % kv_heads:
             raise ValueError(
@@ -145,6 +145,6 @@ class Weights:
 
 
 def _columns(num_heads: int, size: int) -> str:
-    """Return, as text for an error, the numbers of columns that the key weight may have."""
+    """Return the numbers of columns that the key weight may have, as text: "8 or 4 or 2"."""
     fitting = [n * size for n in range(num_heads, 0, -1) if num_heads % n == 0]
     return " or ".join(map(str, fitting))
