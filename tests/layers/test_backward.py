@@ -270,7 +270,10 @@ def test_embedding(segments: np.ndarray | None, narrow: bool) -> None:
     tables = {"embed.weight": numbers(5, 6), "pos_embed.weight": numbers(7, 6, seed=2)}
     tables["token_type_embed.weight"] = numbers(2, 6, seed=3)
     table, positions, kinds = tables.values()
-    projection = {"weight": numbers(6, 9, seed=5), "bias": numbers(9, seed=6)} if narrow else {}
+    projection = {}
+    if narrow:
+        projection["embed_proj.weight"] = numbers(6, 9, seed=5)
+        projection["embed_proj.bias"] = numbers(9, seed=6)
     embedding = Embedding(
         table,
         positions=positions,
@@ -287,7 +290,7 @@ def test_embedding(segments: np.ndarray | None, narrow: bool) -> None:
     found = embedding.backward(up, saved)
     rng = np.random.default_rng(0)
     tables |= {f"embed_norm.{name}": array for name, array in norm.parameters.items()}
-    tables |= {f"embed_proj.{name}": array for name, array in projection.items()}
+    tables |= projection
     assert found.keys() == tables.keys()
     for name, array in tables.items():
         expected, way = slope(lambda: (up * embedding(ids, places, **given)[0]).sum(), array, rng)

@@ -29,7 +29,7 @@ from transformers import (
 
 from models.sizes import SMALL
 from qkv.models.families import PUBLISHED, described
-from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.designs import VisionDesign
 from qkv.trace import Recorder
 
@@ -385,9 +385,9 @@ def test_a_family_says_what_it_leaves_in_a_trace(name: str) -> None:
             places = np.tile(np.arange(size), 2)
             body(images, places, np.array([0, size, 2 * size]), record=record, top_k=top_k)
         elif isinstance(body, EncoderDecoder):
-            rows, starts = body.packed(texts, record=record.under("encoder."), top_k=top_k)
+            encoded = Encoded(*body.packed(texts, record=record.under("encoder."), top_k=top_k))
             ids, mask = np.array([[0, 3, 4], [0, 5, 6]]), np.ones((2, 3), bool)
-            body.decode(ids, mask, rows, starts, record=record.under("decoder."), top_k=top_k)
+            body.decode(ids, mask, encoded, record=record.under("decoder."), top_k=top_k)
         else:
             body.packed(texts, record=record, top_k=top_k)
     is_pair = isinstance(body, EncoderDecoder)

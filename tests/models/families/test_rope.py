@@ -11,7 +11,7 @@ import pytest
 from qkv import KVCache, apply_rotary
 from qkv.layers import MultiHeadAttention, Rotary
 from qkv.models import ModelError
-from qkv.models.families.rope import read_rotaries, read_rotary
+from qkv.models.families.rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
 from qkv.models.files.config import Config
 from qkv.models.network.rope_scaling import (
     Dynamic,
@@ -24,15 +24,19 @@ from qkv.models.network.rope_scaling import (
 
 RNG = np.random.default_rng(5)
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-BASES = {
-    "full_attention": ("global_rope_theta", 160000.0),
-    "sliding_attention": ("local_rope_theta", 10000.0),
+KINDS = {
+    "full_attention": OlderKeys("global_rope_theta", 160000.0),
+    "sliding_attention": OlderKeys("local_rope_theta", 10000.0, scaled=False),
 }
 
 
-def read(size: int = 8, positions: int = 64, **values: Any) -> Rotary:
-    config = Config(values, "config.json")
-    rotary = read_rotary(config, size, positions)
+def config_of(**values: Any) -> Config:
+    return Config({"max_position_embeddings": 64, **values}, "config.json")
+
+
+def read(size: int = 8, **values: Any) -> Rotary:
+    config = config_of(**values)
+    rotary = read_rotary(config, size)
     assert set(values) <= config.used
     return rotary
 
@@ -69,28 +73,25 @@ def test_where_the_base_comes_from() -> None:
     assert read(rope_theta=5e5, rope_scaling=None).base == 5e5
     assert read(rope_theta=7, rope_parameters={"rope_type": "default", "rope_theta": 9}).base == 9
     assert read(rope_theta=7, rope_parameters={"rope_type": "default"}).base == 7
-    assert read_rotary(Config({}, "config.json"), 8, 64, base=3.0).base == 3
-    default = {"rope_type": "linear", "factor": 3}
+    assert read_rotary(config_of(), 8, RotaryDefaults(3.0)).base == 3
+    defaults = RotaryDefaults(table={"rope_type": "linear", "factor": 3})
     for values in ({}, {"rope_scaling": None}, {"rope_parameters": {}}):
-        found = read_rotary(Config(values, "config.json"), 8, 64, default=default)
+        found = read_rotary(config_of(**values), 8, defaults)
         assert found.scaling == Linear(3.0)
-    given = Config({"rope_parameters": {"rope_type": "default"}}, "config.json")
-    assert read_rotary(given, 8, 64, default=default).scaling is None
+    given = config_of(rope_parameters={"rope_type": "default"})
+    assert read_rotary(given, 8, defaults).scaling is None
 
 
 def test_a_part_of_each_head() -> None:
     def found(part: Any) -> Rotary:
-        return read_rotary(
-            Config({"partial_rotary_factor": part}, "config.json"), 8, 64, partial=1.0
-        )
+        return read_rotary(config_of(partial_rotary_factor=part), 8, RotaryDefaults(partial=1.0))
 
     assert [found(part).dims for part in (None, 1, 0.5, 0.3)] == [None, None, 4, 2]
-    given = Config({}, "config.json")
-    assert read_rotary(given, 16, 64, partial=0.25) == Rotary(dims=4)
+    assert read_rotary(config_of(), 16, RotaryDefaults(partial=0.25)) == Rotary(dims=4)
     assert list(found(0.5).rotation(np.zeros((1, 8)), np.zeros(1), 1)[0].shape) == [1, 4]
     scaling = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [3, 4]}
-    given = Config({"partial_rotary_factor": 0.5, "rope_scaling": scaling}, "config.json")
-    rotary = read_rotary(given, 8, 64, partial=1.0, original=32)
+    given = config_of(partial_rotary_factor=0.5, rope_scaling=scaling)
+    rotary = read_rotary(given, 8, RotaryDefaults(partial=1.0, original=32))
     assert rotary == Rotary(dims=4, scaling=LongRope((1, 2), (3, 4), 32, math.sqrt(1.2)))
     for part in (0.1, 0.4, 1.25):  # nothing, three numbers, more than there are
         with pytest.raises(ModelError, match=f"partial_rotary_factor is {part}"):
@@ -180,8 +181,8 @@ def test_refused_sizes() -> None:
 
 
 def by_layer(**values: Any) -> dict[str, Rotary]:
-    config = Config(values, "config.json")
-    found = read_rotaries(config, 8, 64, BASES, scaled=["full_attention"])
+    config = config_of(**values)
+    found = read_rotaries(config, 8, KINDS)
     assert set(values) <= config.used
     return found
 

@@ -508,7 +508,8 @@ def test_the_same_of_rotary_positions(kind):
     table = {"rope_type": kind, **ROPE[kind]}
 
     def read(values):
-        return read_rotary(Config({"rope_parameters": values}, "config.json"), 4, 16)
+        config = {"rope_parameters": values, "max_position_embeddings": 16}
+        return read_rotary(Config(config, "config.json"), 4)
 
     read(table)
     for key in [*ROPE[kind], "rope_theta"]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
-from qkv.models.families.rope import read_rotaries, read_rotary
+from qkv.models.families.rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
 from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import FULL, MOST_LAYERS, SLIDING, Config
 from qkv.models.files.read import ModelError
@@ -163,12 +163,12 @@ _POOLS: dict[str, Literal["cls", "mean"]] = {"cls": "cls", "mean": "mean"}
 
 def modernbert(config: Config) -> Design:
     """Return the design of a ModernBERT: windows in most layers, gated MLPs, and pre-norms."""
-    positions, bias = config.size("max_position_embeddings"), config.flag("attention_bias")
+    bias = config.flag("attention_bias")
     return Design(
         **stack(
             config,
-            layers=_modernbert_layers(config, positions),
-            max_seq_length=positions,
+            layers=_modernbert_layers(config),
+            max_seq_length=config.size("max_position_embeddings"),
             embed_norm=True,
             first_norm=False,
             norm_bias=config.flag("norm_bias"),
@@ -181,7 +181,7 @@ def modernbert(config: Config) -> Design:
     )
 
 
-def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
+def _modernbert_layers(config: Config) -> tuple[Attention, ...]:
     """Return each layer's attention: every third layer sees all tokens, others see a window.
 
     Layers with windows and layers without windows may have different rotary bases.
@@ -191,8 +191,9 @@ def _modernbert_layers(config: Config, positions: int) -> tuple[Attention, ...]:
     kinds = config.kinds([SLIDING if layer % every else FULL for layer in range(config.layers())])
     base = config.positive("global_rope_theta")
     local = config.positive_or_none("local_rope_theta") or base
-    bases = {FULL: ("global_rope_theta", base), SLIDING: ("local_rope_theta", local)}
-    rotary = read_rotaries(config, size, positions, bases, scaled=bases)
+    keys = {FULL: OlderKeys("global_rope_theta", base)}
+    keys[SLIDING] = OlderKeys("local_rope_theta", local)
+    rotary = read_rotaries(config, size, keys)
     width = config.size("local_attention")
     config.only("sliding_window", width // 2, None)  # the config gives half of the window
     full = Attention(heads, heads, size, rotary=rotary[FULL])
@@ -239,8 +240,7 @@ def nomic_bert(config: Config) -> Design:
     for key, allowed in _NOMIC_NEUTRAL.items():
         config.only(key, *allowed)
     _, heads, size = config.sized_heads()
-    positions, base = config.size("max_position_embeddings"), config.positive("rotary_emb_base")
-    rotary = read_rotary(config, size, positions, base=base)
+    rotary = read_rotary(config, size, RotaryDefaults(config.positive("rotary_emb_base")))
     return _post_norm(
         config,
         layers=Attention(heads, heads, size, rotary=rotary),

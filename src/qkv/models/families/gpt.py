@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.layers import Rotary
-from qkv.models.families.rope import read_rotary
+from qkv.models.families.rope import RotaryDefaults, read_rotary
 from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import Config
 from qkv.models.files.names import Fused
@@ -130,8 +130,7 @@ def gpt_neox(config: Config) -> Design:
     config.only("rope_theta", base, None)  # some files have both of these keys
     part = config.positive("rotary_pct")
     config.only("partial_rotary_factor", part, None)
-    positions = config.size("max_position_embeddings")
-    rotary = read_rotary(config, layer.head_size, positions, base=base, partial=part)
+    rotary = read_rotary(config, layer.head_size, RotaryDefaults(base, partial=part))
     return decoder(
         config,
         layers=replace(layer, rotary=rotary),

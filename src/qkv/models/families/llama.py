@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.models.families import gpt
-from qkv.models.families.rope import read_rotaries, read_rotary
+from qkv.models.families.rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
 from qkv.models.families.shared import PartNames, read_families, stack
 from qkv.models.files.config import FULL, SLIDING, Config
 from qkv.models.files.names import QKV, fused
@@ -30,9 +30,8 @@ def attention(config: Config, **fields: Any) -> Attention:
             f"{kv_heads}: the first must be a multiple of the second"
         )
     if "rotary" not in fields:
-        positions, defaults = config.size("max_position_embeddings"), config.defaults
-        base, default = defaults["rope_theta"], defaults.get("rope_parameters")
-        fields["rotary"] = read_rotary(config, size, positions, base=base, default=default)
+        base, table = config.defaults["rope_theta"], config.defaults.get("rope_parameters", {})
+        fields["rotary"] = read_rotary(config, size, RotaryDefaults(base, table))
     return Attention(heads, kv_heads, size, **{"options": {"is_causal": True}, **fields})
 
 
@@ -135,16 +134,15 @@ def olmo2(config: Config) -> Design:
 
 
 # early files have other names for the kind "longrope"
-_PHI3_ROPE = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
+_PHI3_KINDS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
 
 
 def phi3(config: Config) -> Design:
     """Return the design of a Phi-3: a Llama with fused projections and partly rotated heads."""
     config.only("attention_bias", False, None)
     plain = attention(config, rotary=None)
-    rope: dict[str, Any] = {"partial": 1.0, "original": 4096, "spellings": _PHI3_ROPE}
-    positions = config.size("max_position_embeddings")
-    layer = replace(plain, rotary=read_rotary(config, plain.head_size, positions, **rope))
+    defaults = RotaryDefaults(partial=1.0, original=4096, spellings=_PHI3_KINDS)
+    layer = replace(plain, rotary=read_rotary(config, plain.head_size, defaults))
     return decoder(config, layer.within(config.size_or_none("sliding_window")))
 
 
@@ -198,9 +196,9 @@ def gemma3_text(config: Config) -> Design:
     """Return the design of a Gemma 3: windows in five of six layers, normalised Q and K."""
     config.only("attn_logit_softcapping", None)
     config.only("use_bidirectional_attention", False, None, True)
-    head_dim, positions = config.size("head_dim"), config.size("max_position_embeddings")
-    bases = {FULL: ("rope_theta", 1e6), SLIDING: ("rope_local_base_freq", 1e4)}
-    rotary = read_rotaries(config, head_dim, positions, bases, scaled=(FULL,))
+    keys = {FULL: OlderKeys("rope_theta", 1e6)}
+    keys[SLIDING] = OlderKeys("rope_local_base_freq", 1e4, scaled=False)
+    rotary = read_rotaries(config, config.size("head_dim"), keys)
     scores = {
         "is_causal": not config.values.get("use_bidirectional_attention"),
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,

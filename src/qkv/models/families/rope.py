@@ -1,7 +1,8 @@
 """Read rotary positions from configs."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,49 +14,53 @@ from qkv.models.files.read import ModelError
 from qkv.models.network.rope_scaling import Dynamic, Linear, Llama3, LongRope, Proportional, Yarn
 
 
-def read_rotary(
-    config: Config,
-    size: int,
-    positions: int,
-    *,
-    base: float = 10000.0,
-    default: Mapping[str, Any] | None = None,
-    partial: float | None = None,
-    original: int | None = None,
-    spellings: Mapping[str, str] | None = None,
-) -> Rotary:
+class RotaryDefaults(NamedTuple):
+    """The values that a family uses for missing keys.
+
+    Attributes:
+        base: the base, if the config has no `rope_theta`.
+        table: the `rope_parameters`, if the config has neither `rope_parameters` nor older keys.
+        partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
+            None for families that always rotate whole heads.
+        original: the value of `original_max_position_embeddings`.
+        spellings: maps each value of `rope_type` in this family to the name of a kind; empty if
+            each value is the name of its kind.
+    """
+
+    base: float = 10000.0
+    table: Mapping[str, Any] = MappingProxyType({})
+    partial: float | None = None
+    original: int | None = None
+    spellings: Mapping[str, str] = MappingProxyType({})
+
+
+_USUAL = RotaryDefaults()
+
+
+def read_rotary(config: Config, size: int, defaults: RotaryDefaults = _USUAL) -> Rotary:
     """Return the rotary positions of all layers, from `rope_parameters` or older keys.
 
     Args:
         config: a config with `rope_parameters`, or with `rope_theta` and `rope_scaling`.
         size: d, the size of a head's queries and keys.
-        positions: `max_position_embeddings`.
-        base: the base, if the config has no `rope_theta`.
-        default: the `rope_parameters` to use if the config has neither `rope_parameters` nor older
-            keys.
-        partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
-            None for families that always rotate whole heads.
-        original: the default of `original_max_position_embeddings`.
-        spellings: maps each value of `rope_type` in this family to the name of a kind; by default,
-            each value is the name of its kind.
+        defaults: the values for missing keys.
 
     Raises:
         ModelError: a kind or key is not supported, or a value is invalid.
 
-    >>> scaling = {"rope_type": "linear", "factor": 4.0}
-    >>> read_rotary(Config({"rope_scaling": scaling}, "config.json"), 8, 512)
+    >>> values = {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}
+    >>> values["max_position_embeddings"] = 512
+    >>> read_rotary(Config(values, "config.json"), 8)
     Rotary(base=10000.0, dims=None, interleaved=False, scaling=Linear(factor=4.0))
     """
-    theta = config.positive_or_none("rope_theta") or base
-    limit = config.size_or_none("original_max_position_embeddings", original)
-    sizes = _Sizes(size, positions, limit)
-    kinds = {name: _KINDS[kind] for name, kind in (spellings or {}).items()} or _KINDS
+    theta = config.positive_or_none("rope_theta") or defaults.base
+    limit = config.size_or_none("original_max_position_embeddings", defaults.original)
+    sizes = _Sizes.of(config, size, limit)
     tables = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
     tables = {key: table for key, table in tables.items() if table}
-    tables = tables or {"rope_parameters": dict(default or {})}
+    tables = tables or {"rope_parameters": dict(defaults.table)}
     rotaries = [
-        _rotary(config, key, table, theta, sizes, kinds=kinds, partial=partial)
-        for key, table in tables.items()
+        _rotary(_inner(config, key, table), theta, sizes, defaults) for key, table in tables.items()
     ]
     if rotaries[0] != rotaries[-1]:
         raise ModelError(
@@ -64,52 +69,52 @@ def read_rotary(
     return rotaries[0]
 
 
-def read_rotaries(
-    config: Config,
-    size: int,
-    positions: int,
-    bases: Mapping[str, tuple[str, float]],
-    *,
-    scaled: Collection[str],
-) -> dict[str, Rotary]:
+class OlderKeys(NamedTuple):
+    """The older keys of one kind of layer, such as layers with windows.
+
+    Attributes:
+        theta: the key that holds the base.
+        base: the base to use if this key is missing.
+        scaled: whether an older `rope_scaling` applies to this kind of layer.
+    """
+
+    theta: str
+    base: float
+    scaled: bool = True
+
+
+def read_rotaries(config: Config, size: int, kinds: Mapping[str, OlderKeys]) -> dict[str, Rotary]:
     """Return the rotary positions of each kind of layer, such as layers with windows.
 
     Args:
         config: a config whose `rope_parameters` has a dict per kind of layer, or a config with
             older keys.
         size: d, the size of a head's queries and keys.
-        positions: `max_position_embeddings`.
-        bases: for each kind of layer, the older key that holds the base, and the base to use if
-            that key is missing.
-        scaled: the kinds to which an older `rope_scaling` applies.
+        kinds: the older keys of each kind of layer.
 
     Raises:
         ModelError: as for `read_rotary`.
 
-    >>> bases = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local", 1e4)}
-    >>> config = Config({"rope_theta": 500.0}, "config.json")
-    >>> read_rotaries(config, 8, 512, bases, scaled=())["full_attention"].base
+    >>> kinds = {"full_attention": OlderKeys("rope_theta", 1e6)}
+    >>> config = Config({"rope_theta": 500.0, "max_position_embeddings": 512}, "config.json")
+    >>> read_rotaries(config, 8, kinds)["full_attention"].base
     500.0
     """
     tables, scaling = config.table("rope_parameters"), config.table("rope_scaling")
-    sizes = _Sizes(size, positions, None)
+    sizes = _Sizes.of(config, size, None)
     for kind in tables:
-        if kind not in bases:
+        if kind not in kinds:
             raise ModelError(
                 f"{config.source}: rope_parameters has {kind!r:.80}, which qkv does not support: "
-                f"qkv knows {', '.join(bases)}"
+                f"qkv knows {', '.join(kinds)}"
             )
-    kinds = Config(tables, f"{config.source}: rope_parameters")
-    return {
-        kind: _rotary(
-            config,
-            f"rope_parameters: {kind}",
-            kinds.table(kind) | (scaling if kind in scaled else {}),
-            config.positive_or_none(key) or base,
-            sizes,
-        )
-        for kind, (key, base) in bases.items()
-    }
+    new = Config(tables, f"{config.source}: rope_parameters")
+    rotaries = {}
+    for kind, older in kinds.items():
+        table = new.table(kind) | (scaling if older.scaled else {})
+        base = config.positive_or_none(older.theta) or older.base
+        rotaries[kind] = _rotary(_inner(config, f"rope_parameters: {kind}", table), base, sizes)
+    return rotaries
 
 
 class _Sizes(NamedTuple):
@@ -119,52 +124,54 @@ class _Sizes(NamedTuple):
     positions: int  # The value of max_position_embeddings.
     original: int | None  # The value of original_max_position_embeddings outside the table.
 
+    @classmethod
+    def of(cls, config: Config, dims: int, original: int | None) -> "_Sizes":
+        """Return the sizes for heads of `dims` dimensions, which must be even."""
+        if dims % 2 or dims > _LARGEST:
+            raise ModelError(
+                f"{config.source}: a head has {dims} dimensions: rotary positions need an even "
+                f"number, at most {_LARGEST}"
+            )
+        return cls(dims, config.size("max_position_embeddings"), original)
+
 
 Kind = Callable[[Config, _Sizes], Scaling | None]  # the reader of one `rope_type`
 
 
-def _rotary(
-    config: Config,
-    key: str,
-    table: Mapping[str, Any],
-    base: float,
-    sizes: _Sizes,
-    *,
-    kinds: Mapping[str, Kind] | None = None,
-    partial: float | None = None,
-) -> Rotary:
-    """Return the rotary positions of one table; keys missing in the table come from the config."""
-    if sizes.dims % 2 or sizes.dims > _LARGEST:
-        raise ModelError(
-            f"{config.source}: a head has {sizes.dims} dimensions: rotary positions need an even "
-            f"number, at most {_LARGEST}"
-        )
+def _inner(config: Config, key: str, table: Mapping[str, Any]) -> Config:
+    """Return the table at a key as a config, with the `partial_rotary_factor` outside the table."""
     part = config.positive_or_none("partial_rotary_factor")
-    inner = Config({"partial_rotary_factor": part, **table}, f"{config.source}: {key}")
-    spelling = inner.spelling("rope_type", "type")
-    read = inner.choice(spelling, kinds or _KINDS, "default")
-    base = inner.positive("rope_theta", base)
+    outside = {} if part is None else {"partial_rotary_factor": part}
+    return Config({**outside, **table}, f"{config.source}: {key}")
+
+
+def _rotary(table: Config, base: float, sizes: _Sizes, own: RotaryDefaults = _USUAL) -> Rotary:
+    """Return the rotary positions of one table."""
+    spelling = table.spelling("rope_type", "type")
+    kinds = {name: _KINDS[kind] for name, kind in own.spellings.items()} or _KINDS
+    read = table.choice(spelling, kinds, "default")
+    base = table.positive("rope_theta", base)
     dims = None
-    if partial is not None:
-        dims = _rotated(inner, sizes.dims, partial)
+    if own.partial is not None:
+        dims = _rotated(table, sizes.dims, own.partial)
         sizes = sizes._replace(dims=dims or sizes.dims)
     try:
-        rotary = Rotary(base=base, dims=dims, scaling=read(inner, sizes))
+        rotary = Rotary(base=base, dims=dims, scaling=read(table, sizes))
         sound = all(_is_sound(rotary, sizes.dims, length) for length in (1, 2**40))
     except ArithmeticError:
         sound = False
     if not sound:
         raise ModelError(
-            f"{inner.source}: rope_theta {base:g} and {dict(table)!r:.80} give no finite angles: "
-            "correct these values"
+            f"{table.source}: rope_theta {base:g} and {dict(table.values)!r:.80} give no finite "
+            "angles: correct these values"
         )
-    if "partial_rotary_factor" not in inner.used:
-        inner.only("partial_rotary_factor", 1, None)
-    for name, value in table.items():
-        if value is not None and name not in inner.used | _HARMLESS:
+    if "partial_rotary_factor" not in table.used:
+        table.only("partial_rotary_factor", 1, None)
+    for name, value in table.values.items():
+        if value is not None and name not in table.used | _HARMLESS:
             raise ModelError(
-                f"{inner.source}: {name} is {value!r:.40}, which qkv does not support with "
-                f"{spelling} {inner.values.get(spelling, 'default')!r}"
+                f"{table.source}: {name} is {value!r:.40}, which qkv does not support with "
+                f"{spelling} {table.values.get(spelling, 'default')!r}"
             )
     return rotary
 

@@ -3,8 +3,8 @@
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from qkv.models.files.read import CONFIG, ModelError, is_number, is_whole, plain, read_json
@@ -64,6 +64,7 @@ _MOST_WHOLE = 2**31 - 1  # No array has a larger size.
 _LEAST, _MOST = 1e-30, 1e30  # These numbers, their inverses and their products fit in float32.
 
 
+@dataclass(eq=False)
 class Config:
     """The values of a config.json, and a record of the keys that were read.
 
@@ -83,16 +84,11 @@ class Config:
     (12, 48, 2)
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, Any],
-        source: str,
-        defaults: Mapping[str, Any] = MappingProxyType({}),
-        spellings: Mapping[str, Sequence[str]] = MappingProxyType({}),
-    ) -> None:
-        self.values, self.source = values, source
-        self.defaults, self.spellings = defaults, spellings
-        self.used: set[str] = set()
+    values: Mapping[str, Any]
+    source: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set, init=False)
 
     @classmethod
     def read(cls, path: Path) -> Self:

@@ -1,7 +1,7 @@
 """An encoder that reads a text, and a decoder that attends to it and writes another text."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
@@ -10,13 +10,28 @@ from qkv.attend import KVCache
 from qkv.attend.arguments import check_call
 from qkv.attend.attention import answer, record_weights
 from qkv.attend.grouped import split_heads
-from qkv.layers import Block, LayerNorm, MultiHeadAttention, RMSNorm
-from qkv.layers.attention.forward import attention_out
+from qkv.layers import Block, MultiHeadAttention
+from qkv.layers.attention.forward import Norm, attention_out
 from qkv.layers.base import narrowed_to, project, quiet, starts_of
-from qkv.models.network.transformer import Transformer, without_holes
+from qkv.models.network.transformer import Options, Start, Transformer, without_holes
 from qkv.trace import Recorder
 from qkv.trace.activations import SUMMARY
 from qkv.trace.recorder import of_heads, padded, unkept
+
+
+class Encoded(NamedTuple):
+    """The encoder's vectors of B texts, which the decoder reads.
+
+    Attributes:
+        rows: (total, D), the vectors of all texts, without padding.
+        cu: (B + 1,), the first row of each text, then the number of rows.
+        visible: a mask of the vectors that the decoder sees, broadcasts to (B, Hq, L, S); None if
+            all vectors are visible.
+    """
+
+    rows: Array
+    cu: Array
+    visible: Array | None = None
 
 
 class DecoderCache(KVCache):
@@ -26,22 +41,13 @@ class DecoderCache(KVCache):
         window: the window in the decoder's text, as for `KVCache`.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
-        key_lengths: (B,), the number of keys per text, without padding.
-        visible: a mask of the visible keys, broadcasts to (B, Hq, L, S); None if all keys are
-            visible.
+        texts: the vectors from which the keys and values were computed.
     """
 
-    def __init__(
-        self,
-        window: Any,
-        key: Array,
-        value: Array,
-        key_lengths: Array,
-        visible: Array | None = None,
-    ) -> None:
+    def __init__(self, window: Any, key: Array, value: Array, texts: Encoded) -> None:
         super().__init__(window)
-        self.key, self.value, self.key_lengths = key, value, key_lengths
-        self.visible = visible
+        self.key, self.value, self.visible = key, value, texts.visible
+        self.key_lengths = np.diff(texts.cu)
 
 
 class CrossAttention:
@@ -62,71 +68,54 @@ class CrossAttention:
         self.dim, self.parameters = attn.embed_dim, attn.parameters
 
     @quiet
-    def remember(
-        self,
-        rows: Array,
-        cu_lengths: Array,
-        window: Any,
-        *,
-        visible: Array | None = None,
-        record: Recorder | None = None,
-    ) -> DecoderCache:
-        """Compute the keys and values of packed texts, rows (total, D), and return their cache.
+    def remember(self, texts: Encoded, window: Any, record: Recorder | None) -> DecoderCache:
+        """Compute the keys and values of the encoder's texts, and return their cache.
 
-        `window` and `visible` are the arguments of `DecoderCache`. If `record` edits keys and
-        values, this method applies the edits; `run` records the results.
+        `window` is the argument of `DecoderCache`. If `record` edits keys and values, this method
+        applies the edits; `run` records the results.
         """
-        rows = narrowed_to(rows, self.parameters)
-        lengths, parts = np.diff(cu_lengths), {}
+        rows = narrowed_to(texts.rows, self.parameters)
+        lengths, parts = np.diff(texts.cu), {}
         real = np.arange(lengths.max(initial=0)) < lengths[:, None]  # (B, S)
         for name in ("k", "v"):
-            whole = padded(project(rows, self.parameters, f"{name}_proj"), cu_lengths)
+            whole = padded(project(rows, self.parameters, f"{name}_proj"), texts.cu)
             parts[name] = split_heads(whole, self.attn.num_kv_heads)  # (B, Hkv, S, d)
             if record is not None and record.changes(f"hook_{name}"):
                 changed = record.change(f"hook_{name}", np.swapaxes(parts[name], -3, -2))
                 changed[~real] = 0  # padding
                 parts[name] = np.swapaxes(changed, -3, -2)
-        return DecoderCache(window, parts["k"], parts["v"], lengths, visible)
+        return DecoderCache(window, parts["k"], parts["v"], texts)
 
     def run(
-        self,
-        x: Array,
-        *,
-        cache: DecoderCache,
-        lengths: Array | None = None,
-        residual: Array | None = None,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        save: bool = False,
+        self, x: Array, *, cache: DecoderCache, record: Recorder | None = None, **more: Any
     ) -> tuple[Array, None]:
         """Return the output (B, L, D) of the attention to the encoder's text.
 
         Args:
             x: (B, L, D), the hidden states of the decoder.
             cache: the keys and values of the encoder's text.
-            lengths: (B,), the number of tokens per text, without padding.
-            residual: (B, L, D), added to the result.
             record: collects the activations.
-            top_k: with `record`, how many of each query's largest weights to keep.
-            save: not supported, as there is no backward pass.
+            more: `lengths` (B,), the number of tokens per text, without padding; `residual`
+                (B, L, D), added to the result; `top_k`, with `record`, how many of each query's
+                largest weights to keep. `save` must be false, as there is no backward pass.
         """
-        assert not save
+        assert not more["save"]
         query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
         heads = of_heads(record, None)
         keep = heads or unkept
         query = keep("hook_q", query)
         parts = (query, cache.key, cache.value)
-        options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
-        options["attn_mask"] = cache.visible
+        lengths = {"key_lengths": cache.key_lengths, "query_lengths": more["lengths"]}
+        options = {**self.options, **lengths, "attn_mask": cache.visible}
         call = check_call(*parts, **options, call="CrossAttention")
         weighed = None
         if record is not None and heads is not None:
             heads.keep("hook_k", cache.key)
             heads.keep("hook_v", cache.value)
-            weighed = record_weights(call, record, top_k)
+            weighed = record_weights(call, record, more["top_k"])
         z = answer(call)[0] if weighed is None else weighed.z
         z = keep("hook_z", z)
-        return attention_out(z, self.parameters, residual, record, None), None
+        return attention_out(z, self.parameters, more.get("residual"), record, None), None
 
 
 class DecoderBlock(Block):
@@ -142,9 +131,7 @@ class DecoderBlock(Block):
 
     _norm_names: ClassVar[Mapping[str, str]] = {"norm1": "ln1", "norm_cross": "ln2", "norm2": "ln3"}
 
-    def __init__(
-        self, block: Block, cross_attn: CrossAttention, norm_cross: LayerNorm | RMSNorm
-    ) -> None:
+    def __init__(self, block: Block, cross_attn: CrossAttention, norm_cross: Norm) -> None:
         super().__init__(block.attn, block.norm1, block.mlp, block.norm2, post_norm=False)
         self._parts |= {"cross_attn": cross_attn, "norm_cross": norm_cross}
         self.cross_attn = cross_attn
@@ -160,13 +147,8 @@ class EncoderDecoder(Transformer):
     """
 
     def __init__(self, encoder: Transformer, decoder: Transformer, first: int) -> None:
-        super().__init__(
-            encoder.embedding,
-            encoder.layers,
-            options=encoder.options,
-            bias=encoder.bias,
-            final_norm=encoder.final_norm,
-        )
+        own = encoder.embedding, encoder.layers, encoder.options, encoder.same_as
+        super().__init__(*own, bias=encoder.bias, final_norm=encoder.final_norm)
         self.decoder, self.first = decoder, first
 
     @property
@@ -181,92 +163,50 @@ class EncoderDecoder(Transformer):
         """Whether the decoder gives logits for the next token."""
         return self.decoder.head is not None
 
-    def decode(
-        self,
-        ids: Array,
-        mask: Array,
-        rows: Array,
-        cu_lengths: Array,
-        *,
-        visible: Array | None = None,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        stop: int | None = None,
-    ) -> Array:
+    def decode(self, ids: Array, mask: Array, texts: Encoded, **options: Unpack[Options]) -> Array:
         """Run the decoder over whole texts, and return the vectors (total, D) of visible tokens.
 
         Args:
             ids: (B, L) token ids.
             mask: (B, L), True at visible tokens; masked tokens between visible tokens keep their
                 positions.
-            rows: the encoder's vectors, packed.
-            cu_lengths: (B + 1,), the first row of each of the encoder's texts, and the end of the
-                last text.
-            visible: a mask of the visible vectors of the encoder, broadcasts to (B, Hq, L, S); None
-                if all vectors are visible.
-            record: collects the activations, as (B, L, ...).
-            top_k: with `record`, how many of each query's largest weights to keep.
-            stop: only layers before this layer are run; None runs all layers and the final norm.
+            texts: the encoder's vectors.
+            options: `record`, `top_k` and `stop` of `Options`.
         """
         between = without_holes(mask)
         lengths = between.sum(1)
         starts = starts_of(lengths)
-        caches = self.remember(rows, cu_lengths, visible=visible, record=record, stop=stop)
+        caches = self.remember(texts, options.get("record"), options.get("stop"))
         whole = padded(np.where(mask, ids, 0)[between].astype(np.int64), starts)  # (B, L)
         seen = padded(mask[between], starts)
-        masks = {}
         if not mask[between].all():
-            masks = dict.fromkeys(range(len(self.decoder.layers)), seen[:, None, None])
-        vectors = self.decoder.step(whole, caches, lengths, masks=masks, record=record, top_k=top_k)
-        return vectors[seen]
+            options["masks"] = dict.fromkeys(range(len(caches)), seen[:, None, None])
+        return self.decoder.step(whole, caches, lengths, **options)[seen]
 
     def remember(
-        self,
-        rows: Array,
-        cu_lengths: Array,
-        *,
-        visible: Array | None = None,
-        record: Recorder | None = None,
-        stop: int | None = None,
+        self, texts: Encoded, record: Recorder | None, stop: int | None = None
     ) -> list[KVCache]:
-        """Return one cache per decoder layer, filled from the encoder's packed vectors (total, D).
-
-        The arguments are as for `decode`.
-        """
+        """Return one cache per decoder layer before `stop`, filled from the encoder's vectors."""
+        layers = zip(self.cross_attention[:stop], self.decoder.options[:stop], strict=True)
         return [
             attn.remember(
-                rows,
-                cu_lengths,
-                options.get("window"),
-                visible=visible,
-                record=record and record.under(f"blocks.{number}.cross_attn."),
+                texts, own.get("window"), record and record.under(f"blocks.{number}.cross_attn.")
             )
-            for number, (attn, options) in enumerate(
-                zip(self.cross_attention[:stop], self.decoder.options[:stop], strict=True)
-            )
+            for number, (attn, own) in enumerate(layers)
         ]
 
-    def begin(
-        self,
-        texts: Sequence[Array],
-        *,
-        visible: Array | None = None,
-        record: Recorder | None = None,
-        **options: Any,
-    ) -> tuple[list[KVCache], Array, Array]:
+    def begin(self, texts: Sequence[Array], visible: Array | None = None, **options: Any) -> Start:
         """Encode texts; return `(caches, ids, lengths)` for the decoder's first step.
 
         Args:
             texts: the token ids (T,) of each text.
-            visible: as for `decode`.
-            record: collects the activations of the encoder and the decoder.
-            options: the other options of the encoder's call.
+            visible: as in `Encoded`.
+            options: the options of the encoder's run; `record` collects the activations of the
+                encoder and the decoder.
         """
-        sides = [
-            None if record is None else record.under(side) for side in ("encoder.", "decoder.")
-        ]
-        rows, cu_lengths = self.packed(texts, record=sides[0], **options)
-        caches = self.remember(rows, cu_lengths, visible=visible, record=sides[1])
+        record = options.pop("record", None)
+        rows, cu = self.packed(texts, record=record and record.under("encoder."), **options)
+        caches = self.remember(Encoded(rows, cu, visible), record and record.under("decoder."))
         return caches, np.full((len(texts), 1), self.first), np.ones(len(texts), np.int64)
 
     def step(self, *args: Any, **options: Any) -> Array:

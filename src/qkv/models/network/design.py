@@ -245,7 +245,7 @@ class Design:
                 positions=parameters.get("pos_embed.weight"),
                 token_types=parameters.get("token_type_embed.weight"),
                 norm=self.norm(parameters, "embed_norm"),
-                projection=under(parameters, "embed_proj."),
+                projection={n: a for n, a in parameters.items() if n.startswith("embed_proj.")},
                 projects_first=self.projects_first,
                 scale=self.embed_scale,
                 first_position=self.first_position,

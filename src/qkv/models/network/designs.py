@@ -58,9 +58,9 @@ class VisionDesign(Design):
         """Return the model with these parameters, without copying them."""
         body = super().build(parameters)
         body.embedding = PatchEmbedding(
-            parameters["embed.weight"],
-            parameters["patch_embed.weight"],
-            parameters.get("patch_embed.bias"),
+            table=parameters["embed.weight"],
+            weight=parameters["patch_embed.weight"],
+            bias=parameters.get("patch_embed.bias"),
             positions=parameters["pos_embed.weight"],
             norm=self.norm(parameters, "embed_norm"),
             grid=self.grid if self.any_size else None,

@@ -1,18 +1,19 @@
 """Embeddings of token ids or images: the input of the first layer."""
 
 import math
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays, compute_type
-from qkv.layers import LayerNorm, RMSNorm
-from qkv.layers.base import for_parameters, part_back, project_back
+from qkv.layers.attention import Norm
+from qkv.layers.base import ByName, for_parameters, part_back, project_back
 from qkv.layers.norm import NormSaved
 from qkv.ops.kernel import narrowed
 from qkv.ops.linear import linear, linear_grad
 from qkv.trace import Recorder
-from qkv.trace.recorder import of_rows, unkept
+from qkv.trace.recorder import unkept
 
 _PROJECTION = "embed_proj"
 _SHARPNESS = -0.75  # the coefficient a of the cubic, as in torch
@@ -29,12 +30,13 @@ class EmbeddingSaved(NamedTuple):
     """Values that an embedding saves in the forward pass for the backward pass."""
 
     rows: Any  # the input: ids (...), or `Patches`
-    token_positions: Array
+    at: Array  # the position of each token
     norm: NormSaved | None = None
     segments: Array | None = None
     narrow: Array | None = None  # (..., E), the input of the projection
 
 
+@dataclass(eq=False)
 class Embedding:
     """A layer that turns token ids and their positions into vectors.
 
@@ -43,8 +45,8 @@ class Embedding:
         positions: (rows, D), one row per position in a text.
         token_types: (segments, D), one row per segment; tokens without a given segment use row 0.
         norm: applied to the sum of these rows.
-        projection: "weight" (E, D) and an optional "bias" (D,), applied after the norm; needed if
-            the size E of the tables' rows is not D.
+        projection: "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,), applied after
+            the norm; needed if the size E of the tables' rows is not D.
         projects_first: whether only the rows of the token table are projected. Rows of the other
             tables then have size D and are added after the projection.
         scale: a factor for the rows of the token table.
@@ -53,27 +55,16 @@ class Embedding:
         counted: whether positions skip masked tokens.
     """
 
-    def __init__(
-        self,
-        table: Array,
-        *,
-        positions: Array | None = None,
-        token_types: Array | None = None,
-        norm: LayerNorm | RMSNorm | None = None,
-        projection: Arrays | None = None,
-        projects_first: bool = False,
-        scale: float = 1.0,
-        first_position: int = 0,
-        padding: int | None = None,
-        counted: bool = False,
-    ) -> None:
-        self.table, self.positions, self.token_types = table, positions, token_types
-        self.norm, self.scale, self.first_position = norm, scale, first_position
-        self.padding, self.counted = padding, counted
-        self.projects_first = projects_first
-        self.projection = {
-            f"{_PROJECTION}.{name}": array for name, array in (projection or {}).items()
-        }
+    table: Array
+    positions: Array | None = None
+    token_types: Array | None = None
+    norm: Norm | None = None
+    projection: Arrays = field(default_factory=dict)
+    projects_first: bool = False
+    scale: float = 1.0
+    first_position: int = 0
+    padding: int | None = None
+    counted: bool = False
 
     @property
     def dim(self) -> int:
@@ -89,19 +80,14 @@ class Embedding:
         return ["hook_embed", *segments, *positions, "hook_full_embed"]
 
     def __call__(
-        self,
-        ids: Array,
-        token_positions: Array,
-        cu_lengths: Array | None = None,
-        record: Recorder | None = None,
-        segments: Array | None = None,
+        self, ids: Array, at: Array, record: Recorder | None = None, segments: Array | None = None
     ) -> tuple[Array, EmbeddingSaved]:
         """Return vectors (..., D) of ids (...) at these positions, and the values for `backward`.
 
         The vectors are float32 if the table is in half precision. `segments` (...) index the rows
         of `token_types`; a model without this table ignores them.
         """
-        keep = of_rows(record, cu_lengths) or unkept
+        keep = record or unkept
         x, rows = self._rows(ids)
         x = x.astype(compute_type(x.dtype), copy=False)
         if self.scale != 1:
@@ -114,33 +100,27 @@ class Embedding:
             chosen = self.token_types[0 if segments is None else segments]
             x = x + keep("hook_token_type_embed", np.broadcast_to(chosen, x.shape))
         if self.positions is not None:
-            x = x + keep(
-                "hook_pos_embed", self._position_table(rows)[token_positions + self.first_position]
-            )
+            chosen = self._position_table(rows)[at + self.first_position]
+            x = x + keep("hook_pos_embed", chosen)
         norm = None
         if self.norm is not None:
             x, norm = self.norm.run(x)
         if self.projection and not self.projects_first:
             narrow, x = x, self._projected(x)
         x = keep("hook_full_embed", x)
-        return x, EmbeddingSaved(rows, token_positions, norm, segments, narrow)
+        return x, EmbeddingSaved(rows, at, norm, segments, narrow)
 
     def backward(
-        self,
-        grad: Array,
-        saved: EmbeddingSaved,
-        *,
-        record: Recorder | None = None,
-        cu_lengths: Array | None = None,
-    ) -> dict[str, Array]:
+        self, grad: Array, saved: EmbeddingSaved, record: Recorder | None = None
+    ) -> ByName:
         """Return the gradients for the tables, given the gradient (..., D) for the vectors.
 
         The gradients are keyed by the names in a design, such as "embed.weight" (V, D). `record`
-        collects the gradients for activations, and unpacks rows to (B, T, D). With a
-        `GradientRecorder`, no gradients for tables are computed.
+        collects the gradients for activations. With a `GradientRecorder`, no gradients for tables
+        are computed.
         """
         gradients = for_parameters(record)
-        keep = of_rows(record, cu_lengths) or unkept
+        keep = record or unkept
         grad = keep("hook_full_embed", grad)
         if saved.narrow is not None and not self.projects_first:
             grad = project_back(saved.narrow, self.projection, _PROJECTION, grad, gradients)
@@ -151,7 +131,7 @@ class Embedding:
             keep(hook, grad)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None and gradients is not None:
-            chosen = np.broadcast_to(saved.token_positions, grad.shape[:-1]) + self.first_position
+            chosen = np.broadcast_to(saved.at, grad.shape[:-1]) + self.first_position
             shape = self._position_table(saved.rows).shape
             gradients["pos_embed.weight"] = rows_back(rows, chosen.ravel(), shape)
         if self.token_types is not None and gradients is not None:
@@ -183,7 +163,7 @@ class Embedding:
         assert self.positions is not None
         return self.positions
 
-    def _rows_back(self, grad: Array, ids: Any) -> dict[str, Array]:
+    def _rows_back(self, grad: Array, ids: Any) -> ByName:
         """Return the gradients for parameters, given the gradient (n, D) for the rows."""
         table = rows_back(grad, ids.ravel(), self.table.shape)
         if self.scale != 1:
@@ -216,40 +196,36 @@ class Embedding:
         return None if self.positions is None else len(self.positions) - self.first_position
 
 
+@dataclass(eq=False, kw_only=True)
 class PatchEmbedding(Embedding):
     """A layer that turns an image into vectors: a first token, then the patches, plus positions.
 
     Args:
-        first: D numbers, the vector of the first token.
+        table: D numbers, the vector of the first token.
+        positions: (N + 1, D), for the first token and each patch, row by row. `positions` and
+            `table` may have further leading dimensions of 1, which their gradients keep.
+        norm: applied to the sum of vectors and positions.
         weight: (D, C, h, w), the linear layer from a patch to its vector.
         bias: (D,), or None.
-        positions: (N + 1, D), for the first token and each patch, row by row. `positions` and
-            `first` may have further leading dimensions of 1, which their gradients keep.
-        norm: applied to the sum of vectors and positions.
         grid: the numbers of rows and columns of patches in `positions`, if positions are
             interpolated for other grids.
     """
 
-    def __init__(
-        self,
-        first: Array,
-        weight: Array,
-        bias: Array | None,
-        *,
-        positions: Array,
-        norm: LayerNorm | RMSNorm | None = None,
-        grid: tuple[int, int] | None = None,
-    ) -> None:
-        dim = len(weight)
-        super().__init__(first.reshape(1, dim), positions=positions.reshape(-1, dim), norm=norm)
-        self.shapes = {"embed.weight": first.shape, "pos_embed.weight": positions.shape}
-        self.grid = grid
-        self.patch = weight.shape[-2:]
-        self.weight, self.bias = weight.reshape(len(weight), -1).T, bias
+    weight: Array
+    bias: Array | None = None
+    grid: tuple[int, int] | None = None
 
-    def backward(self, grad: Array, saved: EmbeddingSaved, **recorded: Any) -> dict[str, Array]:
+    def __post_init__(self) -> None:
+        assert self.positions is not None
+        dim = len(self.weight)
+        self.shapes = {"embed.weight": self.table.shape, "pos_embed.weight": self.positions.shape}
+        self.table, self.positions = self.table.reshape(1, dim), self.positions.reshape(-1, dim)
+        self.patch = self.weight.shape[-2:]
+        self.weight = self.weight.reshape(dim, -1).T
+
+    def backward(self, grad: Array, saved: EmbeddingSaved, *recorder: Any) -> ByName:
         """Return the gradients for the first token, the patches' weight and the positions."""
-        gradients = super().backward(grad, saved, **recorded)
+        gradients = super().backward(grad, saved, *recorder)
         if not gradients:
             return gradients
         if self.grid is not None and saved.rows.grid != self.grid:
@@ -275,7 +251,7 @@ class PatchEmbedding(Embedding):
         grid = images.shape[-2] // self.patch[0], images.shape[-1] // self.patch[1]
         return x.reshape(-1, x.shape[-1]), Patches(patches, grid)
 
-    def _rows_back(self, grad: Array, ids: Patches) -> dict[str, Array]:
+    def _rows_back(self, grad: Array, ids: Patches) -> ByName:
         patches = ids.pixels
         rows = grad.reshape(len(patches), -1, grad.shape[-1])  # (B, N + 1, D)
         has_bias = self.bias is not None

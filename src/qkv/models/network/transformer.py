@@ -1,18 +1,19 @@
 """A transformer: embeddings and blocks that run on packed rows, without padding."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import is_
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 
 from qkv.arrays import Array, DType, compute_type
 from qkv.attend import KVCache
-from qkv.layers import Block, LayerNorm, RMSNorm
-from qkv.layers.attention.forward import Positions
-from qkv.layers.base import for_parameters, need_single, part_back, quiet, starts_of
+from qkv.layers import Block
+from qkv.layers.attention.forward import Norm, Positions
+from qkv.layers.base import ByName, for_parameters, need_single, part_back, quiet, starts_of
 from qkv.layers.block import BlockSaved
 from qkv.layers.norm import NormSaved
 from qkv.layers.stepping import Steps, made_of, steps_for
@@ -28,17 +29,46 @@ _LAST = "ln_final"  # the final norm in a trace
 # training.
 LEARNED = 1.2
 _STEPS = 20
+Packed = tuple[Array, Array]  # the rows (total, D) of texts, and (B + 1,) as in `Saved.cu`
+Masks = Mapping[int, Array]  # for some layers, a mask of the keys that each head sees
+Caches = Sequence[KVCache]  # one for each layer
+Start = tuple[list[KVCache], Array, Array]  # caches, ids (B, n) and lengths (B,) for `step`
 
 
-class TransformerSaved(NamedTuple):
+class Saved(NamedTuple):
     """Values that a transformer saves in the forward pass for the backward pass."""
 
     embedding: EmbeddingSaved
     layers: list[BlockSaved]
     final_norm: NormSaved | None
-    cu_lengths: Array  # (B + 1,), the first row of each text, then the number of rows
+    cu: Array  # (B + 1,), the first row of each text, then the number of rows
 
 
+class Options(TypedDict, total=False):
+    """The options of a run; `Transformer.step` reads only the first three.
+
+    Attributes:
+        record: collects the activations, as (B, T, ...).
+        top_k: with `record`, how many of each query's largest weights to keep.
+        masks: for some layers, a mask of the keys that each head sees. The mask broadcasts to
+            (B, Hq, T, S): T is the length of the longest text, and S the number of keys.
+        rotary: the positions for rotary attention; by default, each text counts from 0.
+        segments: (total,) the segment of each token, for a model with a table of segments;
+            segment 0 by default.
+        stop: only layers before this layer are run; None runs all layers and the final norm.
+        save: whether to keep the values for `backward`.
+    """
+
+    record: Recorder | None
+    top_k: int | None
+    masks: Masks | None
+    rotary: Positions | None
+    segments: Array | None
+    stop: int | None
+    save: bool
+
+
+@dataclass(eq=False, repr=False)
 class Transformer:
     """A transformer, which turns token ids into contextual vectors.
 
@@ -46,30 +76,22 @@ class Transformer:
         embedding: turns ids into vectors.
         layers: the blocks, in order.
         options: the options of `qkv.attention` in each layer.
-        same_as: for each layer, the first layer that uses the same parameters; by default the layer
-            itself.
+        same_as: for each layer, the first layer that uses the same parameters.
         bias: a bias that every layer adds to its scores.
         final_norm: the norm after the last layer.
         head: turns the last vectors of packed texts into logits.
     """
 
-    def __init__(
-        self,
-        embedding: Embedding,
-        layers: Sequence[Block],
-        *,
-        options: Sequence[Mapping[str, Any]] | None = None,
-        same_as: Sequence[int] | None = None,
-        bias: RelativeBias | None = None,
-        final_norm: LayerNorm | RMSNorm | None = None,
-        head: BuiltHead | None = None,
-    ) -> None:
-        self.embedding = embedding
-        self.layers = list(layers)
-        self.options = [dict(one) for one in options or [{}] * len(self.layers)]
-        self.same_as = list(range(len(self.layers)) if same_as is None else same_as)
-        self.bias, self.final_norm, self.head = bias, final_norm, head
-        self._steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = None
+    embedding: Embedding
+    layers: list[Block]
+    options: list[dict[str, Any]]
+    same_as: list[int]
+    bias: RelativeBias | None = None
+    final_norm: Norm | None = None
+    head: BuiltHead | None = None
+    _steps: tuple[tuple[int | None, int], Steps | None, list[Any]] | None = field(
+        default=None, init=False
+    )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for pickle and copies, which omits the cached steps."""
@@ -98,12 +120,19 @@ class Transformer:
 
     @cached_property
     def untrained(self) -> bool:
-        """Whether the weights of all queries and keys look like random matrices."""
-        return is_untrained(self.layers)
+        """Whether every W_Q and W_K looks like a random matrix; False without such matrices.
 
-    def settings(
-        self, longest: int, masks: Mapping[int, Array] | None = None
-    ) -> dict[int, dict[str, Any]]:
+        In some directions, a trained matrix stretches vectors more than a random matrix does.
+        """
+        weights = [
+            layer.attn.parameters[f"{name}_proj.weight"]
+            for layer in self.layers
+            for name in "qk"
+            if f"{name}_proj.weight" in layer.attn.parameters
+        ]
+        return bool(weights) and all(stretch(weight) < LEARNED for weight in weights)
+
+    def settings(self, longest: int, masks: Masks | None = None) -> dict[int, dict[str, Any]]:
         """Return the options of each layer for texts of up to `longest` tokens; see `run`."""
         bias = {} if self.bias is None else {"bias": self.bias(longest, longest)}
         settings = {number: {**own, **bias} for number, own in enumerate(self.options)}
@@ -111,30 +140,22 @@ class Transformer:
             settings[number]["attn_mask"] = mask
         return settings
 
-    def __call__(
-        self, ids: Array, token_positions: Array, cu_lengths: Array, **options: Any
-    ) -> Array:
-        """Return the last vectors (total, D) of packed texts; the options are those of `run`."""
-        return self.run(ids, token_positions, cu_lengths, **options)[0]
+    def __call__(self, ids: Array, at: Array, cu: Array, **options: Any) -> Array:
+        """Return the last vectors (total, D) of packed texts; the arguments are those of `run`."""
+        return self.run(ids, at, cu, **options)[0]
 
-    def packed(
-        self, texts: Sequence[Array], *, segments: Sequence[Array] | None = None, **options: Any
-    ) -> tuple[Array, Array]:
-        """Run texts without padding; return `(rows, cu_lengths)`: vectors (total, D), and (B + 1,).
+    def packed(self, texts: Sequence[Array], **options: Any) -> Packed:
+        """Run texts, given the ids (T,) of each text; `options` are those of `run`.
 
-        Args:
-            texts: the ids of each text, (T,).
-            segments: the segment of each token of each text, (T,); by default segment 0.
-            options: the options of a call.
+        Returns:
+            The vectors (total, D), and (B + 1,): the first row of each text, then the number of
+            rows.
         """
-        if segments is not None:
-            options["segments"] = np.concatenate(segments)
-        cu_lengths = starts_of(map(len, texts))
-        token_positions = [
+        cu = starts_of(map(len, texts))
+        at = [
             self.embedding.token_positions(ids[None], np.ones((1, len(ids)), bool)) for ids in texts
         ]
-        rows = self(np.concatenate(texts), np.concatenate(token_positions), cu_lengths, **options)
-        return rows, cu_lengths
+        return self(np.concatenate(texts), np.concatenate(at), cu, **options), cu
 
     def spans(self, mask: Array) -> Array:
         """Return which columns (B, T) are computed, given a mask of the tokens.
@@ -146,14 +167,8 @@ class Transformer:
         return mask if has_alibi else without_holes(mask)
 
     def masked(
-        self,
-        ids: Array,
-        mask: Array,
-        *,
-        positions: Array | None = None,
-        masks: Mapping[int, Array] | None = None,
-        record: Recorder | None = None,
-    ) -> tuple[Array, Array]:
+        self, ids: Array, mask: Array, positions: Array | None = None, **options: Unpack[Options]
+    ) -> Packed:
         """Return the vectors (total, D) of the tokens of a mask, and the first row of each text.
 
         Scaled rotary positions depend on the longest text of the batch, as in transformers.
@@ -162,120 +177,78 @@ class Transformer:
             ids: (B, T) token ids.
             mask: (B, T), True for a token.
             positions: (B, T), the positions of the tokens; by default, the model counts them.
-            masks: as for `run`, but only for the columns that `spans` returns.
-            record: collects the activations.
+            options: as for `run`. `masks` have only the columns that `spans` returns.
         """
         if not mask.any():
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
         text = self.spans(mask)
         starts = starts_of(text.sum(1))
-        masks = masks or {}
+        masks = options.get("masks") or {}
         if (mask != text).any():
             keys = ~padded(~mask[text], starts)[:, None, None]  # (B, 1, 1, T)
-            masks = {number: keys & masks.get(number, True) for number in range(len(self.layers))}
+            options["masks"] = {n: keys & masks.get(n, True) for n in range(len(self.layers))}
+        at = rotated = texts_and_positions(starts)[1] if positions is None else positions[text]
         if positions is None:
-            where, at = (
-                self.embedding.token_positions(ids, text, mask),
-                texts_and_positions(starts)[1],
-            )
-        else:
-            where = at = positions[text]
-        rows = self(
-            np.where(mask, ids, 0)[text].astype(np.int64),
-            where,
-            starts,
-            positions=Positions(at, 1 + int(at.max())),
-            masks=masks,
-            record=record,
-        )
+            at = self.embedding.token_positions(ids, text, mask)
+        options["rotary"] = Positions(rotated, 1 + int(rotated.max()))
+        rows = self(np.where(mask, ids, 0)[text].astype(np.int64), at, starts, **options)
         return rows[mask[text]], starts_of(mask.sum(1))
 
-    def training_forward(
-        self, ids: Array, token_positions: Array, cu_lengths: Array, **options: Any
-    ) -> tuple[Array, TransformerSaved]:
+    def training_forward(self, *texts: Array, **options: Any) -> tuple[Array, Saved]:
         """Return the vectors (total, D), and the values for `backward`; see `run`."""
         need_single(self.embedding.table, {}, call="Transformer")
-        return self.run(ids, token_positions, cu_lengths, save=True, **options)
+        return self.run(*texts, save=True, **options)
 
     @quiet
     def run(
-        self,
-        ids: Array,
-        token_positions: Array,
-        cu_lengths: Array,
-        *,
-        record: Recorder | None = None,
-        segments: Array | None = None,
-        stop: int | None = None,
-        **options: Any,
-    ) -> tuple[Array, TransformerSaved]:
+        self, ids: Array, at: Array, cu: Array, **options: Unpack[Options]
+    ) -> tuple[Array, Saved]:
         """Run packed texts.
 
         Args:
             ids: (total,) token ids that have a row in the table.
-            token_positions: (total,) the position of each token in its text.
-            cu_lengths: (B + 1,) the first row of each text, then the number of rows.
-            record: collects the activations, as (B, T, ...).
-            segments: (total,) the segment of each token, for a model with a table of segments;
-                segment 0 by default.
-            stop: only layers before this layer are run; None runs all layers and the final norm.
-            options: the other options of `run_layers`.
+            at: (total,) the position of each token in its text.
+            cu: (B + 1,) the first row of each text, then the number of rows.
+            options: see `Options`.
 
         Returns:
             (total, D), and the values for `backward`.
         """
-        x, embedding = self.embedding(
-            ids, token_positions, cu_lengths, record, segments
-        )  # (total, D)
-        x, layers = self.run_layers(x, cu_lengths, stop=stop, record=record, **options)
+        rows = of_rows(options.get("record"), cu)
+        x, embedding = self.embedding(ids, at, rows, options.get("segments"))  # (total, D)
+        x, layers = self.run_layers(x, cu, **options)
         final_norm = None
-        if stop is None:
-            x, final_norm = self._last(x, cu_lengths, record)
-        return x, TransformerSaved(embedding, layers, final_norm, cu_lengths)
+        if options.get("stop") is None:
+            x, final_norm = self._last(x, rows)
+        return x, Saved(embedding, layers, final_norm, cu)
 
     @quiet
     def run_layers(
-        self,
-        x: Array,
-        cu_lengths: Array,
-        first: int = 0,
-        stop: int | None = None,
-        *,
-        record: Recorder | None = None,
-        top_k: int | None = None,
-        masks: Mapping[int, Array] | None = None,
-        positions: Positions | None = None,
-        save: bool = False,
+        self, x: Array, cu: Array, first: int = 0, **options: Unpack[Options]
     ) -> tuple[Array, list[BlockSaved]]:
-        """Run some layers.
+        """Run the layers from `first` to the option `stop`.
 
         Args:
             x: (total, D), the input of layer `first`, for packed texts.
-            cu_lengths: (B + 1,) the first row of each text, then the number of rows.
+            cu: (B + 1,) the first row of each text, then the number of rows.
             first: the first layer of the run.
-            stop: only layers before this layer are run; None runs all layers from `first` on.
-            record: collects the activations, as (B, T, ...).
-            top_k: with `record`, how many of each query's largest weights to keep.
-            masks: for some layers, a mask of the keys that each head sees; the mask broadcasts to
-                (B, Hq, T, T), where T is the length of the longest text.
-            positions: the positions for rotary attention; by default, each text counts from 0.
-            save: whether to keep the values for `backward`.
+            options: see `Options`.
 
         Returns:
             `(rows, saved)`: the output (total, D) of the last layer, and the values for `backward`.
         """
-        settings = self.settings(int(np.diff(cu_lengths).max(initial=0)), masks)
+        record, save = options.get("record"), options.get("save", False)
+        settings = self.settings(int(np.diff(cu).max(initial=0)), options.get("masks"))
         saved: list[BlockSaved] = []
-        for number in range(len(self.layers))[first:stop]:
-            options = {**settings[number], "top_k": top_k, "positions": positions}
-            options["record"] = record and record.under(f"blocks.{number}.")
-            x, kept = self.layers[number].run(x, cu=cu_lengths, save=save, **options)
+        for number in range(len(self.layers))[first : options.get("stop")]:
+            own = {**settings[number], "top_k": options.get("top_k")}
+            own["record"] = record and record.under(f"blocks.{number}.")
+            own["positions"] = options.get("rotary")
+            x, kept = self.layers[number].run(x, cu=cu, save=save, **own)
             saved += [kept] if save else []
         return x, saved
 
-    def backward(
-        self, grad: Array, saved: TransformerSaved, *, record: Recorder | None = None
-    ) -> dict[str, Array]:
+    def backward(self, grad: Array, saved: Saved, record: Recorder | None = None) -> ByName:
         """Return the gradients of `sum(grad * transformer(ids, ...))`.
 
         Args:
@@ -289,10 +262,9 @@ class Transformer:
             A name is, for example, "blocks.0.attn.q_proj.weight".
             With a `GradientRecorder`, the result is empty.
         """
-        gradients, cu = for_parameters(record), saved.cu_lengths
-        longest = int(np.diff(cu).max(initial=0))
+        gradients, rows = for_parameters(record), of_rows(record, saved.cu)
+        longest = int(np.diff(saved.cu).max(initial=0))
         if saved.final_norm is not None:
-            rows = of_rows(record, cu)
             last = rows and rows.under(f"{_LAST}.")
             grad = part_back(
                 self.final_norm, grad, saved.final_norm, "final_norm", gradients, last
@@ -312,7 +284,7 @@ class Transformer:
                 own["relative_bias.weight"] = table
             for name, array in own.items():  # sums the gradients for layers that share parameters
                 gradients[name] = gradients[name] + array if name in gradients else array
-        more = self.embedding.backward(grad, saved.embedding, record=record, cu_lengths=cu)
+        more = self.embedding.backward(grad, saved.embedding, rows)
         return more if gradients is None else gradients | more
 
     @property
@@ -338,7 +310,7 @@ class Transformer:
             rows, _ = self.final_norm.run(rows)
         return self.logits(rows)
 
-    def begin(self, texts: Sequence[Array]) -> tuple[list[KVCache], Array, Array]:
+    def begin(self, texts: Sequence[Array]) -> Start:
         """Return empty caches for texts, and the ids (B, n) and lengths (B,) for `step`."""
         lengths = np.array([len(text) for text in texts])
         ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
@@ -348,14 +320,7 @@ class Transformer:
 
     @quiet
     def step(
-        self,
-        ids: Array,
-        caches: Sequence[KVCache],
-        lengths: Array | None = None,
-        *,
-        masks: Mapping[int, Array] | None = None,
-        record: Recorder | None = None,
-        top_k: int | None = None,
+        self, ids: Array, caches: Caches, lengths: Array | None = None, **options: Unpack[Options]
     ) -> Array:
         """Run the tokens that follow the tokens in the caches, and add them to the caches.
 
@@ -363,15 +328,12 @@ class Transformer:
             ids: (B, n) token ids, one row per text.
             caches: one cache per layer; with fewer caches, only the first layers run.
             lengths: (B,), the number of tokens in each row, without padding; n by default.
-            masks: for some layers, a mask of the tokens that each head sees; the mask broadcasts to
-                (B, Hq, n, S).
-            record: collects the activations.
-            top_k: with `record`, how many of each query's largest weights to keep.
+            options: `record`, `top_k` and `masks` of `Options`; T is then n.
 
         Returns:
             (B, n, D)
         """
-        quick = None
+        record, masks, quick = options.get("record"), options.get("masks"), None
         if record is None and not masks:
             quick = self._quick()  # packs weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
@@ -379,17 +341,17 @@ class Transformer:
         limit = self.embedding.max_positions
         if limit is not None:
             token_positions = np.minimum(token_positions, limit - 1)  # of padding
-        x, _ = self.embedding(ids, token_positions, record=record)
+        x, _ = self.embedding(ids, token_positions, record)
         if quick is not None and ids.shape[1] == 1:
-            return self._last(quick(x, token_positions, caches, lengths), None, None)[0]
+            return self._last(quick(x, token_positions, caches, lengths), None)[0]
         more = self._step_bias(np.broadcast_to(seen, len(ids)), ids.shape[1], lengths)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=False)):
-            options = {**self.options[number], **more, "top_k": top_k}
-            options["record"] = record and record.under(f"blocks.{number}.")
+            own = {**self.options[number], **more, "top_k": options.get("top_k")}
+            own["record"] = record and record.under(f"blocks.{number}.")
             if masks and number in masks:
-                options["attn_mask"] = masks[number]
-            x, _ = layer.run(x, cache=cache, lengths=lengths, **options)
-        return x if len(caches) < len(self.layers) else self._last(x, None, record)[0]
+                own["attn_mask"] = masks[number]
+            x, _ = layer.run(x, cache=cache, lengths=lengths, **own)
+        return x if len(caches) < len(self.layers) else self._last(x, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
         """Return the bias (1 or B, Hq, n, S) for `count` tokens after `seen` (B,) tokens."""
@@ -409,14 +371,11 @@ class Transformer:
             self._steps = last = backend, steps, parts
         return last[1]
 
-    def _last(
-        self, x: Array, cu_lengths: Array | None, record: Recorder | None
-    ) -> tuple[Array, NormSaved | None]:
+    def _last(self, x: Array, record: Recorder | None) -> tuple[Array, NormSaved | None]:
         """Apply the final norm, if there is one."""
         if self.final_norm is None:
             return x, None
-        rows = of_rows(record, cu_lengths)
-        return self.final_norm.run(x, record=rows and rows.under(f"{_LAST}."))
+        return self.final_norm.run(x, record=record and record.under(f"{_LAST}."))
 
 
 def unpacked(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
@@ -431,21 +390,6 @@ def without_holes(mask: Array) -> Array:
     text: Array = np.logical_or.accumulate(mask, axis=1)
     text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return text
-
-
-def is_untrained(layers: Iterable[Any]) -> bool:
-    """Return whether every W_Q and W_K of these layers looks like a random matrix.
-
-    In some directions, a trained matrix stretches vectors more than a random matrix does. The
-    result is False if no layer has such matrices.
-    """
-    weights = [
-        layer.attn.parameters[f"{name}_proj.weight"]
-        for layer in layers
-        for name in "qk"
-        if f"{name}_proj.weight" in getattr(getattr(layer, "attn", None), "parameters", {})
-    ]
-    return bool(weights) and all(stretch(weight) < LEARNED for weight in weights)
 
 
 @np.errstate(over="ignore", invalid="ignore")

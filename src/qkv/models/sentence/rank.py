@@ -228,7 +228,7 @@ class Ranker:
         """Run pairs together, and return their scores: (n,), or (n, C) for C classes."""
         options = {}
         if self.tells_texts_apart:
-            options["segments"] = [pair.segments for pair in pairs]
+            options["segments"] = np.concatenate([pair.segments for pair in pairs])
         rows, cu_lengths = self.model.network.packed([pair.ids for pair in pairs], **options)
         logits = self.head(rows, cu_lengths)
         scores = applied(self.activation, logits, self.call)

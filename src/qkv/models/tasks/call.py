@@ -9,7 +9,7 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, is_whole_number, sh
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core
-from qkv.models.network.decoder import EncoderDecoder
+from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer, unpacked, without_holes
 from qkv.models.run.batches import Layout, columns
 from qkv.models.run.edit import EditedRun
@@ -222,7 +222,7 @@ def run_layers(
         vectors.reshape(-1, dim).astype(body.dtype, copy=False),
         length * np.arange(texts + 1),
         begin,
-        end,
+        stop=end,
         record=edited.recorder(layout),
         masks=edited.masks(layout, length),
     )
@@ -302,15 +302,15 @@ def call_pair(
     edits = edits_of(edit, ablate, hide, call="model")
     edited, ids = fit_ids(model, edits, ids, mask, written=written.shape[1])
     options = options_of_columns(model, edited, ids, mask)
-    decoder_options: dict[str, Any] = {}
+    visible, decoder_options = None, dict[str, Any]()
     if edited.asked and mask.any():
         spans = network.spans(mask)
         layout = columns(mask, spans)
         own = columns(written_mask, without_holes(written_mask))._replace(other=layout)
         record = edited.recorder(own)
         decoder_options["record"] = None if record is None else record.under("decoder.")
-        decoder_options["visible"] = edited.visible(layout, int(spans.sum(1).max()))
-    rows, cu_lengths = network.masked(ids, mask, **options)
-    encoded = unpacked(rows, mask, network.dtype)
-    packed = network.decode(written, written_mask, rows, cu_lengths, **decoder_options)
+        visible = edited.visible(layout, int(spans.sum(1).max()))
+    read = Encoded(*network.masked(ids, mask, **options), visible)
+    encoded = unpacked(read.rows, mask, network.dtype)
+    packed = network.decode(written, written_mask, read, **decoder_options)
     return output_of(network.decoder, packed, written_mask, encoder_last_hidden_state=encoded)

@@ -11,6 +11,7 @@ from qkv.arrays import Array, Arrays, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.layers.base import starts_of
 from qkv.models.core import Core
+from qkv.models.network.decoder import Encoded
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.run.batches import Layout, batches, joined, layout_of
 from qkv.models.run.edit import EditedRun
@@ -501,19 +502,10 @@ def traced_pair(
     masks, visible = edited.masks(layout, longest), edited.visible(layout, longest)
     own = layout_of(layout.texts, written)._replace(other=layout)
     read, write = (edited.recorder(side, keep) or Recorder(keep) for side in (layout, own))
-    rows, cu_lengths = model.reader.run(
-        network, batch, record=read.under("encoder."), top_k=top_k, masks=masks, stop=read_to
-    )
-    last = network.decode(
-        ids,
-        real,
-        rows,
-        cu_lengths,
-        visible=visible,
-        record=write.under("decoder."),
-        top_k=top_k,
-        stop=write_to,
-    )
+    encoder_options = {"record": read.under("encoder."), "masks": masks, "stop": read_to}
+    encoded = Encoded(*model.reader.run(network, batch, top_k=top_k, **encoder_options), visible)
+    record = write.under("decoder.")
+    last = network.decode(ids, real, encoded, record=record, top_k=top_k, stop=write_to)
     if logits:
         write.arrays["decoder.logits"] = unpacked(network.logits(last), real)
     parts: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}, "cross": {}}
