@@ -30,7 +30,7 @@ from transformers import (
 from models.sizes import SMALL
 from qkv.models.families import PUBLISHED, described
 from qkv.models.network.decoder import Encoded, EncoderDecoder
-from qkv.models.network.designs import VisionDesign
+from qkv.models.network.design import VisionDesign
 from qkv.trace import Recorder
 
 from .models import Pair, double, ids_of, made

@@ -19,7 +19,7 @@ from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.saving import save_model, storage_type
 from qkv.models.files.sentence import Sentence
 from qkv.models.network.decoder import EncoderDecoder
-from qkv.models.network.designs import AnyDesign
+from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer

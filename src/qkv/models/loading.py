@@ -26,8 +26,7 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
-from qkv.models.network.design import Design
-from qkv.models.network.designs import DualDesign, Seq2SeqDesign, VisionDesign
+from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionDesign
 from qkv.models.untrained import random_model
 from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer

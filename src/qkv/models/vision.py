@@ -15,7 +15,7 @@ from qkv.models.files.preprocessor import Pixels
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR
 from qkv.models.files.sentence import Sentence
 from qkv.models.model import Model
-from qkv.models.network.designs import SCALE, DualDesign, VisionDesign
+from qkv.models.network.design import SCALE, DualDesign, VisionDesign
 from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.batches import parts

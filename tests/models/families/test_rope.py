@@ -91,7 +91,8 @@ def test_a_part_of_each_head() -> None:
     assert list(found(0.5).rotation(np.zeros((1, 8)), np.zeros(1), 1)[0].shape) == [1, 4]
     scaling = {"rope_type": "longrope", "short_factor": [1, 2], "long_factor": [3, 4]}
     given = config_of(partial_rotary_factor=0.5, rope_scaling=scaling)
-    rotary = read_rotary(given, 8, RotaryDefaults(partial=1.0, original=32))
+    given.defaults = {"original_max_position_embeddings": 32}
+    rotary = read_rotary(given, 8, RotaryDefaults(partial=1.0))
     assert rotary == Rotary(dims=4, scaling=LongRope((1, 2), (3, 4), 32, math.sqrt(1.2)))
     for part in (0.1, 0.4, 1.25):  # nothing, three numbers, more than there are
         with pytest.raises(ModelError, match=f"partial_rotary_factor is {part}"):

@@ -8,7 +8,7 @@ from typing import Any
 from qkv.models.families import bert, gpt, lessons, llama, t5, vision
 from qkv.models.files.names import Family, Names
 from qkv.models.files.read import ModelError
-from qkv.models.network.designs import AnyDesign
+from qkv.models.network.design import AnyDesign
 
 _MODULES = (bert, gpt, llama, t5, vision)
 _PUBLISHED = chain.from_iterable(module.FAMILIES for module in _MODULES)
@@ -44,9 +44,7 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
     return design, names
 
 
-def towers(
-    values: Mapping[str, Any], source: str | Path
-) -> dict[str, tuple[dict[str, Any], Names]]:
+def towers(values: Mapping[str, Any], source: Path) -> dict[str, tuple[dict[str, Any], Names]]:
     """Return the config of each tower, and the tower's parameter names in the model's files."""
     return {
         side: (own, Names.of(family, family.config(own, str(source))))

@@ -5,8 +5,9 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from qkv.models.families.rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
-from qkv.models.families.shared import PartNames, read_families, stack
+from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import FULL, MOST_LAYERS, SLIDING, Config
+from qkv.models.files.names import PartNames
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
@@ -267,5 +268,5 @@ FAMILIES = read_families(
         "modernbert": modernbert,
         "nomic_bert": nomic_bert,
     },
-    {"albert": _albert_names},
+    albert=_albert_names,
 )

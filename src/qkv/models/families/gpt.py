@@ -5,9 +5,9 @@ from typing import Any
 
 from qkv.layers import Rotary
 from qkv.models.families.rope import RotaryDefaults, read_rotary
-from qkv.models.families.shared import PartNames, read_families, stack
+from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import Config
-from qkv.models.files.names import Fused
+from qkv.models.files.names import Fused, PartNames
 from qkv.models.files.read import ModelError, is_whole
 from qkv.models.network.design import Attention, Design
 from qkv.models.network.head import Head
@@ -215,5 +215,6 @@ FAMILIES = read_families(
         "opt": opt,
         "bloom": bloom,
     },
-    {"gpt_neox": _by_head, "bloom": _by_head},
+    gpt_neox=_by_head,
+    bloom=_by_head,
 )

@@ -6,9 +6,9 @@ from typing import Any
 
 from qkv.models.families import gpt
 from qkv.models.families.rope import OlderKeys, RotaryDefaults, read_rotaries, read_rotary
-from qkv.models.families.shared import PartNames, read_families, stack
+from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import FULL, SLIDING, Config
-from qkv.models.files.names import QKV, fused
+from qkv.models.files.names import QKV, PartNames, fused
 from qkv.models.files.read import ModelError
 from qkv.models.network.design import Attention, Design, GatedMixture, Mixture
 
@@ -141,7 +141,7 @@ def phi3(config: Config) -> Design:
     """Return the design of a Phi-3: a Llama with fused projections and partly rotated heads."""
     config.only("attention_bias", False, None)
     plain = attention(config, rotary=None)
-    defaults = RotaryDefaults(partial=1.0, original=4096, spellings=_PHI3_KINDS)
+    defaults = RotaryDefaults(partial=1.0, spellings=_PHI3_KINDS)
     layer = replace(plain, rotary=read_rotary(config, plain.head_size, defaults))
     return decoder(config, layer.within(config.size_or_none("sliding_window")))
 
@@ -299,5 +299,5 @@ FAMILIES = read_families(
         "qwen3_moe": qwen3_moe,
         "gpt_oss": gpt_oss,
     },
-    {"phi3": _phi3_names},
+    phi3=_phi3_names,
 )

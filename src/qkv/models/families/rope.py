@@ -22,7 +22,6 @@ class RotaryDefaults(NamedTuple):
         table: the `rope_parameters`, if the config has neither `rope_parameters` nor older keys.
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
             None for families that always rotate whole heads.
-        original: the value of `original_max_position_embeddings`.
         spellings: maps each value of `rope_type` in this family to the name of a kind; empty if
             each value is the name of its kind.
     """
@@ -30,7 +29,6 @@ class RotaryDefaults(NamedTuple):
     base: float = 10000.0
     table: Mapping[str, Any] = MappingProxyType({})
     partial: float | None = None
-    original: int | None = None
     spellings: Mapping[str, str] = MappingProxyType({})
 
 
@@ -54,7 +52,7 @@ def read_rotary(config: Config, size: int, defaults: RotaryDefaults = _USUAL) ->
     Rotary(base=10000.0, dims=None, interleaved=False, scaling=Linear(factor=4.0))
     """
     theta = config.positive_or_none("rope_theta") or defaults.base
-    limit = config.size_or_none("original_max_position_embeddings", defaults.original)
+    limit = config.size_or_none("original_max_position_embeddings")
     sizes = _Sizes.of(config, size, limit)
     tables = {key: config.table(key) for key in ("rope_scaling", "rope_parameters")}
     tables = {key: table for key, table in tables.items() if table}

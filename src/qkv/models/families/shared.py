@@ -6,19 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family, Fused, fused
+from qkv.models.files.names import Describe, Family, Rename, fused
 from qkv.models.network.design import Attention
-from qkv.models.network.designs import AnyDesign
 from qkv.models.network.rope_scaling import Dynamic
 
-PartNames = Mapping[str, str | Fused]
 
-
-def read_families(
-    file: str,
-    designs: Mapping[str, Callable[[Config], AnyDesign]],
-    renames: Mapping[str, Callable[[PartNames, Config], PartNames]] | None = None,
-) -> tuple[Family, ...]:
+def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename) -> list[Family]:
     """Read the families in a TOML file: a table for each `model_type`.
 
     All keys that are not listed here are attributes of `Family`. A table whose name begins with _
@@ -44,12 +37,20 @@ def read_families(
     tables: dict[str, dict[str, Any]] = {}
     for name, own in tomllib.loads(text).items():
         tables[name] = _extended(tables[own.pop("like")] if "like" in own else {}, own)
-    renames = renames or {}
     families = {name for name in tables if not name.startswith("_")}
     assert families == designs.keys() >= renames.keys(), (file, families ^ designs.keys())
-    return tuple(
-        _family(name, design, tables[name], renames.get(name)) for name, design in designs.items()
-    )
+    read = []
+    for name, design in designs.items():
+        fields = tables[name]
+        layer, heads = fields.pop("layer", ""), fields.pop("heads", {})
+        block = {f"blocks.*.{ours}": layer + end for ours, end in fields.pop("block", {}).items()}
+        parts = fields.pop("names", {}) | block
+        for tensor, ours in fields.pop("fused", {}).items():
+            parts |= fused(layer + tensor, *(f"blocks.*.{part}" for part in ours))
+        fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
+        fields["heads"] = {kind: dict(_flat(own, "head.")) for kind, own in heads.items()}
+        read.append(Family(name, design, parts, renames.get(name), **fields))
+    return read
 
 
 def _extended(base: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -71,25 +72,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield f"{prefix}{key}", value
         else:
             yield from _flat(value, f"{prefix}{key}.")
-
-
-def _family(
-    name: str,
-    design: Callable[[Config], AnyDesign],
-    table: Mapping[str, Any],
-    rename: Callable[[PartNames, Config], PartNames] | None,
-) -> Family:
-    """Return the family that a table describes."""
-    fields = dict(table)
-    layer, heads = fields.pop("layer", ""), fields.pop("heads", {})
-    parts = fields.pop("names", {}) | {
-        f"blocks.*.{ours}": f"{layer}{theirs}" for ours, theirs in fields.pop("block", {}).items()
-    }
-    for tensor, ours in fields.pop("fused", {}).items():
-        parts |= fused(f"{layer}{tensor}", *(f"blocks.*.{part}" for part in ours))
-    fields |= {key: tuple(value) for key, value in fields.items() if isinstance(value, list)}
-    fields["heads"] = {kind: dict(_flat(own, "head.")) for kind, own in heads.items()}
-    return Family(name, design, parts, rename, **fields)
 
 
 def stack(config: Config, **own: Any) -> dict[str, Any]:

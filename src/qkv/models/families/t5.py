@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from qkv.models.families.shared import PartNames, read_families, stack
+from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import ACTIVATIONS, Config
-from qkv.models.files.names import projections
-from qkv.models.network.design import Attention, Design
-from qkv.models.network.designs import Seq2SeqDesign
+from qkv.models.files.names import PartNames, projections
+from qkv.models.network.design import Attention, Design, Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
 
@@ -120,4 +119,4 @@ def side_names(side: str, mlp: int, gated: bool) -> dict[str, str]:
     }
 
 
-FAMILIES = read_families("t5.toml", {"t5": t5, "mt5": both}, {"t5": names, "mt5": names})
+FAMILIES = read_families("t5.toml", {"t5": t5, "mt5": both}, t5=names, mt5=names)

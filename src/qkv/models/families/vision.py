@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from qkv.models.families.shared import PartNames, read_families, stack
+from qkv.models.families.shared import read_families, stack
 from qkv.models.files.config import Config
-from qkv.models.files.names import Family, fused
+from qkv.models.files.names import Family, PartNames, fused
 from qkv.models.files.read import ModelError
-from qkv.models.network.design import Attention, Design
-from qkv.models.network.designs import SCALE, TOWERS, DualDesign, VisionDesign
+from qkv.models.network.design import SCALE, TOWERS, Attention, Design, DualDesign, VisionDesign
 from qkv.models.network.head import Head
 
 
@@ -208,5 +207,6 @@ FAMILIES = read_families(
         "clip_text_model": clip_text,
         "clip_vision_model": clip_vision,
     },
-    {"dinov2": _dinov2_names, "clip": _clip_names},
+    dinov2=_dinov2_names,
+    clip=_clip_names,
 )

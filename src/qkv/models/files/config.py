@@ -149,15 +149,13 @@ class Config:
         """Return a non-negative integer."""
         return self.size(key, default, least=0)
 
-    def size_or_none(
-        self, key: str, default: int | None = None, *, most: float = _MOST_WHOLE
-    ) -> int | None:
+    def size_or_none(self, key: str, *, most: float = _MOST_WHOLE) -> int | None:
         """Return a positive integer, or None if the value is null or missing."""
-        return None if self._get(key, default)[1] is None else self.size(key, default, most=most)
+        return None if self._get(key)[1] is None else self.size(key, most=most)
 
-    def positive_or_none(self, key: str, default: float | None = None) -> float | None:
+    def positive_or_none(self, key: str) -> float | None:
         """Return a positive number, or None if the value is null or missing."""
-        return None if self._get(key, default)[1] is None else self.positive(key, default)
+        return None if self._get(key)[1] is None else self.positive(key)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         """Return true or false."""

@@ -13,6 +13,7 @@ READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
 _ROUTER = ("Router", "Asym")  # The current and the old class name.
 _TEXT = "text"  # The only kind of input that qkv supports.
+Chosen = Mapping[tuple[Any, Any], str]  # (task, kind of input) -> route; None matches any
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Routing:
     Attributes:
         ways: the modules of each route, in order.
         default: the route of texts without a task; None if no route accepts these texts.
-        chosen: (task, kind of input) -> route; None matches any task or kind.
+        chosen: the routes by task and kind of input.
         files: the paths, inside the model's folder, of the files that define the routes.
     """
 
     ways: Mapping[str, tuple[Module, ...]]
     default: str | None = ""
-    chosen: Mapping[tuple[Any, Any], str] = field(default_factory=dict)
+    chosen: Chosen = field(default_factory=dict)
     files: tuple[str, ...] = ()
 
     @property
@@ -143,9 +144,7 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
     return Routing(whole, *_choice(path, options or {}, whole), files=(MODULES, inner))
 
 
-def _choice(
-    path: Path, options: Any, ways: Mapping[str, Any]
-) -> tuple[str | None, dict[tuple[Any, Any], str]]:
+def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | None, Chosen]:
     """Return `(default, chosen)`: the default route, and the routes by task and kind of input."""
     options = options if isinstance(options, dict) else {}
     default, mappings = options.get("default_route"), options.get("route_mappings") or {}

@@ -12,8 +12,8 @@ import numpy as np
 from qkv.arrays import Array, Shape
 from qkv.models.files.config import Config
 from qkv.models.files.read import ModelError
-from qkv.models.files.tensors import FLOATS, TYPES, Tensors, digest, of_array
-from qkv.models.network.designs import AnyDesign
+from qkv.models.files.tensors import FLOATS, KINDS, TYPES, Tensors, digest
+from qkv.models.network.design import AnyDesign
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 QKV = tuple(f"blocks.*.attn.{name}" for name in PROJECTIONS[:3])
@@ -71,16 +71,14 @@ class Fused:
         return np.concatenate(split, axis=-1).reshape(*lead, -1)
 
 
-def fused(
-    name: str, *parts: str, groups: int = 1, shares: tuple[int, ...] = ()
-) -> dict[str, Fused]:
+def fused(name: str, *parts: str, shares: tuple[int, ...] = ()) -> dict[str, Fused]:
     """Map qkv's name of each part in the shared tensor `name` to the part's `Fused`.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
     """
     count = len(parts)
-    return {part: Fused(name, index, count, groups, shares) for index, part in enumerate(parts)}
+    return {part: Fused(name, index, count, shares=shares) for index, part in enumerate(parts)}
 
 
 def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
@@ -90,6 +88,11 @@ def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict
     'h.*.o'
     """
     return {f"{ours}{our}": prefix + their for our, their in zip(PROJECTIONS, theirs, strict=True)}
+
+
+PartNames = Mapping[str, str | Fused]  # as `Family.names`
+Describe = Callable[[Config], AnyDesign]  # returns the design for a config
+Rename = Callable[[PartNames, Config], PartNames]  # returns the names for a config
 
 
 @dataclass(frozen=True)
@@ -123,9 +126,9 @@ class Family:
     """
 
     model_type: str
-    design: Callable[[Config], AnyDesign]
-    names: Mapping[str, str | Fused]
-    rename: Callable[[Mapping[str, str | Fused], Config], Mapping[str, str | Fused]] | None = None
+    design: Describe
+    names: PartNames
+    rename: Rename | None = None
     heads: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     spellings: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -166,7 +169,7 @@ class Names:
     """
 
     family: Family
-    parts: Mapping[str, str | Fused]
+    parts: PartNames
 
     @classmethod
     def of(cls, family: Family, config: Config) -> "Names":
@@ -227,7 +230,10 @@ class Weights:
             return self.stored
         if self.stored is not None:
             return self.stored.sha256()
-        return digest((name, *of_array(array)) for name, array in self.to_files().items())
+        return digest(
+            (name, KINDS[array.dtype.name], array.shape, array.tobytes())
+            for name, array in self.to_files().items()
+        )
 
     def to_files(self) -> dict[str, Array]:
         """Return the tensors, keyed by their names in files."""
@@ -260,7 +266,9 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     """
     family = names.family
     stored = _stored_names(family, tensors)
-    tied = _tied(names, design)
+    tied: dict[str, str] = {}  # the names of token table and output matrix, if they are tied
+    if design.head is not None and design.head.tied:
+        tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
     wanted: dict[str, tuple[str, Fused]] = {}  # Keyed by qkv's names.
     # The loop stops at the first missing tensor.
@@ -311,12 +319,6 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         prefix = family.prefix if stored[theirs].startswith(begins) else ""
         tensor_names[name] = prefix + theirs
     return Weights(names, parameters, heads, tensor_names, tensors)
-
-
-def _tied(names: Names, design: AnyDesign) -> dict[str, str]:
-    """Return `{token table: output matrix}`, as named in files, if the two are tied; else `{}`."""
-    tied = design.head is not None and design.head.tied
-    return {names.tensor_of(_TABLE)[0]: names.tensor_of(_OUTPUT)[0]} if tied else {}
 
 
 def _outputs(

@@ -11,7 +11,7 @@ from qkv.arrays import Array, as_array
 from qkv.extras import install, need
 from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
-from qkv.models.network.designs import VisionDesign
+from qkv.models.network.design import VisionDesign
 
 _MOST = 1e30  # the maximum mean or deviation, well within float32
 _KINDS = ("ViT", "Bit", "CLIP")
@@ -76,7 +76,6 @@ class Pixels:
             config.only("do_center_crop", None, False)
         elif config.flag("do_center_crop", True):
             crop = _pair(config, "crop_size")
-        _check_size(size, crop, design, path)
         factor = 1.0
         if config.flag("do_rescale", True):
             factor = config.positive("rescale_factor", 1 / 255)
@@ -92,7 +91,9 @@ class Pixels:
         resample = config.whole("resample", 3 if crops else 2)
         if resample > 5:
             raise ModelError(f"{path}: resample is {resample}: give a method of Pillow, 0 to 5")
-        return cls(size, crop, resample, factor, mean, std, config.values)
+        pixels = cls(size, crop, resample, factor, mean, std, config.values)
+        pixels._check_size(design, path)
+        return pixels
 
     def __call__(self, image: Any) -> Array:
         """Convert a uint8 array (H, W, C), or a Pillow image, to a float32 array (C, H, W)."""
@@ -118,6 +119,30 @@ class Pixels:
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return np.moveaxis((scaled - mean) / std, -1, 0)
 
+    def _check_size(self, design: VisionDesign, path: Path) -> None:
+        """Raise an error unless the prepared images have the size that the model expects."""
+        size, crop = self.size, self.crop
+        last, named = (size, "size") if crop is None else (crop, "crop_size")
+        least = (size, size) if isinstance(size, int) else size
+        if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):
+            raise ModelError(
+                f"{path}: crop_size is {crop[0]} x {crop[1]} and images are resized to {size}: "
+                "give a crop_size of at most that size"
+            )
+        if last is None or design.any_size:
+            return
+        if isinstance(last, int):
+            raise ModelError(
+                f"{path}: size has only shortest_edge, do_center_crop is false, and the model "
+                f"takes images of {design.image[0]} x {design.image[1]}: give height and width, "
+                "or set do_center_crop to true"
+            )
+        if last != design.image:
+            raise ModelError(
+                f"{path}: {named} is {last[0]} x {last[1]} and the model takes images of "
+                f"{design.image[0]} x {design.image[1]}: both sizes must be equal"
+            )
+
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
     """Return the resized height and width, or only the shorter side if `shortest` allows this."""
@@ -140,35 +165,6 @@ def _pair(config: Config, key: str) -> tuple[int, int]:
         )
     part = Config(sides, f"{config.source}: {key}")
     return part.size("height", 224), part.size("width", 224)
-
-
-def _check_size(
-    size: tuple[int, int] | int | None,
-    crop: tuple[int, int] | None,
-    design: VisionDesign,
-    path: Path,
-) -> None:
-    """Raise an error unless the prepared images have the size that the model expects."""
-    last, named = (size, "size") if crop is None else (crop, "crop_size")
-    least = (size, size) if isinstance(size, int) else size
-    if crop is not None and least is not None and (least[0] < crop[0] or least[1] < crop[1]):
-        raise ModelError(
-            f"{path}: crop_size is {crop[0]} x {crop[1]} and images are resized to {size}: give a "
-            "crop_size of at most that size"
-        )
-    if last is None or design.any_size:
-        return
-    if isinstance(last, int):
-        raise ModelError(
-            f"{path}: size has only shortest_edge, do_center_crop is false, and the model takes "
-            f"images of {design.image[0]} x {design.image[1]}: give height and width, or set "
-            "do_center_crop to true"
-        )
-    if last != design.image:
-        raise ModelError(
-            f"{path}: {named} is {last[0]} x {last[1]} and the model takes images of "
-            f"{design.image[0]} x {design.image[1]}: both sizes must be equal"
-        )
 
 
 def _with_shortest(size: tuple[int, ...], side: int) -> tuple[int, int]:

@@ -212,9 +212,7 @@ ACTIVATIONS = {
 }
 
 
-def read_sentence(
-    folder: Path, modules: Sequence[Module] = (), listed: Sequence[str] = ()
-) -> Sentence:
+def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]) -> Sentence:
     """Read the settings for the vectors of texts, from the files of the modules and the model.
 
     Args:

@@ -237,11 +237,6 @@ def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
     return sha256.hexdigest()
 
 
-def of_array(array: Array) -> tuple[str, tuple[int, ...], bytes]:
-    """Return `(type, shape, bytes)` of an array, as safetensors writes them."""
-    return KINDS[array.dtype.name], array.shape, array.tobytes()
-
-
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
     """Return a folder's safetensors files: those in its index, else model.safetensors, else all."""
     paths = [folder / name for name in sorted(set((index or {}).values()))]

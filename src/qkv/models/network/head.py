@@ -1,14 +1,21 @@
 """Heads of models: they turn the last vectors into logits or into one vector per text."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
 from qkv.arrays import Array, Arrays
-from qkv.layers import base
 from qkv.layers.attention import Norm
+from qkv.layers.base import (
+    Gradient,
+    for_parameters,
+    need_single,
+    part_back,
+    project_back,
+    shapes_of,
+)
 from qkv.models.network.pooling import POOLING, activated
 from qkv.ops.activation import activation_grad
 from qkv.ops.kernel import narrowed
@@ -16,6 +23,7 @@ from qkv.ops.linear import linear
 from qkv.trace import Recorder
 
 _BOTH = "cls and mean"
+Saved = dict[str, Any]  # the values of each step that the backward pass needs
 
 
 @dataclass(frozen=True)
@@ -72,10 +80,10 @@ class Head:
         dim = 2 * dim if self.pool == _BOTH else dim
         if self.dense:
             wide = dim if self.width is None else self.width
-            yield from base.shapes_of("head.dense_proj", dim, wide, bias=self.dense_bias)
+            yield from shapes_of("head.dense_proj", dim, wide, bias=self.dense_bias)
             dim = wide
         if self.norm:
-            yield from base.shapes_of("head.norm", dim, bias=self.norm_bias)
+            yield from shapes_of("head.norm", dim, bias=self.norm_bias)
         if self.projects and not self.tied:
             yield "head.out_proj.weight", (dim, self.outputs)
         if self.bias:
@@ -107,32 +115,28 @@ class BuiltHead:
         """Whether the head predicts words for each token."""
         return not self.pools and not self.steps.classes
 
-    def __call__(self, rows: Array, cu_lengths: Array, ids: Array | None = None) -> Array:
-        """Return the logits of packed rows (total, D); texts begin at `cu_lengths`.
+    def __call__(self, rows: Array, cu: Array, ids: Array | None = None) -> Array:
+        """Return the logits of packed rows (total, D); texts begin at the rows `cu` (B + 1,).
 
         `ids` (total,) are the token ids; only a head with the pooling "end" needs them.
         """
-        return self._run(rows, cu_lengths, ids)[0]
+        return self._run(rows, cu, ids)[0]
 
-    def training_forward(
-        self, rows: Array, cu_lengths: Array, ids: Array | None = None
-    ) -> tuple[Array, dict[str, Any]]:
-        """Return the logits, and the values for `backward`."""
+    def training_forward(self, *texts: Array) -> tuple[Array, Saved]:
+        """Return the logits, and the values for `backward`; the arguments are those of a call."""
         for array in self.parameters.values():
-            base.need_single(array, {}, call="head")
-        return self._run(rows, cu_lengths, ids)
+            need_single(array, {}, call="head")
+        return self._run(*texts)
 
-    def _run(
-        self, rows: Array, cu_lengths: Array, ids: Array | None
-    ) -> tuple[Array, dict[str, Any]]:
+    def _run(self, rows: Array, cu: Array, ids: Array | None = None) -> tuple[Array, Saved]:
         """Run the forward pass; also return the values of each step for `backward`."""
-        steps, saved = self.steps, dict[str, Any](cu=cu_lengths, shape=rows.shape)
+        steps, saved = self.steps, Saved(cu=cu, shape=rows.shape)
         if steps.pool == "end":
             assert ids is not None
-            saved["ends"] = _ends(ids, cu_lengths, steps.end)
+            saved["ends"] = _ends(ids, cu, steps.end)
             rows = _at(rows, saved["ends"])
         elif steps.pool is not None:
-            rows = _pooled(rows, cu_lengths, steps.pool)
+            rows = _pooled(rows, cu, steps.pool)
         if steps.dense:
             saved["dense"] = rows
             rows = self._linear("head.dense_proj", rows)
@@ -151,45 +155,39 @@ class BuiltHead:
             cap = out.dtype.type(steps.softcap)
             out = saved["softcap"] = np.tanh(out / cap) * cap
         if steps.pool is not None:
-            out[np.diff(cu_lengths) == 0] = 0
+            out[np.diff(cu) == 0] = 0
         return out, saved
 
-    def backward(
-        self, grad: Array, saved: Mapping[str, Any], *, record: Recorder | None = None
-    ) -> base.Gradient:
+    def backward(self, grad: Array, saved: Saved, record: Recorder | None = None) -> Gradient:
         """Return the gradients for rows and parameters, given the gradient for the logits.
 
         The gradient for a tied projection is named "head.out_proj.weight" (D, V); add this array to
         the gradient for the token table. With a `GradientRecorder`, no gradients for parameters are
         computed.
         """
-        steps, gradients = self.steps, base.for_parameters(record)
+        steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:
             grad = np.where(np.diff(saved["cu"])[:, None] == 0, 0, grad)
         if steps.softcap is not None:
             grad = grad * (1 - np.square(saved["softcap"] / grad.dtype.type(steps.softcap)))
         if steps.projects:
-            grad = base.project_back(
-                saved["out"], self.parameters, "head.out_proj", grad, gradients
-            )
+            grad = project_back(saved["out"], self.parameters, "head.out_proj", grad, gradients)
         if steps.scale != 1:
             grad = grad * grad.dtype.type(steps.scale)
         if self.norm is not None:
             inner = record and record.under("head.norm.")
-            grad = base.part_back(self.norm, grad, saved["norm"], "head.norm", gradients, inner).x
+            grad = part_back(self.norm, grad, saved["norm"], "head.norm", gradients, inner).x
         if steps.activation == "tanh":
             grad = grad * (1 - np.square(np.tanh(saved["activation"])))
         elif steps.activation is not None:
             grad = activation_grad(saved["activation"], grad, steps.activation)
         if steps.dense:
-            grad = base.project_back(
-                saved["dense"], self.parameters, "head.dense_proj", grad, gradients
-            )
+            grad = project_back(saved["dense"], self.parameters, "head.dense_proj", grad, gradients)
         if steps.pool == "end":
             grad = _at_back(grad, saved["ends"], saved["shape"])
         elif steps.pool is not None:
             grad = _unpooled(grad, saved["cu"], steps.pool, saved["shape"])
-        return base.Gradient(grad, gradients or {})
+        return Gradient(grad, gradients or {})
 
     def _linear(self, name: str, rows: Array) -> Array:
         """Apply a linear layer of the head; for half precision, the result is float32."""
