@@ -40,7 +40,7 @@ def wire(rule: Rule) -> Steps:
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Return steps that use `other` for these parts, and connect the rest in the right way."""
+    """Return steps that connect these parts with `other`, and all other parts in the right way."""
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):
@@ -118,7 +118,7 @@ def compute(case: BlockCall, steps: Steps) -> Array:
 
 
 def layer_norm(x: Array, axis: Any = -1, ddof: int = 0, eps: float = EPS) -> Array:
-    """Scale to mean 0 and variance 1."""
+    """Apply LayerNorm: scale each word vector to mean 0 and variance 1."""
     mean, spread = x.mean(axis=axis, keepdims=True), x.var(axis=axis, ddof=ddof, keepdims=True)
     out: Array = (x - mean) / np.sqrt(spread + eps)
     return out
@@ -130,7 +130,7 @@ def mean_square(x: Array, axis: Any = -1) -> Any:
 
 
 def rms_norm(x: Array, axis: Any = -1, eps: float = EPS) -> Array:
-    """Scale to a mean square of 1."""
+    """Apply RMSNorm: scale each word vector to a mean square of 1."""
     out: Array = x / np.sqrt(mean_square(x, axis) + eps)
     return out
 
@@ -168,7 +168,7 @@ RIGHT: Steps = {
     "activation": gelu,
 }
 
-# the mistakes, each of which replaces steps
+# known mistakes; each mistake replaces some steps
 
 
 def _variance(x: Array) -> Any:
@@ -327,7 +327,7 @@ KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 
 
 def _drawn(rng: np.random.Generator, sizes: Shape, heads: int = 1) -> BlockCall:
-    """Draw parameters in multiples of 1/2, and word vectors for which eps has no effect.
+    """Draw parameters (multiples of 1/2), and word vectors so large that eps has no effect.
 
     Args:
         rng: the random generator.
@@ -370,7 +370,7 @@ def words() -> list[BlockCall]:
 def _others() -> tuple[Group, ...]:
     """Return all tests except the first; the last test is for functions that take heads."""
     zeros, large = (_drawn(np.random.default_rng(seed), (2, 2, 2)) for seed in (5, 6))
-    zeros.x[0] = 0  # only in a short text, since eps would have an effect in longer texts
+    zeros.x[0] = 0  # in a longer text, eps would change the right output
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
     large = replace(large, parameters={**large.parameters, **scores_of_1000})
     return (
@@ -384,7 +384,7 @@ def _others() -> tuple[Group, ...]:
     )
 
 
-# styles that count as right, each with its exact steps
+# right variants of a block: the steps, and the sentences that describe the variant
 _RMS: Steps = {"normalize": rms_norm}
 _NO_SHIFT: Steps = {**_RMS, "affine": lambda x, scale, shift: x * scale}
 _TANH: Steps = {"activation": gelu_tanh}
@@ -400,10 +400,10 @@ STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
 
 
 class BlockMarking(StepwiseMarking):
-    """The test results of one block so far, marked in the block's own style.
+    """The tests of one block, compared with a right block of the same style, such as RMSNorm.
 
     Attributes:
-        parts: the parameters to set to zero to disable a part, keyed by part.
+        parts: the parameters that must be zero to switch off a part, keyed by the part's name.
     """
 
     parts: Mapping[str, Sequence[str]]
@@ -426,7 +426,7 @@ class BlockMarking(StepwiseMarking):
                     return
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Find the part with the mistake: disable one part at a time."""
+        """Switch off one part at a time, to find the part with the mistake."""
         case = first_wrong(runs).case
         hints = []
         for part, names in self.parts.items():

@@ -41,7 +41,7 @@ def attend(case: Case, texts: tuple[Array, Array, Array], steps: Steps) -> Array
     """Compute attention (..., L, dv) with queries, keys and values from three texts.
 
     Args:
-        case: the first text as x, the projections, and the masks.
+        case: the first text as `x`, the projections, the masks, and `w_o`, if any.
         texts: the word vectors for the queries, for the keys and for the values.
         steps: the steps that compute attention.
     """
@@ -95,7 +95,7 @@ CAUSAL = _TEXTS.mistakes(
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-# with _LOW, fully masked rows do not give nan
+# _LOW inverts the mask and uses -1e9, so that fully masked rows do not give nan
 INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
@@ -103,7 +103,7 @@ BATCHES = (
     *ATTENTION_BATCHES,
 )
 
-# In functions with two attentions, exchanged roles are never combined with another mistake.
+# With two attentions, the marker never combines swapped roles with another mistake.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
@@ -120,7 +120,7 @@ KNOWN = (
     *CORE,
 )
 
-# self-attention and cross-attention exchange their projections, or both use the same ones
+# wrong projections in a function with self-attention and cross-attention: swapped, or shared
 EXCHANGED: tuple[Function, ...] = (
     lambda own, cross: (cross, own),
     lambda own, cross: (own, own),

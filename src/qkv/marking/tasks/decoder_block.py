@@ -87,7 +87,7 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """For each subset of the three parts, return steps that connect this subset with `other`."""
+    """Return one variant per subset of the three parts; `other` connects this subset."""
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
@@ -223,7 +223,7 @@ _WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: block.layer_norm(x, eps=0
 
 
 def _drawn(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTexts:
-    """Draw parameters in multiples of 1/2, and word vectors for which eps has no effect.
+    """Draw parameters (multiples of 1/2), and word vectors so large that eps has no effect.
 
     Args:
         rng: the random generator.

@@ -18,7 +18,7 @@ from qkv.marking.tasks.task import DO, Exercise, Texts
 
 _TEXTS = Texts(__name__)
 
-# lesson 1: a recurrence as a table of weights, and the score for a given weight
+# lesson 1: the weights of a recurrence, and the score that gives a word a certain weight
 
 
 def _steps(length: int) -> Array:
@@ -113,7 +113,7 @@ def to_ids(sentence: str, vocabulary: Mapping[str, int]) -> list[int]:
 def _sentences() -> list[tuple[Any, ...]]:
     words = ["the", "bank", "of", "river", "gave", "a", "loan"]
     generator(0).shuffle(words)
-    words.insert(4, _UNKNOWN)  # neither the first nor the last id
+    words.insert(4, _UNKNOWN)  # [UNK] has neither the first nor the last id
     vocabulary = {word: number for number, word in enumerate(words)}
     texts = ("bank", "the bank of the river", "the creek gave a bank to the the river")
     return [(text, vocabulary) for text in texts]
@@ -212,7 +212,7 @@ ROTATION = Exercise(
     returns="return matrix  # (dim, dim)",
 ).task()
 
-# lesson 7: the attention of a head to a neighbour, and the effect of removing heads
+# lesson 7: how much a head attends to a neighbour, and how removed heads change a vector
 
 
 def neighbour_score(weights: Array, step: int) -> Any:
@@ -262,9 +262,10 @@ NEIGHBOUR_SCORE = Exercise(
     returns="return score",
 ).task()
 
-# Keys: the heads removed from qkv's own encoder. Values: the cosine of the two vectors for "bank";
-# the cosine if the heads are removed only for the first text; the same for the second text; the
-# cosine if layer and head are exchanged; the dot product. A test repeats the measurement.
+# A key lists the heads (layer, head) that are removed from qkv's own encoder. Column 0 is the
+# cosine between the vectors of "bank" in two texts. Columns 1 and 2 are this cosine if the heads
+# are removed only for text 1, or only for text 2. Column 3 is this cosine if layer and head are
+# swapped. Column 4 is the dot product of the vectors. A test measures these numbers again.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
@@ -278,7 +279,7 @@ def _measured(column: int) -> Function:
 
 
 def closeness(heads: Any) -> Any:
-    """Return the cosine of the two vectors for "bank", computed without these heads."""
+    """Return the cosine between the vectors of "bank" in two texts, without these heads."""
     return _measured(0)(heads)
 
 
@@ -305,7 +306,7 @@ CLOSENESS = Exercise(
 
 
 def softmax_back(weights: Array, d_weights: Array) -> Array:
-    """Return the gradient for the scores from the weights (L, S) and the gradient for these."""
+    """Return the gradient of the scores, given the weights (L, S) and their gradient."""
     out: Array = weights * (d_weights - (weights * d_weights).sum(axis=-1, keepdims=True))
     return out
 
@@ -344,7 +345,7 @@ SOFTMAX_BACK = Exercise(
 
 
 def gradients(x: Array, w_q: Array, w_k: Array, w_v: Array, d_context: Array) -> Any:
-    """Return the gradients for a head's projections from the gradient for the output (T, d_v)."""
+    """Compute the gradients of w_q, w_k and w_v from the gradient of the head's output (T, d_v)."""
     return _head(x, w_q, w_k, w_v, d_context)
 
 

@@ -38,7 +38,7 @@ class Run:
     arrays: dict[str, Array]
     parts: tuple[int, ...]
     positions: Array | None = None
-    later: dict[str, Array] | None = None  # projections after the first call, if different
+    later: dict[str, Array] | None = None  # other projections for the calls after the first call
 
     def pieces(self) -> list[Array]:
         """Return the word vectors of each call."""
@@ -109,7 +109,7 @@ class NoCacheError(TypeError):
 
 
 class StepMarking(StepwiseMarking):
-    """The test results of one step function so far.
+    """The tests of one step function.
 
     Args:
         right: the right computation.
@@ -132,7 +132,7 @@ class StepMarking(StepwiseMarking):
             self.find(self._no_cache(first, first.error))
             whole = replace(self.smallest, parts=(sum(self.smallest.parts),))
             if not outcome(whole, self.stepping.alone, first.right).is_right:
-                self.steps = None  # wrong even without a cache
+                self.steps = None  # also wrong if all words are in one call
         elif not first.is_right and self._right_in_other_order():
             self.find(_TEXTS.finding("cache-first", first, remedy=self.returns))
         elif first.is_right and differ(first.out, again.out):
@@ -169,22 +169,22 @@ class StepMarking(StepwiseMarking):
     def _together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Tell whether the errors in all calls are better explained together than in two groups."""
+        """Tell whether one explanation of all calls is better than one explanation per group."""
         if all(run.error is not None for run in single):
             return True  # many mistakes raise the same error
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # if two mistakes explain all calls, first report the one that calls with one word reveal
+        # if two mistakes explain all calls, first report the mistake that one-word calls reveal
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
     def last_calls(self, others: Sequence[Run], recomputed: Sequence[Mistake]) -> None:
-        """If no call was wrong so far, check that the step uses its cache and does not modify it.
+        """Check that a right step uses its cache, and does not modify the cache.
 
         Args:
             others: texts whose projections change after the first call.
-            recomputed: the mistake that cached rows are computed again, in several variants.
+            recomputed: the mistakes that compute cached rows again.
         """
         if self.wrong:
             return
@@ -308,7 +308,7 @@ RIGHT: Steps = {
 }
 
 
-# the mistakes, each of which replaces steps
+# known mistakes; each mistake replaces some steps
 
 
 def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
@@ -352,7 +352,7 @@ CACHING = _TEXTS.mistakes(
 )
 # for a step whose first call returns None as the cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
-# found with other projections in later calls; these must not change the cached rows
+# the test changes the projections after the first call; a right step keeps its cached rows
 RECOMPUTED = _TEXTS.mistake(
     "cache-recomputed",
     {"recalls": lambda kept, words, w_k, w_v: (words @ w_k, words @ w_v)},
@@ -410,7 +410,7 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
     ]
 
 
-# scores of 0 and 1000: first in two calls of one word, then in one call of two words
+# scores of 0 and 1000, in two calls of one word, and in one call of two words
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 

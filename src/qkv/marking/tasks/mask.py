@@ -61,7 +61,7 @@ _FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
-    """Convert a mask to 1 and 0; also return a mistake if the mask has a wrong form."""
+    """Convert a mask to 1 and 0, and return the mistake in its format (e.g. -1e9), or None."""
     values = {*np.unique(out).tolist()}
     if out.dtype == bool:
         return out.astype(np.float64), None

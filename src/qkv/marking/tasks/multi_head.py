@@ -80,7 +80,7 @@ def _mark(function: Function) -> marker.AttentionMarking:
     ]
     others = [replace(words, heads=3)]
     known = (*heads.HEADS, *JOINING)
-    if "output" in call.needed:  # w_o is the identity until _try_output
+    if "output" in call.needed:  # until _try_output, w_o is the identity matrix
         some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
     m.cases[CORE] = some

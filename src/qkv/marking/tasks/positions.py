@@ -75,7 +75,7 @@ def _to_the_end(column: Array, dim: int) -> Array:
 
 
 def _even(column: Array) -> Array:
-    """Return 0 0 2 2 4 4 ...: np.arange(0, dim, 2) with each number repeated."""
+    """Return the even numbers 0 0 2 2 4 4 ..., one number per column."""
     return np.asarray(column - column % 2)
 
 

@@ -18,7 +18,7 @@ from qkv.marking.mistake import Function, Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 
-Ways = Mapping[str, Iterable[Steps | Function]]  # the ways to make each mistake
+Ways = Mapping[str, Iterable[Steps | Function]]  # keyed by mistake: wrong steps, or wrong functions
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
 
@@ -40,7 +40,7 @@ class Task:
             function does not count as an answer.
         values: the names of the marked values, if the answer is not a function.
         may_use: whether an answer may call qkv.
-        by_name: whether the task must be chosen by name, since another task looks for the same
+        by_name: whether the task must be chosen by name, because another task looks for the same
             functions.
         seconds: the time limit; a cell of the task's notebook may take six times as long.
     """
@@ -69,7 +69,7 @@ def task(name: str, mark: Callable[[Any, str], CheckResult]) -> Task:
 
 
 def tested(name: str, test: Callable[[Function], Marking]) -> Task:
-    """Return a task whose marker runs the tests of `test`, and returns their verdict."""
+    """Return a task that marks a learner's function with the tests of `test`."""
     return task(name, lambda function, way: test(function).result())
 
 
@@ -90,7 +90,7 @@ class Computation(NamedTuple):
 
 
 class StepwiseMarking(Marking):
-    """The test results of one function, compared with the right computation of its task.
+    """The tests of one function, compared with the right computation of its task.
 
     Args:
         right: the right computation.
@@ -111,7 +111,7 @@ class StepwiseMarking(Marking):
         self.right = steps
 
     def test_all(self, groups: Sequence[Group]) -> None:
-        """Repeat the smallest call, to compare both outputs, then run the tests in order."""
+        """Check that the smallest call gives the same output twice, then run the tests in order."""
         self.first_call(groups[0].cases[0])
         for group in () if self.wrong else groups:
             self.test(group)
@@ -154,7 +154,7 @@ class Texts:
         Args:
             variants: the ways to make each mistake, keyed by the table's name: mappings of wrong
                 steps, or functions that replace only `step`.
-            step: the name of the step that such functions replace.
+            step: the name of the step that a function in `variants` replaces.
         """
         return tuple(
             self.mistake(name, *({step: way} if callable(way) else way for way in ways))
@@ -162,19 +162,19 @@ class Texts:
         )
 
     def finding(self, name: str, run: Outcome | None, **values: object) -> Finding:
-        """Return the finding that this run shows the mistake that a table describes."""
+        """Return a finding: this run shows the mistake in the table with this name."""
         return Finding(**vars(self.mistake(name, **values)), run=run)
 
 
 def without(a: Array, at: int, axis: int, number: float = 0) -> Array:
-    """Replace one item along an axis, the first (at = 0) or the last (at = -1), with a number."""
+    """Replace the first item (at = 0) or the last item (at = -1) along an axis with a number."""
     a = np.array(a)
     np.moveaxis(a, axis, 0)[at] = number
     return a
 
 
 def cut(a: Array, at: int, axis: int) -> Array:
-    """Remove one item along an axis: the first (at = 0) or the last (at = -1)."""
+    """Remove the first item (at = 0) or the last item (at = -1) along an axis."""
     return np.delete(a, at, axis)
 
 
@@ -253,7 +253,7 @@ class Exercise:
     within: float = 0.0
 
     def task(self) -> Task:
-        """Return the task."""
+        """Return this exercise as a task."""
         return task(self.name, lambda function, way: self.mark(function))
 
     def mark(self, function: Function) -> CheckResult:

@@ -14,7 +14,7 @@ from qkv.marking.tasks.exercises import gradients
 from qkv.marking.tasks.task import Task, Texts, task
 
 _Table = Mapping[str, Sequence[float]]
-# features of words in lessons 2 and 9 (water, money, noun, adjective); other words have zeros
+# the features water, money, noun and adjective of words; words that are not listed have zeros
 _TABLE: _Table = {
     "bank": [0.5, 0.5, 1, 0],
     "river": [1, 0, 1, 0],
@@ -31,7 +31,10 @@ _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
 
-_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}  # at the end of lesson 2 and in lesson 9
+_WEAK_BANK = {
+    **_TABLE,
+    "bank": [0.3, 0.3, 1, 0],
+}  # end of lesson 2, and lesson 9
 
 
 def _rows(sentence: str, table: _Table) -> Array:
@@ -116,7 +119,7 @@ _TEST = {"the wet bank": 0, "a cheap bank": 1}
 def _adjectives(more: Any) -> Iterator[str]:
     """Yield the mistakes in the sentences of `more`."""
     items = more.items() if isinstance(more, Mapping) else ()
-    texts = {text: right for text, right in items if isinstance(text, str)}  # leaves out `...`
+    texts = {text: right for text, right in items if isinstance(text, str)}  # without `...`
     if not {*texts} - {*_KNOWN}:
         yield "more-not-filled-in"
         return

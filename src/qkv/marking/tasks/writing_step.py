@@ -75,14 +75,14 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Return the cached keys and values of the context; in the first call, return new ones."""
+    """Return the cached rows of the context, or in the first call the computed rows."""
     return kept if len(kept.key) else context
 
 
 RIGHT: Steps = {
     **kv_cache.RIGHT,
     "projections": lambda own, cross: (own, cross),
-    "words": same,  # the output of self-attention; some mistakes project this to keys
+    "words": same,  # some mistakes compute keys from the output of self-attention
     "source": _once,
     "stored": same,
     "read": lambda source, own: source,
@@ -117,7 +117,7 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return two variants per source: project the output of self-attention, or its input."""
+    """Return two variants per source: project the output, or the input, of self-attention."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 
@@ -141,7 +141,7 @@ SOURCE = _TEXTS.mistakes(
         "cross-reads-own-cache": [{"read": lambda source, own: own}],
     }
 )
-# found with other projections in later calls; these must not change the cached keys
+# the test changes the projections after the first call; a right step keeps its cached keys
 RECOMPUTED = _TEXTS.mistakes(
     {
         "cross-recomputed": [

@@ -34,7 +34,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
-    """Return the runs whose first size is smaller, and the runs whose first size is larger."""
+    """Return two lists of runs: the first size is smaller, or the first size is larger."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -45,7 +45,7 @@ def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether no side mixes right and wrong runs, and at least one side has wrong runs."""
+    """Tell whether all runs of one side are wrong, and no side mixes right and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -129,7 +129,7 @@ def second_output(runs: list[Outcome]) -> Finding | None:
             continue  # the weights of fully masked rows are not checked
         formula = answer(run.case)
         right, lse = formula.pattern, formula.lse
-        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # torch: the mean
+        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # torch: mean over heads
         if any(_same_numbers(run.second, a) for a in (right, mean, lse, lse[..., None])):
             continue
         shows = "the returned weights are not the weights that give this output"

@@ -23,7 +23,7 @@ _PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in
 
 
 class AttentionMarking(Marking):
-    """The test results of one attention function so far."""
+    """The tests of one attention function."""
 
     call: steps.Learner
 
@@ -38,7 +38,7 @@ class AttentionMarking(Marking):
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[steps.Learner]) -> None:
-        """Call the function in the first of these ways that gives only right results, if any."""
+        """Choose the first of these ways to call the function that gives only right results."""
         right = (way for way in ways if all(run.is_right for run in self.on(steps.CORE, way)))
         self.call = next(right, self.call)
 
@@ -47,11 +47,11 @@ class AttentionMarking(Marking):
         self.test(Group(test, self.cases[test], known, **options))
 
     def at_last(self) -> Finding | None:
-        """Report inputs that the function changed, or wrong weights next to a right output."""
+        """Report changed inputs, overwritten outputs, or wrong weights beside a right output."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Describe a wrong result: the sizes that cause it, or else its properties."""
+        """Describe a wrong result by the sizes that cause the error, or by its properties."""
         odd = findings.odd_shape(runs) if what == steps.SIZES[self.signature] else None
         finding = odd or findings.unexplained(self.call, runs, what)
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
@@ -88,7 +88,7 @@ class AttentionMarking(Marking):
         self.untried += [names[0] for option, names in known if option in asked - {*options}]
 
     def first_calls(self) -> None:
-        """Find out how to call the function, and whether two calls share a result array."""
+        """Find out how to call the function, and check that equal calls return equal arrays."""
         if any(run.error is not None for run in self.on(steps.CORE)):
             self.choose(replace(self.call, rank=rank) for rank in (3, 4))
             if (rank := self.call.rank) > 2:
@@ -96,7 +96,7 @@ class AttentionMarking(Marking):
                     f"It takes only arrays of {rank} dimensions, not a single text (L, d)."
                 )
         if "mask" in self.call.needed:
-            # a mask that hides no key: True, 0 if it is added, or False if it is inverted
+            # a mask that masks no key: all True, all 0 (to add), or all False (inverted)
             shapes = product((False, True), (True, 0.0, False))
             self.choose(
                 replace(self.call, unmasked=value, per_key=per_key) for per_key, value in shapes
@@ -164,7 +164,7 @@ class AttentionMarking(Marking):
         return True
 
     def try_causal(self, each_pair: bool, batches: bool = False) -> None:
-        """Test a causal mask alone, on a batch and with another mask, if the function takes one."""
+        """Test the causal option, if any: alone, on a batch, and together with a mask."""
         if "causal" not in self.call.options:
             return
         self.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
@@ -174,7 +174,7 @@ class AttentionMarking(Marking):
             self.ask("both masks together", masks.BOTH, may_refuse=True)
 
     def takes_batches(self) -> bool:
-        """Test a batch of two texts. Only tasks that ask for batches require a result."""
+        """Test a batch of two texts, and tell whether the function takes batches."""
         refused = self.refused_batch()
         if refused is not None:
             if self.needs_batches:
@@ -188,7 +188,7 @@ class AttentionMarking(Marking):
         return not self.wrong
 
     def refused_batch(self) -> Outcome | None:
-        """Return a batch that gives an error or a wrong shape; None if this is a known mistake."""
+        """Return a failed or misshapen batch call, or None if a known mistake explains the call."""
         runs = self.on("batches")
         refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
         return refused[0] if refused and self.explain(runs, BATCHES) is None else None
@@ -214,7 +214,7 @@ def adds_its_mask(
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) needs a boolean mask: in a mask of 0 and -inf, it masks the zeros
+    # where(mask, scores, -inf) needs a boolean mask; given 0 and -inf, it masks the zeros
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False

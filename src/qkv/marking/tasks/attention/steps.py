@@ -18,7 +18,7 @@ from qkv.marking.outcome import Outcome, is_number, name_of, outcome
 
 NAMES = {"qkv": ("query", "key", "value"), "x,w_q,w_k,w_v": ("x", "w_q", "w_k", "w_v")}
 SIZES = {"qkv": "other lengths and sizes", "x,w_q,w_k,w_v": "values of another size"}
-CORE = "scores, scaling, softmax, values"  # L == S and d == dv
+CORE = "scores, scaling, softmax, values"  # name of the test with L == S and d == dv
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # in the first case, all sizes are 2: a wrong transpose raises no error
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
-        # queries that follow cached keys; in the last case, one more key follows the query
+        # the queries come after cached keys; in the last case, one more key comes after the query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
 
@@ -146,7 +146,7 @@ def _of_word_vectors() -> dict[str, list[Case]]:
 def long_ones(length: int) -> list[Case]:
     """Return two cases: two queries with many keys, and many queries with two keys.
 
-    In the first case, the scores rise from key to key for one query, and fall for the other.
+    In the first case, the scores of query 0 rise from key to key, and the scores of query 1 fall.
     """
     both, long = np.array([[1.0], [-1.0]]), np.arange(length)[:, None] / 8
     value = np.random.default_rng(900).integers(-4, 5, (length, 1)) / 2
@@ -166,7 +166,7 @@ def _case(signature: str, *rows: Any) -> Case:
 
 
 def drawn(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = ()) -> list[Case]:
-    """Draw multiples of 1/2 between -2 and 2, which are short to print and exact in float32.
+    """Draw multiples of 1/2 between -2 and 2; such numbers are short and exact in float32.
 
     Args:
         names: the names of the arrays, such as "qkv".
@@ -278,12 +278,12 @@ def softmax(s: Array) -> Array:
 
 
 def split(a: Array, heads: int) -> Array:
-    """(..., T, H * d) -> (..., H, T, d)."""
+    """Split heads: (..., T, H * d) -> (..., H, T, d)."""
     return np.swapaxes(a.reshape(*a.shape[:-1], heads, -1), -3, -2)
 
 
 def join(a: Array) -> Array:
-    """(..., H, T, d) -> (..., T, H * d)."""
+    """Join heads: (..., H, T, d) -> (..., T, H * d)."""
     a = np.swapaxes(a, -3, -2)
     return a.reshape(*a.shape[:-2], -1)
 
@@ -382,7 +382,7 @@ class Learner:
             before = queries.shape[: -2 if self.per_key else -1]
             options["mask"] = np.full((*before, keys.shape[-2]), self.unmasked)
         if "output" in self.needed and case.output is None:
-            options["output"] = np.eye(case.arrays["w_v"].shape[-1])  # the identity
+            options["output"] = np.eye(case.arrays["w_v"].shape[-1])  # the identity matrix
         if "q_offset" in self.needed:
             options["q_offset"] = case.q_offset or 0
         return {

@@ -319,7 +319,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # two mistakes, combined with a wrong join that works only in texts of one word
+    # two mistakes, each with a wrong join of the heads that works only for one word
     *(
         replace(one, variants=tuple({**variant, "join": _in_one_row} for variant in one.variants))
         for one in SPLITTING
@@ -328,7 +328,7 @@ SLIPS = (
 )
 
 
-# omits two mistakes whose steps differ in grouped-query attention
+# without two mistakes, whose steps are different in grouped-query attention
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -344,7 +344,7 @@ KNOWN = (
     *formula.SLIPS,
     *formula.OF_CAUSAL,
 )
-# one word attends only to itself; two words also show relative positions
+# one word attends only to itself; two words reveal errors in relative positions
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
 ANOTHER_WORD = steps.Text(np.array([8]))  # a text of one word, like the first text
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
@@ -385,7 +385,7 @@ class _Decoding:
             return steps.greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
-            return returned  # items of a tuple or list have no batch axis
+            return returned  # wrong results without a batch axis
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 
@@ -431,10 +431,10 @@ def _unknown_name(wrong: Outcome) -> Finding | None:
 
 
 class _DecoderMarking(StepwiseMarking):
-    """The test results of one decoder so far."""
+    """The tests of one decoder."""
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Add a hint if only texts of more than one word are wrong."""
+        """Describe a wrong result; add a hint if only texts of two or more words are wrong."""
         hints = []
         if runs[0].is_right and len(runs[0].case.ids) == 1:
             hints.append("right for one word, so the mistake is in attention between words")

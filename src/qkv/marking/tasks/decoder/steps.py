@@ -103,7 +103,7 @@ class Text:
     Attributes:
         ids: the ids (T,) of the text.
         write: the number of words to generate; if 0, the result is the logits.
-        tied: as in `small_model`.
+        tied: whether the embeddings also serve as the LM head.
     """
 
     ids: Array
@@ -192,7 +192,7 @@ def _attend(x: Array, p: Arrays, config: Mapping[str, Any], steps: Steps) -> Arr
     projected = (steps["linear"](x, p[f"self_attn.{n}_proj"], f"{n}_proj") for n in "qkv")
     q, k, v = steps["choose"](*projected)
     q, k, v = steps["in_order"](split, rotate, q, k, v)
-    k, v = (steps["repeat"](a, heads // groups) for a in (k, v))  # (Hq, T, d)
+    k, v = (steps["repeat"](a, heads // groups) for a in (k, v))  # (query heads, T, d)
     sizes = Sizes(q.shape[-1], v.shape[-1], len(x), x.shape[-1], x.shape[-1])
     scores = steps["scale"](steps["score"](q, k), sizes)
     i, j = np.arange(len(x))[:, None], np.arange(len(x))
@@ -215,23 +215,23 @@ def _rotated(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
 
 
 def halves(a: Array) -> tuple[Array, Array]:
-    """Pair number i with number i + d/2, as Llama's files need."""
+    """Return the two halves (number i and number i + d/2 form a pair, as in Llama's files)."""
     d = a.shape[-1]
     return a[..., : d // 2], a[..., d // 2 :]
 
 
 def joined_halves(first: Array, second: Array) -> Array:
-    """Invert `halves`."""
+    """Concatenate two halves: the inverse of `halves`."""
     return np.concatenate([first, second], axis=-1)
 
 
 def neighbours(a: Array) -> tuple[Array, Array]:
-    """Pair number 2i with number 2i + 1, as in the paper."""
+    """Return even and odd columns (2i and 2i + 1 form a pair, as in Su et al. 2021)."""
     return a[..., 0::2], a[..., 1::2]
 
 
 def joined_neighbours(first: Array, second: Array) -> Array:
-    """Invert `neighbours`."""
+    """Interleave two arrays: the inverse of `neighbours`."""
     both = np.stack([first, second], axis=-1)
     return both.reshape(*both.shape[:-2], -1)
 

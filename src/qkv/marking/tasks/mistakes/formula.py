@@ -1,4 +1,4 @@
-"""Mistakes in the formula softmax(Q K^T / sqrt(d)) V, in loops and in rounded numbers."""
+"""Mistakes in attention: in softmax(Q K^T / sqrt(d)) V, in loops, and in rounded numbers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -199,7 +199,7 @@ OF_CAUSAL = both_ends(
 )
 
 
-# names of mistakes, keyed by the indices of the arrays used as query, key and value
+# names of mistakes, keyed by the numbers of the arrays that serve as query, key and value
 _EXCHANGED: dict[tuple[int, ...], str] = {(1, 0, 2): "query-key-swapped", (0, 1, 1): "key-as-value"}
 
 
@@ -268,7 +268,7 @@ def _sum(**over: Any) -> dict[str, Any]:
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Return two wrong softmaxes: maximum and sum over these axes, or only the sum."""
+    """Return two variants of softmax: maximum and sum, or only the sum, run over these axes."""
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 

@@ -74,7 +74,7 @@ HEADS = (
                 _sized(lambda columns, heads, width: width // heads),
                 _sized(lambda columns, heads, width: width),
             ],
-            # must precede heads-reshape, which has variants with the same joins
+            # before heads-reshape, which has variants with the same wrong joins
             "heads-join": [{"join": _rejoin}, {"join": _flat}],
             "heads-reshape": [
                 {"split": _reshape},

@@ -1,4 +1,4 @@
-"""Mistakes in causal masks, in the use of masks, and in the number for masked scores."""
+"""Mistakes in causal masks, in the use of masks, and in the value of masked scores."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -11,7 +11,7 @@ from qkv.marking.tasks.attention.steps import HIDE, flip, same
 from qkv.marking.tasks.task import Texts
 
 _TEXTS = Texts(__name__)
-# wrong rules for whether query i sees key j, keyed by the mistake's name
+# wrong rules that tell whether query i sees key j, keyed by the mistake's name
 _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
     "ignored": [lambda i, j, first: (i >= 0) & (j >= 0)],
     "upper": [lambda i, j, first: j >= first + i, lambda i, j, first: j > first + i],
@@ -76,7 +76,7 @@ OFFSET = _TEXTS.mistakes(
 
 
 def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[Steps]:
-    """For each number, yield two variants: masked scores become the number, or it is added."""
+    """For each number, yield two variants: masked scores become the number, or get it added."""
     for number in numbers:
         yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": blank}
         yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}
@@ -88,7 +88,7 @@ def _seen(weights: Array, visible: Array) -> Array:
 
 
 def _less_the_largest(scores: Array, visible: Array) -> Array:
-    """Subtract the largest score of a row, even if this score is masked."""
+    """Subtract the row's largest score, even a masked score, and then mask with -inf."""
     return np.where(visible, scores - scores.max(axis=-1, keepdims=True), -np.inf)
 
 

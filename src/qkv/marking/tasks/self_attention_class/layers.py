@@ -171,7 +171,7 @@ def projections(layer: Any, layout: Layout) -> Projections | None:
     found = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        found[role] = weights or [a for _, a in arrays]  # weights, not other arrays
+        found[role] = weights or [a for _, a in arrays]  # arrays named like weights, if any
     return _read(found, layout)
 
 
@@ -250,7 +250,7 @@ def _read(found: Mapping[str, list[Array]], layout: Layout) -> Projections | Non
 
 
 def _flat(a: Array) -> bool:
-    """Tell whether an array is a bias."""
+    """Tell whether an array is a bias: a vector, or a matrix with one row or column."""
     return a.ndim == 1 or (a.ndim == 2 and min(a.shape) == 1)
 
 
@@ -295,7 +295,7 @@ _MASKS = {option: OPTIONS[option] for option in ("mask", "causal")}
 
 
 class Layers:
-    """Layers of a student's class, one per pair of sizes, each built on first use.
+    """Layers of a student's class, built on first use: one layer per (embed_dim, num_heads).
 
     Args:
         built: the class.

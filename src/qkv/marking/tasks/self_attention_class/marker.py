@@ -84,7 +84,7 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Return all cases with weights, for each value of `flipped` that fits all layers."""
+    """Add weights to all cases, for each order of axes (`flipped`) that fits all layers."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -184,7 +184,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose a value of `flipped` for which the layer is right or has only one known mistake."""
+    """Choose the order of axes (`flipped`) that needs the fewest known mistakes: none, or one."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -321,7 +321,7 @@ def _unscaled(layers: Layers) -> Finding | None:
 
 def _by_symmetries(m: Marking) -> None:
     """Check a layer whose weights are unknown: output shape, word order, and mixing of words."""
-    runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # not known
+    runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # unknown
     if (nothing := nothing_done(runs)) is not None:
         m.find(_LayerFinding(**vars(nothing)))
         m.steps = None

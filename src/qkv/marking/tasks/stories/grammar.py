@@ -18,7 +18,7 @@ DEEDS = (
     *("sat by the fire", "slept", "found two keys"),
 )
 PEOPLE, SENTENCES = 3, 10
-LONGEST = SENTENCES * (3 + max(len(deed.split()) for deed in DEEDS))  # words
+LONGEST = SENTENCES * (3 + max(len(deed.split()) for deed in DEEDS))  # in words
 _NAME = f"({'|'.join(NAMES)})"
 _SENTENCE = re.compile(rf"{_NAME} {_NAME} ({'|'.join(DEEDS)}) \.(?: (?=\w)|$)")
 

@@ -69,7 +69,7 @@ def _sum(weights: Array, ids: Any, names: Any) -> Any:
 def _patterns() -> list[tuple[Any, ...]]:
     """Draw weights whose rows sum to 1, for texts with repeated names and other repeated words.
 
-    Only the last case has weights above the diagonal, to reveal functions that read them.
+    Only the last case has weights above the diagonal, so that functions that read them fail.
     """
     texts = [
         ([1, 4, 6, 1, 5], [1, 2]),
@@ -133,9 +133,9 @@ _STORIES = 16
 _COUNTED = 500
 # minimum probability of repeated last names; a model with one layer reaches 0.3
 _SURE = 0.6
-# minimum difference between two losses
+# minimum difference between the model's loss and the loss of a counting model
 _BELOW = 0.05
-# minimum score of a right head, relative to the best head
+# minimum score of a right head, as a fraction of the best head's score
 _NEARLY = 0.8
 # minimum score of a head that copies names
 _CLEAR = 0.4
@@ -321,7 +321,7 @@ NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
 
 class _Removed:
-    """A cache of logits, computed by a decoder without some of its heads.
+    """A decoder whose heads can be removed, with a cache of its logits.
 
     Args:
         decoder: a student's decoder with its stories.

@@ -19,7 +19,7 @@ _TEXTS = Texts(__name__)
 _STORIES = 60
 # minimum number of last names per first name in sixty stories; ten is usual
 _LAST_NAMES = 3
-# minimum number of sentences, out of ten, about people named before
+# minimum number of sentences about people from earlier sentences, out of ten
 _RETURNS = 4
 _JOIN = 'return " ".join(sentences)  # each sentence is f"{first[one]} {last[one]} {deed} ."'
 
