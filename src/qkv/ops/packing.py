@@ -123,7 +123,8 @@ def _lasting_memory(count: int) -> Array:
 def _count(shelf: Any, size: int) -> None:
     """Add `size` to the used bytes of a shelf, and drop the shelf if it is nearly empty.
 
-    For freed bytes, `size` is negative. Weights on a dropped shelf are packed again at their next use.
+    For freed bytes, `size` is negative. Weights on a dropped shelf are packed again when they are
+    next used.
     """
     if shelf is None:  # there is no shelf yet
         return

@@ -1,4 +1,4 @@
-"""Divide attention on dask arrays into blocks; find the arrays and rules that each block needs."""
+"""Divide attention on dask arrays into blocks, and give each block its arrays and its rules."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +14,7 @@ from qkv.attend.visibility import FAR, Visibility
 from qkv.extras import need
 
 Pieces = tuple[int, ...]  # The sizes of the blocks along one axis.
-Index = tuple[int, ...]  # A block's indices along (*lead, heads, key heads, queries, keys).
+Index = tuple[int, ...]  # A block's position along (*lead, heads, key heads, queries, keys).
 CELLS, PER_HEAD, PER_ROW = (
     ("attn_mask", "bias"),
     ("alibi_slopes", "sinks"),
@@ -23,7 +23,7 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """The arguments of a block, without its arrays. Positions count from the start of the block."""
+    """The arguments of one block, without the arrays. Positions are relative to the block."""
 
     offset: int | Array
     query_lengths: Array | None
@@ -61,7 +61,7 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # for each array axis: the axis of an `Index`, None if not cut
+    axes: tuple[int | None, ...]  # for each array axis, its axis in an `Index`; None if not cut
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""
@@ -77,12 +77,14 @@ class Operand(NamedTuple):
 
 @dataclass(frozen=True)
 class Tasks:
-    """A layer of a task graph: its tasks, keyed by name, and the layers below it."""
+    """A layer of a Dask graph: its tasks, and the arrays and layers whose results it reads."""
 
     name: str
     below: Sequence[Any]  # dask arrays, and other layers
     tasks: dict[Any, Any] = field(default_factory=dict)
-    whole: dict[tuple[Any, ...], Any] = field(default_factory=dict)  # joined results by index
+    whole: dict[tuple[Any, ...], Any] = field(
+        default_factory=dict
+    )  # joined results, keyed by index
 
     def add(self, at: tuple[Any, ...], work: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
         """Add a task at the index `at`; return a reference to its result."""
@@ -93,7 +95,7 @@ class Tasks:
         return TaskRef(key)
 
     def add_tree(self, index: tuple[Any, ...], refs: list[Any], join: Callable[..., Any]) -> Any:
-        """Add tasks that join the results of `refs` in pairs, in a fixed order."""
+        """Add tasks that join the results of `refs` pairwise, in a fixed order."""
         level = 0
         while len(refs) > 1:
             pairs = [refs[n : n + 2] for n in range(0, len(refs), 2)]
@@ -126,12 +128,12 @@ class Tasks:
 class Blocks:
     """A checked call on dask arrays, cut into blocks."""
 
-    call: Call  # A call whose arrays have shapes and types, but no data.
-    operands: dict[str, Operand]  # Operands, keyed by argument name.
+    call: Call  # A call whose arrays are stand-ins with the right shapes and dtypes.
+    operands: dict[str, Operand]  # The arrays of the call, keyed by argument name.
     pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
-    key_heads: tuple[int, ...]  # The index of the key head piece for each piece of heads.
+    key_heads: tuple[int, ...]  # For each piece of heads, the index of its piece of key heads.
     is_flat: bool  # Whether a head axis was added to 2-D arrays.
-    token: str  # A name; equal calls get equal names.
+    token: str  # A checksum of the call, for the names of its tasks.
 
     @property
     def arrays(self) -> list[Any]:
@@ -144,7 +146,7 @@ class Blocks:
         return (*self.pieces[:-3], self.pieces[-2])
 
     def tasks(self, name: str, below: Sequence[Any]) -> Tasks:
-        """Return an empty layer; its name depends only on the call."""
+        """Return a layer without tasks, named after `name` and the call."""
         return Tasks(f"{name}-{self.token}", below)
 
     def in_result(self, index: Index) -> tuple[int, ...]:
@@ -158,8 +160,8 @@ class Blocks:
     def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        `first` is the `Index` of these queries with key block 0. `seen` holds an `Index` of these
-        queries with each block of keys that they may see.
+        `first` is the `Index` of the block of queries with key block 0. `seen` has an `Index` for
+        each block of keys that these queries may see.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
@@ -197,7 +199,7 @@ class Blocks:
         )
 
     def inputs(self, index: Index, *names: str) -> dict[str, Any]:
-        """Return references to chunks, keyed by operand name; skip missing operands."""
+        """Return references to the chunks of a block, keyed by name; skip arguments not given."""
         return {name: self.operands[name].ref(index) for name in names if name in self.operands}
 
     def _rows_at(self, row: tuple[int, ...]) -> tuple[slice, ...]:
@@ -234,10 +236,10 @@ def cut(call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Op
     for name in PER_ROW:
         if _is_dask(options.get(name)):
             raise TypeError(
-                f"{call}: {name} is a dask array, but its numbers are needed beforehand, to skip "
-                f"masked blocks: give {name}.compute()"
+                f"{call}: {name} is a dask array, but its numbers decide which blocks are "
+                f"skipped: give {name}.compute()"
             )
-    # pass a mask in memory unchanged, so that `check_call` can warn about floats of 0 and 1
+    # pass a mask in memory unchanged, so that `check_call` can warn if it has only 0.0 and 1.0
     stand_ins = {
         name: _stand_in(array) if name != "attn_mask" or _is_dask(attn_mask) else attn_mask
         for name, array in arrays.items()
@@ -263,7 +265,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """Cut a dask array at the edges of the blocks, but no axis that broadcasts or is None."""
+    """Rechunk a dask array to the blocks; do not cut axes that broadcast or are None."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)
@@ -304,7 +306,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return the pieces of heads and of key heads; for each piece of heads, its key head piece."""
+    """Return the pieces of heads, the pieces of key heads, and `Blocks.key_heads`."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):
@@ -319,7 +321,7 @@ def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[i
 
 
 def _joined(*pieces: Pieces) -> Pieces:
-    """Return the pieces that result from cutting at the boundaries of all `pieces`."""
+    """Return the pieces of an axis that is cut at the boundaries of all `pieces`."""
     return _sizes(sorted({start for each in pieces for start in _starts(each)})) or (0,)
 
 
@@ -333,12 +335,12 @@ def _sizes(starts: list[int]) -> Pieces:
 
 
 def _stand_in(array: Any) -> Array:
-    """Return an array of the same shape and type in which every number is 2."""
+    """Return an array with the shape and dtype of a dask array, filled with the number 2."""
     return np.broadcast_to(np.full((), 2, array.dtype), array.shape)
 
 
 def _aligned(x: Any) -> Any:
-    """Align an array for the kernel, because data received over a network may begin at any byte."""
+    """Align an array for the kernel: arrays from a network may begin at any byte."""
     return np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
 
 

@@ -39,15 +39,15 @@ class Block:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of rows in a block, positions where it can be cut, and a checksum.
+    """The number of rows in a block, the positions at which it can be cut, and a checksum.
 
     Attributes:
         rows: the number of rows that begin in the block.
-        marks: (M, 2), the number and the position of each row at which a part may begin.
+        marks: (M, 2), the row number and the byte position of each row that may begin a part.
         end: the position after the last row.
         digest: a checksum of the block's bytes, or of the row group's texts.
         bad: the number (from 0) of the first bad row, and the reason; None if all rows are good.
-        whole: whether each line is a row; False for a CSV with a line end inside quotes.
+        whole: whether each line is a row; False if a row of a CSV has a line end inside quotes.
     """
 
     rows: int
@@ -59,7 +59,7 @@ class Count:
 
 
 def blocks_of(source: Source, size: int = BLOCK) -> list[Block]:
-    """Divide a source into blocks, each for one task; a compressed file is a single block."""
+    """Divide a source into blocks of at most `size` bytes; a compressed file is one block."""
     if source.kind == ".parquet":
         return [Block(source, group) for group in range(source.parquet().num_row_groups)]
     if source.packed:
@@ -82,7 +82,7 @@ def counts_of(
         files: the sources, as returned by `described`.
         client: the cluster's client; None for this process.
         call: the function name at the beginning of errors.
-        check: whether to check every row, and raise an error for a bad row.
+        check: whether a bad row raises an error.
         size: the number of bytes in a block.
         way: the advice in the error for a bad row.
 
@@ -95,7 +95,7 @@ def counts_of(
     for (number, _), result in zip(blocks, all_of(client, _count, cases, call=call), strict=True):
         counts[number].append(result)
     torn = [number for number, some in enumerate(counts) if not all(c.whole for c in some)]
-    # files with line ends inside quotes are counted as a stream
+    # count files with line ends inside quotes again, from the beginning to the end
     streams = [(Block(files[number]), check) for number in torn]
     for number, result in zip(torn, all_of(client, _count, streams, call=call), strict=True):
         counts[number] = [result]
@@ -109,7 +109,7 @@ def counts_of(
 
 
 def bad_row(call: str, file: Source, row: int, reason: str, way: str = WAY) -> str:
-    """Return the error message for a row that has no text."""
+    """Return the error message for a bad row."""
     return f"{call}: {file.path}, row {row} {reason}: {way}"
 
 
@@ -118,7 +118,7 @@ def _count(_: None, case: tuple[Block, bool]) -> Count:
 
 
 def count(block: Block, check: bool = True) -> Count:
-    """Count the rows that begin in a block. With `check`, find the first bad row too."""
+    """Count the rows that begin in a block. With `check`, also find the first bad row."""
     if block.source.kind == ".parquet":
         return _count_group(block)
     if block.source.packed or block.end is None:
@@ -163,7 +163,7 @@ def _count_stream(source: Source, check: bool) -> Count:
 
 
 class _Seen:
-    """A stream that records the end of the last line and the digest of all bytes that were read."""
+    """A stream that computes the checksum of all bytes that are read, and the end of each line."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b"\n"
@@ -172,7 +172,7 @@ class _Seen:
         self._lines = self._first = self._size = 0
 
     def read(self, size: int) -> bytes:
-        r"""Read a block, and further bytes while the last byte is \r, so that no \r\n is cut."""
+        r"""Read a block. If it ends with \r, read more bytes, so that no \r\n is split."""
         data = self._stream.read(size)
         while data.endswith(b"\r") and (more := self._stream.read(1)):
             data += more
@@ -209,7 +209,7 @@ def _count_group(block: Block) -> Count:
 
 
 def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] | None:
-    """Find the first bad row in the lines of `data`, and the reason."""
+    """Return the number of the first bad row in `data` and the reason; None if all are good."""
     if source.kind == ".txt":
         try:
             data.decode()
@@ -224,7 +224,7 @@ def _first_bad(source: Source, data: bytes, at_begin: bool) -> tuple[int, str] |
 
 
 def _is_open(data: bytes) -> bool:
-    """Return whether any line of a CSV ends inside quotes, if each line is read by itself."""
+    """Return whether any line of a CSV opens quotes that the line does not close."""
     if b'"' not in data:
         return False
     lines = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -249,7 +249,7 @@ def _begins(before: bytes, data: bytes) -> Array:
 
 
 def _to_the_next(stream: IO[bytes], last: bytes) -> bytes:
-    """Advance the stream to the start of the next line; `last` is the byte that was read last."""
+    """Read to the end of the current line; `last` is the last byte that was already read."""
     rest = b""
     while data := stream.read(2**16):
         begins = _begins(last, data)
@@ -260,7 +260,7 @@ def _to_the_next(stream: IO[bytes], last: bytes) -> bytes:
 
 
 def _marks(begins: Array) -> Array:
-    """Return (M, 2): the number and the position of each line at which a part may begin."""
+    """Return (M, 2): the row number and the position of each row that may begin a part."""
     if not len(begins):
         return np.empty((0, 2), np.int64)
     by_bytes = np.searchsorted(begins, np.arange(begins[0], begins[-1] + 1, MARK_BYTES))
@@ -277,8 +277,8 @@ def cut(
         sources: the files.
         counts: for each file, the counts of its blocks.
         most_rows: the maximum number of rows in a part; at least `MARK_ROWS`.
-        most_bytes: the approximate maximum size of a part in bytes; a single long line may exceed
-            it.
+        most_bytes: the approximate maximum size of a part in bytes. A part with one very long line
+            may be larger.
     """
     parts: list[Part] = []
     first = 0

@@ -24,15 +24,13 @@ from qkv.scale.manifest import MANIFEST, Folder, writing
 from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sources, rows_of
 from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
-MOST_ROWS, MOST_BYTES = 8192, 2**24  # the maximum number of rows and bytes of a part
-PARTS = (
-    16  # the minimum number of parts for each worker, so that workers finish at about the same time
-)
-SAMPLE = 64  # The number of rows that are encoded to estimate the time of all rows.
+MOST_ROWS, MOST_BYTES = 8192, 2**24  # The maximum numbers of rows and bytes of a part.
+PARTS = 16  # The minimum number of parts per worker; with more parts, no worker idles for long.
+SAMPLE = 64  # The number of rows per part that `estimate` encodes.
 _SAVE = 1.0  # Seconds between two updates of the manifest.
-_WINDOW = 2048  # The number of rows that are encoded at once.
+_WINDOW = 2048  # The number of rows in one call of `Model.encode`.
 CALL = "encode"
-Entry = dict[str, Any]  # the manifest, or its entry of a part
+Entry = dict[str, Any]  # The manifest, or the manifest's entry for one part.
 WAY = 'correct it, or skip bad rows with on_error="skip"'
 
 
@@ -62,7 +60,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The plan of a run: its parts, and the sources, model and sizes that determine them."""
+    """The plan of a run: its parts, and the sources, the model and the sizes of parts."""
 
     sources: list[Source]
     digests: list[str]
@@ -72,7 +70,7 @@ class _Plan:
 
     @cached_property
     def about(self) -> Entry:
-        """The plan's entries in the manifest."""
+        """The entries of the manifest that describe the plan."""
         rows = [0] * len(self.sources)
         for part in self.parts:
             rows[part.number] += part.rows
@@ -90,7 +88,7 @@ class _Plan:
 
     @cached_property
     def digest(self) -> str:
-        """A short checksum of the plan's entries, used in file names."""
+        """A short checksum of the plan, which the file names of parts contain."""
         return hashlib.blake2b(json.dumps(self.about).encode(), digest_size=4).hexdigest()
 
     def name(self, number: int) -> str:
@@ -110,32 +108,32 @@ def encode(
 ) -> Encoded:
     r"""Write a vector for each row of many files, on a Dask cluster or in this process.
 
-    The files are read twice: first to count and check their rows, then part by part to encode them.
-    On every worker, the names of the files, the destination and the model must mean the same. Texts
-    are truncated as in `Model.encode`, and the vectors are equal to those of `Model.encode`. For
-    each of its parts, a compressed file is read from its beginning, so several small compressed
-    files are faster than a large one.
+    The files are read twice: first to count and check the rows, then to encode the rows part by
+    part. All workers must see the same files, destination and model under the same names. Texts are
+    truncated as in `Model.encode`, and the vectors are equal to the vectors of `Model.encode`. To
+    reach a part of a compressed file, a worker reads the file from its beginning, so several small
+    compressed files are faster than a large compressed file.
 
-    If a run is stopped, its complete parts remain, and the next run adds the others. It checks the
-    checksums of the model's files, of all sources and of the existing parts, and writes damaged
-    parts again.
+    If a run is stopped, its complete parts remain, and the next run writes the missing parts. The
+    next run first compares the checksums of the model's files, of all sources and of the existing
+    parts, and writes damaged parts again.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both. The files are .txt (each line is a row, even a
-            blank line), .jsonl, .csv with a header, or .parquet. All but .parquet may be compressed
-            (.gz, .bz2, .xz or .zst). Paths may be local, or of any kind that fsspec opens.
+            blank line), .jsonl, .csv with a header, or .parquet. .txt, .jsonl and .csv files may be
+            compressed (.gz, .bz2, .xz or .zst). Paths are local, or URLs that fsspec opens.
         destination: a local folder, or a folder that fsspec opens. Its files `part-*.parquet` have
             the columns id (int64, counted over the rows of all sources), source, row (counted from
-            0 in the source) and vector (a list of D float32). `_manifest.json` lists the complete
-            files.
+            0 in the source) and vector (a list of D float32). `_manifest.json` lists the files that
+            are complete.
         client: the cluster's client. The default is the current client; if no client exists, it is
             this process.
         column: the name of the column with the texts; not used for .txt.
-        resume: False to start again, even if the folder holds vectors.
-        on_error: "raise" to stop at a bad row, "skip" to omit the row and its id. A row is bad if
-            it is not valid UTF-8, JSON or CSV, if the column is missing or not a string, or if the
-            text has no token.
+        resume: False to start again, even if the folder already has vectors.
+        on_error: "raise" to stop at a bad row, or "skip" to omit the row and its id. A row is bad
+            if it is not valid UTF-8, JSON or CSV, if its column is missing or not a string, or if
+            its text has no token.
 
     Raises:
         TypeError: the model is not a name, or a source is not a path.
@@ -198,7 +196,7 @@ def estimate(
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """Encode a sample of a part; return the sample's number of rows and the time in seconds."""
+    """Encode a sample of a part; return the number of rows in the sample, and the seconds."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)
@@ -215,7 +213,7 @@ def _check_model(model: Model) -> None:
 def _planned(
     model: Named, files: list[Source], client: Any, check: bool, old: Entry | None
 ) -> _Plan:
-    """Count all rows and plan a run; if there was an earlier run, its part sizes are used again."""
+    """Count all rows and plan a run; `old` is the manifest of an earlier run, whose sizes stay."""
     files = [described(file, CALL) for file in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)
@@ -229,7 +227,7 @@ def _planned(
 
 
 def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
-    """Raise an error if a folder holds the vectors of other texts, or of another model."""
+    """Raise an error if a folder has vectors of other texts or of another model."""
     way = "choose another folder, or start again with resume=False"
     new = plan.about
     here = f"{CALL}: {folder.path} holds vectors"
@@ -261,7 +259,7 @@ def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
 
 
 def _done(plan: _Plan, old: Entry | None, folder: Folder, client: Any) -> dict[int, Entry]:
-    """Return the manifest's entries of complete parts, keyed by part number."""
+    """Return the manifest's entries for complete parts, keyed by part number."""
     entries = {int(number): entry for number, entry in (old["parts"] if old else {}).items()}
     entries = {number: entry for number, entry in entries.items() if number < len(plan.parts)}
     whole = all_of(client, is_whole, [(folder, entry) for entry in entries.values()], call=CALL)
@@ -271,7 +269,7 @@ def _done(plan: _Plan, old: Entry | None, folder: Folder, client: Any) -> dict[i
 def _run(
     plan: _Plan, done: dict[int, Entry], folder: Folder, client: Any, run: str, skip: bool
 ) -> None:
-    """Write the missing parts; even after an error, the manifest lists all complete parts."""
+    """Write the missing parts, and list complete parts in the manifest, even after an error."""
     missing = [number for number in range(len(plan.parts)) if number not in done]
     orders = [Order(plan.parts[number], folder, plan.name(number), run, skip) for number in missing]
     texts_cut = Cut(None)
@@ -306,7 +304,7 @@ class Order:
         part: the rows.
         folder: the destination.
         name: the name of the file.
-        run: the identity of the run.
+        run: the identifier of the run, as in the lock.
         skip: whether bad rows are skipped.
     """
 

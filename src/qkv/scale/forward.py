@@ -14,25 +14,25 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # what each block reads
-_ROUNDED = 1e8  # Above this, a log-sum-exp in float64 is too imprecise for weights.
+_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # the arrays of a block
+_ROUNDED = 1e8  # Above this, a float64 log-sum-exp is too coarse to compute weights from it.
 
 
 class Part(NamedTuple):
     """The result of attention over some keys."""
 
-    out: Array  # (*lead, Hq, L, dv), in the computation's type.
+    out: Array  # (*lead, Hq, L, dv), in the dtype of the computation.
     lse: Array  # (*lead, Hq, L), float64.
-    rest: Array | None  # The log-sum-exp is `lse + rest`; None means 0.
+    rest: Array | None  # The exact log-sum-exp is `lse + rest`; None means 0.
 
 
 def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options: Any) -> Any:
     """Compute `qkv.attention` on dask arrays with any chunks along batch, heads, queries and keys.
 
     Each task computes one block of queries with one block of keys. Results over different keys are
-    joined pairwise, as in `qkv.merge_attention`. A pair of blocks gets no task if
-    causality, window or lengths mask all of it. Nothing is computed until `compute` is called on a
-    result. Each task uses one thread.
+    joined pairwise, as in `qkv.merge_attention`. Pairs of blocks that causality, window or lengths
+    mask completely get no task. Nothing is computed until `compute` is called on a result. Each
+    task uses one thread.
 
     Args:
         query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
@@ -42,13 +42,13 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
             blocks.
         options: the options of `qkv.attention`, except `out`. `bias`, `sinks` and `alibi_slopes`
             may be dask arrays too. `q_offset`, `query_lengths` and `key_lengths` must be in memory,
-            since they decide which blocks are masked.
+            because they determine which blocks are masked.
 
     Returns:
         The results of `qkv.attention` as dask arrays with the chunks of query.
-        Along leading dimensions and heads, chunks also end where those of key and value end.
+        Along leading dimensions and heads, the chunks of key and value cut the results too.
         The last axis of weights has the chunks of key and value.
-        Rounding errors are at most twice those of `qkv.attention`.
+        Rounding errors are at most twice the rounding errors of `qkv.attention`.
 
     Raises:
         ValueError: shapes, lengths or numbers of heads are incompatible, or a size is unknown.
@@ -56,7 +56,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
         ImportError: Dask is not installed.
 
     Source:
-        Dao et al. 2022, FlashAttention, section 3.1 (joining the parts).
+        Dao et al. 2022, FlashAttention, section 3.1.
 
     >>> import dask.array as da
     >>> words = da.random.default_rng(0).normal(size=(1, 600, 8), chunks=(1, 200, 8))
@@ -88,7 +88,7 @@ def _attended(blocks: Blocks) -> Tasks:
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
         for index in seen:
-            sinks = ("sinks",) if index is seen[0] else ()  # sinks count once, in the first part
+            sinks = ("sinks",) if index is seen[0] else ()  # only the first part counts the sinks
             read = blocks.inputs(index, *_READ, *sinks)
             refs.append(tasks.add((*at, index[-1]), _attend, blocks.rules(index), **read))
         if not seen:
@@ -139,7 +139,7 @@ def _attend(rules: Rules, **inputs: Array) -> Part:
 
 
 def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Array) -> Part:
-    """Return the `Part` for no keys; `shapes` are the shapes of query, key and value."""
+    """Return the `Part` of queries that see no keys; `shapes` are of query, key and value."""
     query, key, value = shapes
     none = [query, (*key[:-2], 0, key[-1]), (*value[:-2], 0, value[-1])]
     arrays = dict(zip(("query", "key", "value"), (np.zeros(x, kind) for x in none), strict=True))
@@ -147,7 +147,7 @@ def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Ar
 
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """Compute a `Part` and, with `weights`, the weights as if there were no other keys."""
+    """Compute a `Part` and, if requested, the weights over the keys of this part alone."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None
@@ -164,7 +164,7 @@ def _tidy(out: Array, lse: Array, rest: Array) -> Part:
 
 
 def joined(part: Part, other: Part) -> Part:
-    """Join two parts over different keys."""
+    """Join the results of two parts over different keys."""
     if part.rest is other.rest is None:
         return Part(*merge_attention(part.out, part.lse, other.out, other.lse), None)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Scores of heads over many files: workers compute sums, which are then added."""
+"""Scores of heads over many files: workers compute sums, and the caller adds the sums."""
 
 from collections.abc import Iterable, Iterator
 from functools import reduce
@@ -15,7 +15,7 @@ from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
 from qkv.scale.workers import all_of, current_client, named
 
 CALL = "scale.head_scores"
-ROWS, BYTES = 4096, 2**20  # the maximum number of rows and bytes of one task
+ROWS, BYTES = 4096, 2**20  # The maximum numbers of rows and bytes of one task.
 
 
 def head_scores(
@@ -25,7 +25,9 @@ def head_scores(
     client: Any = None,
     column: str = "text",
 ) -> dict[str, Result]:
-    r"""Compute `qkv.circuits.head_scores` over files; the division into tasks changes no score.
+    r"""Compute the scores of `qkv.circuits.head_scores` over many files.
+
+    The scores do not depend on the number of workers or tasks.
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
@@ -37,7 +39,7 @@ def head_scores(
         column: the name of the column with the texts; not used for .txt.
 
     Returns:
-        A float64 array (layers, heads) per name; NaN if no query counts for the score.
+        For each name, a float64 array (layers, heads), with NaN if no query counts for the score.
 
     Raises:
         ValueError: a score or the column does not exist, or a row has no text (the error names the
@@ -66,7 +68,7 @@ def head_scores(
 
 
 def _part_sums(model: Model, case: tuple[Part | None, tuple[str, ...]]) -> tuple[HeadSums, Cut]:
-    """Return `(sums, truncated)` for the texts of a part. Without a part, both are 0."""
+    """Return the sums of scores over the texts of a part, and the count of truncated texts."""
     part, names = case
     texts_cut = Cut(model.max_seq_length)
     with counting(texts_cut):

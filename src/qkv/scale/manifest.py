@@ -19,9 +19,10 @@ from qkv.models.files.read import first_line
 
 MANIFEST, LOCK = "_manifest.json", ".qkv-lock"  # readers of Parquet folders skip these names
 PART = re.compile(r"part-\d{6,}-[0-9a-f]{8}\.parquet")
-_LEFT = re.compile(r"\.qkv-.*\.part")  # unfinished files, which killed processes leave
+_LEFT = re.compile(r"\.qkv-.*\.part")  # unfinished files of killed processes
 _NUMBER, _TIME = re.compile(r"\d{1,9}", re.ASCII), re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
-BEAT, DEAD = 10.0, 60.0  # seconds between renewals of a lock, and until an old lock is ignored
+BEAT = 10.0  # The number of seconds between two renewals of a lock.
+DEAD = 60.0  # A lock that was not renewed for this number of seconds is ignored.
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Folder:
             return None
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file completely, or not at all."""
+        """Write a file; the file appears only when it is complete."""
         if self.is_local:
             with replacing(self.path_of(name)) as file:
                 file.write(data)
@@ -86,13 +87,13 @@ class Folder:
             raise
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
+        """Remove a file, if it exists."""
         files, path = self._there
         with suppress(FileNotFoundError):
             files.rm_file(f"{path.rstrip('/')}/{name}")
 
     def clean(self, keep: set[str]) -> None:
-        """Remove all parts except those in `keep`, and unfinished files of killed processes."""
+        """Remove unfinished files of killed processes, and all parts that are not in `keep`."""
         for name in self.names():
             if _LEFT.fullmatch(name) or (PART.fullmatch(name) and name not in keep):
                 self.remove(name)
@@ -124,13 +125,13 @@ class Folder:
         return dict(manifest)
 
     def is_ours(self, run: str) -> bool:
-        """Return whether this run holds the lock; if not, its workers must not write."""
+        """Return whether the run with this identifier holds the lock of the folder."""
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 
-# The schema of a manifest. A dict is an object with these entries; the name "" stands for entries
-# whose names are numbers. A list is a list of elements of one kind. A tuple is a list with one
-# element of each kind.
+# The schema of a manifest. A dict stands for a JSON object with these entries; the key "" stands
+# for all entries whose names are numbers. A list stands for a JSON list whose elements all have one
+# kind. A tuple stands for a JSON list with one element of each kind.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,
@@ -182,9 +183,9 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
 def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
     """Hold the lock of a folder, so that only one run at a time writes to the folder.
 
-    When the process ends, the lock of a local folder ends too. In other folders, the lock is a file
-    that the run renews every `BEAT` seconds. If it was not renewed for `DEAD` seconds, another run
-    may take the lock.
+    The lock of a local folder ends with the process. In other folders, the lock is a file that the
+    run renews every `BEAT` seconds. If a lock was not renewed for `DEAD` seconds, another run may
+    take the lock.
 
     Raises:
         RuntimeError: another run holds the lock.

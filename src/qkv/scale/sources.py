@@ -13,7 +13,7 @@ from qkv.text.lines import each_line
 
 KINDS = (".txt", ".jsonl", ".csv", ".parquet")
 PACKED = (".gz", ".bz2", ".xz", ".zst")
-LONGEST = 2**30  # the maximum number of characters in a CSV field
+LONGEST = 2**30  # The maximum number of characters in a CSV field.
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class Bad:
 
 @dataclass(frozen=True)
 class Source:
-    """A file of texts, as fsspec opens it.
+    """A file of texts, which fsspec opens.
 
     Attributes:
-        path: the path that the caller gave or a glob matched.
+        path: the path of the file, as the caller gave it or as a glob matched it.
         kind: one of `KINDS`.
         column: the name of the column with the texts; not used for .txt.
-        packed: whether the file is compressed; it can then only be read from the beginning.
-        field: the number of the text column in a CSV.
+        packed: whether the file is compressed. A compressed file is read from its beginning.
+        field: the index of the text column in a CSV.
     """
 
     path: str
@@ -53,7 +53,7 @@ class Source:
 
     @property
     def missing(self) -> str:
-        """The reason for rejecting a row that lacks the column."""
+        """The error message for a row without the text column."""
         return f"has no {self.column!r}"
 
     def parquet(self) -> Any:
@@ -71,7 +71,7 @@ class Source:
         return cast("list[str | None]", column.to_pylist())
 
     def rows(self, lines: Iterable[str | ValueError]) -> Iterator[str | Bad]:
-        """Return the text of each row in some lines; for a bad row, the reason."""
+        """Return the text of each row in `lines`, or a `Bad` with the reason for a bad row."""
         if self.kind == ".csv":
             return map(self._field, records(lines))
         return map(self._text, lines)
@@ -112,13 +112,13 @@ class Part:
 
     Attributes:
         source: the file.
-        number: the number of the source, in the order of all sources.
-        first: the id of the first row; ids count the rows of all sources.
-        row: the number of the first row in the source, counted from 0.
-        rows: the number of rows.
-        begin: the first byte, or in a row group, the first row.
-        end: the byte after the last row, or in a row group, the row after the last one.
-        group: the number of the row group in a Parquet file.
+        number: the index of the source among all sources.
+        first: the id of the part's first row; ids count the rows of all sources.
+        row: the index of the part's first row in its source.
+        rows: the number of rows in the part.
+        begin: the part's first byte; for Parquet, its first row in the row group.
+        end: the byte after the part; for Parquet, the row after the part.
+        group: the index of the row group; None if the file is not Parquet.
     """
 
     source: Source
@@ -187,7 +187,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Check a source's text column; return the source, and for a CSV add the column's number.
+    """Check the text column of a source; return the source, for a CSV with its `field`.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.
@@ -211,7 +211,7 @@ def described(source: Source, call: str) -> Source:
         if isinstance(record, Bad):
             raise ValueError(f"{name}: the header {record.reason}")
         if not record:
-            return source  # an empty file, without a header or rows
+            return source  # an empty file
         if record.count(source.column) == 1:
             return replace(source, field=record.index(source.column))
         columns = record
@@ -223,7 +223,7 @@ def described(source: Source, call: str) -> Source:
 
 
 def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
-    """Yield the texts of a part in order. For a row without a text, yield the reason.
+    """Yield the text of each row of a part, or a `Bad` with the reason for a bad row.
 
     Args:
         part: the rows.
@@ -255,7 +255,7 @@ class _Piece:
 
 
 def records(lines: Iterable[str | ValueError]) -> Iterator[list[str] | Bad]:
-    """Yield the records of a CSV; a record that contains a bad line is bad."""
+    """Yield the records of a CSV, or a `Bad` for a record with a bad line."""
     broken: list[str] = []
 
     def each() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Run tasks on the workers of a cluster or in this process. Each process loads one model."""
+"""Run tasks on the workers of a cluster or in this process; a process loads the model once."""
 
 import ctypes
 import hashlib
@@ -22,11 +22,11 @@ from qkv.models.files.read import CONFIG, NEEDED
 from qkv.ops.kernel import get_num_threads, set_num_threads
 
 NO_WORKER = 300.0  # A run fails after this number of seconds without a worker.
-AHEAD = 8  # The number of tasks per thread of the cluster that are submitted in advance.
-# Option numbers from glibc's malloc.h, and three sizes in bytes: the maximum memory to keep, the
-# maximum threshold, and glibc's default threshold.
+AHEAD = 8  # The number of submitted tasks for each thread of the cluster.
+# Numbers for glibc's mallopt: the options M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, the bytes of freed
+# memory to keep, the largest M_MMAP_THRESHOLD, and its default.
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
-_LOOK = 1.0  # Seconds between two checks of a silent cluster.
+_LOOK = 1.0  # The number of seconds between two checks of the cluster.
 _PROCESS = uuid.uuid4().hex  # Identifies this process.
 _C = TypeVar("_C")
 _R = TypeVar("_R")
@@ -64,7 +64,7 @@ def named(model: Any, call: str) -> Named:
     if _is_random(name):
         return Named(name, name)
     folder = find_model(name)
-    if Path(name).expanduser() == folder:  # workers may run in another folder
+    if Path(name).expanduser() == folder:  # a relative path would mean another folder on a worker
         name = str(folder.resolve())
     return Named(name, _checksum(folder))
 
@@ -124,15 +124,15 @@ def each(
     """Call `task(model, case)` for every case, on a cluster's workers or in this process.
 
     If a worker dies, its case is computed again, as often as Dask's setting
-    `distributed.scheduler.allowed-failures` allows. With a model, each process computes only one
-    case at a time, with its share of the cores. If the iterator is closed, cases that have not
-    begun are canceled.
+    `distributed.scheduler.allowed-failures` allows. With a model, each process computes one case at
+    a time, and the processes of a machine share its cores. Closing the iterator cancels all cases
+    that have not begun.
 
     Args:
         client: the cluster's client; None for this process.
-        task: a function of a module that workers can import. Without `model`, the function gets
-            None as its first argument.
-        cases: small objects, because they are sent to the workers.
+        task: a function of a module that workers can import. Without `model`, its first argument
+            is None.
+        cases: the cases, which are sent to the workers and should be small objects.
         call: the function name at the beginning of errors.
         model: the model that each worker loads.
 
@@ -142,7 +142,7 @@ def each(
     Raises:
         ConnectionError: the scheduler was lost, or no worker was connected for `NO_WORKER` seconds.
         RuntimeError: a case killed its workers.
-        Exception: any error that `task` raises.
+        Exception: the error that `task` raised for a case.
     """
     if client is None:
         for number, case in enumerate(cases):
@@ -194,7 +194,7 @@ def all_of(client: Any, task: Task[_C, _R], cases: Sequence[_C], **others: Any) 
 
 
 class _Crew:
-    """The workers of a cluster; the list is updated every few seconds."""
+    """The workers of a cluster, whose list is updated about every second."""
 
     def __init__(self, client: Any, call: str, total: int) -> None:
         self._client, self._call, self._total = client, call, total
@@ -205,7 +205,7 @@ class _Crew:
         self._alive = time.monotonic()
 
     def look(self) -> bool:
-        """Return whether a worker is connected; after too long without one, raise an error."""
+        """Return whether a worker is connected; raise an error after `NO_WORKER` seconds."""
         now = time.monotonic()
         if now - self._asked < _LOOK:
             return self.room > 0
@@ -247,7 +247,7 @@ def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
         return task(None, case)
     where = need("distributed", "scale").get_worker().address
     with _computing:
-        if job.process != _PROCESS:  # do not change the threads of the user's own process
+        if job.process != _PROCESS:  # keep the threads of the process that began the run
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
             return task(loaded(job.model, job.call, f"worker {where}"), case)
@@ -257,9 +257,8 @@ def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
 def _keeping_memory() -> Iterator[None]:
     """Inside the `with` block, reuse the memory of freed arrays for new arrays.
 
-    Dask starts its workers with a setting that makes glibc return the memory of each freed large
-    array to the system. Requesting memory again for every array takes a fifth of a model's running
-    time.
+    Dask's workers run with a setting of glibc that returns the memory of each freed large array to
+    the system. Requesting this memory again for every array takes a fifth of a model's time.
     """
     before = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if sys.platform != "linux" or not before.isdecimal():
@@ -282,15 +281,15 @@ def _keeping_memory() -> Iterator[None]:
 
 @cache
 def _cores() -> int:
-    """Return the number of threads that this process would use if it ran alone."""
+    """Return `get_num_threads()` before `_work` changes the number of threads."""
     return get_num_threads()
 
 
 def current_client(client: Any) -> Any:
-    """Return `client`; if it is None, the current client, or None if no client exists."""
+    """Return `client`; if `client` is None, return the current client, if any."""
     if client is not None:
         return client
-    if "distributed" not in sys.modules:  # raised if no client exists
+    if "distributed" not in sys.modules:  # then no client exists
         return None
     try:
         return need("distributed", "scale").default_client()
@@ -299,7 +298,7 @@ def current_client(client: Any) -> Any:
 
 
 def workers_of(client: Any) -> int:
-    """Return the number of workers; 1 without a client, for this process."""
+    """Return the number of workers; without a client, 1 for this process."""
     return 1 if client is None else len(client.scheduler_info()["workers"])
 
 
