@@ -24,7 +24,7 @@ def named(
 
     Returns:
         For each text, the id with the largest logit at each position. None if the model has no
-        mask token or no head over words.
+        mask token or no language-model head.
     """
     assert model.tokenizer is not None
     if model.tokenizer.mask is None or model(texts[0][None]).logits is None:

@@ -64,7 +64,7 @@ def test_refusals_are_one_line(
     line = refused(run("play", TEXT, "-o", "a.gif"), "play")
     assert "a.gif: the name must end in .html or .htm" in line
     assert "the text is empty" in refused(run("play", "", "--model", folder), "play")
-    assert "random has no head over words" in refused(
+    assert "random has no language-model head" in refused(
         run("play", TEXT, "--model", "random"), "play"
     )
     monkeypatch.setenv("QKV_MODEL", "random")

@@ -96,9 +96,9 @@ def test_without_a_name_the_decoder_that_ships_writes(
         *(
             ("play", name, f"play: {name} {why}")
             for name, why in (
-                ("vit", "has no head over words"),
+                ("vit", "has no language-model head"),
                 ("t5", "is of the family t5"),
-                ("bert", "has no head over words"),
+                ("bert", "has no language-model head"),
             )
         ),
         *((verb, "nowhere", "path (the name comes from QKV_MODEL)") for verb in VERBS),

@@ -40,7 +40,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> qkv.Model:
 
 
 def plain_head(tensors: dict[str, Any], x: np.ndarray) -> np.ndarray:
-    """BERT's head over words once more: linear layer, gelu, norm, token table, bias."""
+    """BERT's language-model head once more: linear layer, gelu, norm, token table, bias."""
     p = {name: array.astype(np.float64) for name, array in tensors.items()}
     x = x @ p[f"{MASK_HEAD}.dense.weight"].T + p[f"{MASK_HEAD}.dense.bias"]
     x = x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))

@@ -194,11 +194,10 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
 def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
     heads = dogs(2, 2, L0H0_1_2=0.9, L0H1_1_2=0.8, L1H0_2_4=0.7, L1H1_2_4=0.6)
     shown, links = selection.choose_head(heads)
-    others = selection.other_heads(heads, links, shown, 5)
+    others = selection.other_heads(heads, links, shown, one_link=False)
     assert [(link.layer, link.head, link.query, link.key) for link in others] == [(1, 0, 2, 4)]
-    assert selection.other_heads(heads, links, ChosenHead(1, 1, None, ""), 1)[
-        0
-    ].weight == pytest.approx(0.9)
+    others = selection.other_heads(heads, links, ChosenHead(1, 1, None, ""), one_link=False)
+    assert others[0].weight == pytest.approx(0.9)
 
 
 def heads_from_rows(tokens: list[str], *rows: list[float]) -> Heads:

@@ -121,8 +121,8 @@ def test_the_part_holds_the_payload_and_nothing_that_ends_it(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"architectures": ["BertModel"]}, "has no head over words"),
-        ({"architectures": ["BertForSequenceClassification"]}, "has no head over words"),
+        ({"architectures": ["BertModel"]}, "has no language-model head"),
+        ({"architectures": ["BertForSequenceClassification"]}, "has no language-model head"),
     ],
 )
 def test_a_model_that_a_page_does_not_compute_is_refused(
@@ -158,7 +158,7 @@ def test_another_family_is_refused(tmp_path: Path, family: str, complaint: str) 
 
 
 def test_blocks_of_attention_alone_are_refused() -> None:
-    with pytest.raises(ValueError, match="play: random has no head over words: a page"):
+    with pytest.raises(ValueError, match="play: random has no language-model head: a page"):
         engine_payload(qkv.load("random"))
 
 
@@ -187,7 +187,7 @@ def test_no_tokenizer_and_a_text_made_lower_case_before_it(tmp_path: Path) -> No
     mask_bert(lower.path)
     lower.sentence({"pooling_mode_mean_tokens": True}, limit=8)
     lower.json("sentence_bert_config.json", {"max_seq_length": 8, "do_lower_case": True})
-    with pytest.raises(ValueError, match="play: lower has texts in lower case before they reach"):
+    with pytest.raises(ValueError, match="play: lower lowercases texts before its tokenizer"):
         engine_payload(qkv.load(lower.path))
 
 

@@ -48,7 +48,7 @@ LEVEL = processors.ByteLevel(trim_offsets=True)
             {"post_processor": processors.Sequence([template("a $A"), LEVEL])},
             "trims blanks after it has put tokens around a text",
         ),
-        ({"post_processor": template("a")}, "puts a text in more places than one, or in none"),
+        ({"post_processor": template("a")}, "puts a text at several positions, or at none"),
     ],
 )
 def test_other_kinds_are_refused(parts: dict[str, Any], expected: str) -> None:
@@ -77,7 +77,7 @@ def test_what_stands_for_groups_of_a_pattern_is_refused() -> None:
     rules = json.loads(bpe().to_str())
     rules["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a)"}, "content": "$1"}
     made = Tokenizer.from_str(json.dumps(rules))
-    assert reasons(made) == ["has a normalizer that puts groups of its pattern"]
+    assert reasons(made) == ["has a normalizer that inserts groups of its pattern"]
     rules["normalizer"]["pattern"] = {"String": "(a)"}
     assert reasons(Tokenizer.from_str(json.dumps(rules))) == []
 
@@ -92,7 +92,7 @@ def test_other_models_are_refused() -> None:
 
 
 def test_options_of_models_are_refused() -> None:
-    drops = "has a BPE that drops what it does not know"
+    drops = "has a BPE that drops unknown characters"
     level = pre_tokenizers.ByteLevel()
     assert reasons(bpe({"a": 0})) == [drops]
     assert reasons(bpe(ALPHABET)) == [drops]
@@ -101,7 +101,7 @@ def test_options_of_models_are_refused() -> None:
     assert reasons(bpe(fewer), pre_tokenizer=level) == [drops]
     assert reasons(bpe(BYTES, byte_fallback=True)) == []
     assert reasons(bpe(byte_fallback=True)) == [
-        "has a BPE that falls back on bytes and has no token for some"
+        "has a BPE that falls back on bytes, but has no token for some bytes"
     ]
     assert reasons(bpe(end_of_word_suffix="</w>")) == [
         "has a BPE with the end_of_word_suffix '</w>'"

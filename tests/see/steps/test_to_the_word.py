@@ -415,7 +415,7 @@ def test_without_a_head_it_ends_at_the_last_vectors(name: str, last: str) -> Non
     expected = model([IDS]).last_hidden_state[0]
     np.testing.assert_allclose(view.steps[-1].values, expected, atol=2e-5)
     assert view.steps[-1].note.endswith(
-        "the model has no head over words, so the walk ends with the last vectors"
+        "the model has no language-model head, so the walk ends with the last vectors"
     )
     assert view.words == view.to_dict()["words"] == []
     assert view.sentence.startswith(
@@ -426,7 +426,7 @@ def test_without_a_head_it_ends_at_the_last_vectors(name: str, last: str) -> Non
 def test_a_head_over_classes_gives_no_words() -> None:
     config = BERT | {"architectures": ["BertForSequenceClassification"]}
     model = random_of(config | {"id2label": {"0": "a", "1": "b"}})
-    assert "no head over words" in walk(model.trace(IDS), model=model).steps[-1].note
+    assert "no language-model head" in walk(model.trace(IDS), model=model).steps[-1].note
 
 
 def test_what_the_trace_lacks_is_said() -> None:

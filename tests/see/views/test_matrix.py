@@ -243,7 +243,7 @@ def of_replay(view: View, kind: str, given: Given) -> str:
 
 @cache
 def bert() -> Model:
-    """A small one with a head over words, for the page that computes with it."""
+    """A small model with a language-model head, for the page that computes with it."""
     with TemporaryDirectory() as folder:
         mask_bert(Path(folder, "small"))
         model = load(Path(folder, "small"), dtype=np.float64)

@@ -14,7 +14,7 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # With so many tokens or more, views show only each query's largest weights.
+LONG = 512  # From this number of tokens on, views show only each query's largest weights.
 _MOST = 1e30  # Larger weights are replaced by NaN.
 
 Index = int | None  # a layer or a head; None if the view chooses it
@@ -22,10 +22,10 @@ Some = Sequence[int] | None  # some layers, queries or keys; None for all
 
 
 class Summary(NamedTuple):
-    """A summary of one layer's weights; for a long text, it is kept instead of the weights.
+    """The largest weights of one layer: a long text has this summary instead of all weights.
 
     Attributes:
-        indices: `(H, L, k)`, the keys with the largest weights for each query; short rows end with
+        indices: `(H, L, k)`, the keys with the largest weights for each query; unused entries are
             -1.
         weights: `(H, L, k)`, the weights on these keys, largest first.
         received: `(H, S)`, the weight on each key, summed over all queries.
@@ -54,7 +54,7 @@ class Axis:
 
     @property
     def names(self) -> list[str]:
-        """Return the names that a reader sees."""
+        """Return the names that the view shows for these tokens or words."""
         return self.shown or self.tokens
 
     @cached_property
@@ -96,8 +96,8 @@ class Heads:
         name: a name that distinguishes this text from the others in a view.
         text: the original text, if it is known.
         split: the position at which the second of two sentences begins.
-        others: descriptions of layers that are left out because their queries or keys belong to
-            other tokens.
+        others: for each layer that is left out, a description of the layer. A layer is left out if
+            its queries or keys are not the tokens of this text.
         num_layers: the number of layers of the model; 0 if it is unknown.
         untrained: whether the parameters that compute queries and keys are random.
     """
@@ -152,7 +152,7 @@ class Heads:
         return [int(key) for key in np.flatnonzero(kept)]
 
     def between_content(self, weights: Array) -> Array:
-        """Set weights `(..., L, S)` to -1 unless they join two different content words.
+        """Keep weights `(..., L, S)` between two different content words; set all others to -1.
 
         >>> heads = Heads(Axis(["a", "."], [False, False]), [0])
         >>> heads.between_content(np.full((2, 2), 0.5)).tolist()
@@ -189,13 +189,13 @@ class Heads:
         return weights[heads, row, column], row, at[heads, row, column]
 
     def usual(self, layer: int, head: int, query: int, key: int) -> tuple[float, float]:
-        """Return two average weights, for comparison with the weight of this pair.
+        """Return two average weights, to compare with the weight from `query` to `key`.
 
         Returns:
-            `(at_distance, on_key)`: `at_distance` is the mean weight of all pairs of words at the
-                same distance, including this pair; it is 0 if queries and keys are different
-                tokens. `on_key` is the mean weight on this key from the other words that may attend
-                to it.
+            `(at_distance, on_key)`: `at_distance` is the mean weight over all pairs of words whose
+                distance is `key - query`. If queries and keys are different tokens, `at_distance`
+                is 0. `on_key` is the mean weight on `key` from the other words that may attend to
+                `key`.
         """
         positions = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, positions, np.full(len(positions), key)))
@@ -212,7 +212,7 @@ class Heads:
         return _mean(np.nan_to_num(along)), _mean(column[others])
 
     def at(self, layer: int, head: int, queries: Any, keys: Array) -> Array:
-        """Return one head's weights from queries to keys; weights that were not kept are 0."""
+        """Return one head's weights from queries to keys; weights that were not kept count as 0."""
         index = self.layers.index(layer)
         if self.weights:
             return np.asarray(self.weights[index][head][queries, keys])
@@ -221,7 +221,7 @@ class Heads:
         return np.asarray(np.where(same, weights[queries], 0.0).sum(axis=-1, dtype=np.float64))
 
     def row(self, layer: int, head: int, query: int) -> Array:
-        """Return the weights of one query on all keys, `(S,)`; weights that were not kept are 0."""
+        """Return the weights of one query on all keys, `(S,)`; weights not kept count as 0."""
         return self.at(layer, head, query, self._every_key)
 
     def known(self, layer: int, head: int) -> Array:
@@ -261,7 +261,7 @@ class Heads:
         return np.arange(len(self.keys.tokens))
 
     def _joined(self, at: Array, queries: Some = None, keys: Some = None) -> Array:
-        """Mark each pair of query and key in `at` that joins two different content words.
+        """Return a bool array: True where a query and a key are two different content words.
 
         `at` holds the positions of keys, `(S,)` or `(..., L, k)`. The positions in `queries` and
         `keys` count as content words.
@@ -281,9 +281,10 @@ Kept = tuple[list[int], list[Array], list[Summary]]
 
 
 def kept_in(trace: Trace | Seq2SeqTrace, layers: Iterable[int], prefix: str = "") -> Kept:
-    """Return `(layers, weights, [])` of a trace or, without weights, `(layers, [], summaries)`.
+    """Return the traced layers and their weights or, if no weights were traced, their summaries.
 
-    The arrays' names begin with `prefix`, which is "cross_attn." for attention between two texts.
+    The result is `(layers, weights, [])` or `(layers, [], summaries)`. The arrays' names begin with
+    `prefix`, which is "cross_attn." for attention between two texts.
     """
     layers = list(layers)
     whole = [layer for layer in layers if (f"{prefix}pattern", layer) in trace]
@@ -350,7 +351,7 @@ def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]
 
 
 def _scale(trace: Trace, layer: int) -> float | None:
-    """Return the factor of the raw scores; None if anything else changes the scores too."""
+    """Return the factor of the raw scores; None if a bias or softcap also changes the scores."""
     if not all((name, layer) in trace for name in "qkv"):
         return None
     settings = trace.attention_inputs(layer)
@@ -412,8 +413,8 @@ def _mean(values: Array) -> float:
 def by_word(heads: Heads) -> Heads:
     """Merge the subwords of a text into words; return the same heads if no token is a subword.
 
-    The weight on a word is the sum over its subwords; the weight from a word is the mean over its
-    subwords.
+    The weight on a word is the sum of the weights on its subwords. The weight from a word is the
+    mean of the weights from its subwords.
 
     >>> axis = Axis(["a", "##b", "c"], [False] * 3)
     >>> heads = Heads(axis, [0], [np.full((1, 3, 3), 1 / 3)])
@@ -479,8 +480,8 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
 def merge_words(weights: Array, queries: Sequence[Span], keys: Sequence[Span]) -> Array:
     """Merge weights between subwords `(..., L, S)` into weights between words.
 
-    The weight on a word is the sum over its subwords; the weight from a word is the mean over its
-    subwords. Each row therefore still sums to 1.
+    The weight on a word is the sum of the weights on its subwords. The weight from a word is the
+    mean of the weights from its subwords. Each row therefore still sums to 1.
 
     Source:
         Clark et al. 2019, section 4.1.

@@ -107,8 +107,8 @@ def positions_of(model: Model | None, word: str | None, a: Trace, b: Trace) -> C
     the word whose vectors after the last layer are least similar.
 
     Raises:
-        ValueError: the word is not in both texts, or they share no word; the message lists their
-            words.
+        ValueError: the word is not in both texts, or the texts share no word; the message lists
+            the words of both texts.
     """
     words = [words_of(trace.tokens, trace.special) for trace in (a, b)]
     if word is None:
@@ -224,7 +224,7 @@ def _no_tokens(trace: Trace) -> str:
 
 
 def readable_trace(trace: Trace) -> Trace:
-    """Replace the tokens of a trace by names without tokenizer marks."""
+    """Replace the tokens of a trace by names without tokenizer marks, such as "Ġ"."""
     tokens, special = trace[0].tokens, trace[0].special
     names = plain_tokens(tokens, special)
     return trace if names == tokens else trace.with_tokens([names])

@@ -58,7 +58,7 @@ class Removal:
 
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
-    """Return a text's first gap; None after interventions, or if the model cannot fill gaps."""
+    """Return the position of a text's first gap; None if the model cannot guess the gap."""
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None
@@ -155,13 +155,13 @@ COUNT = 5  # the number of words to show
 
 @dataclass(frozen=True)
 class Opening:
-    """A position in a text, with a model's guesses there before and after one word is hidden.
+    """A position in a text, with a model's guesses at it before and after one word is hidden.
 
     Attributes:
         position: the position of the token.
         before: the likeliest words at the position, with their probabilities.
-        hidden: the positions of the hidden word: the word whose hiding changes the guess most.
-            The list is empty if the text has no other word.
+        hidden: the positions of the hidden word's tokens; empty if the text has no word to hide.
+            The hidden word is the word whose hiding changes the guess most.
         word: the hidden word.
         after: the likeliest words with `word` hidden; equal to `before` if no word is hidden.
     """

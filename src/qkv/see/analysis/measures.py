@@ -12,7 +12,7 @@ from qkv.see.analysis.head_weights import Heads, Summary
 # The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
 # same thresholds, and docs/views.md explains them.
 STANDS_OUT = 0.1  # The smallest difference, of a weight or a probability, that counts as a finding.
-OF_POSITIONS = 0.4  # A head with at least this average weight on a position attends to it.
+OF_POSITIONS = 0.4  # A head attends to a position if its average weight there is at least this.
 
 Measure = Callable[[Array], Array]  # computes one number per head from weights (H, L, S)
 
@@ -20,8 +20,8 @@ Measure = Callable[[Array], Array]  # computes one number per head from weights 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
     """Compute each measure for all heads, `(layers, heads)`; unknown measures are None.
 
-    If only the largest weights of a text were kept, only `first` and `separators` are known: they
-    need only the summed weight on each key.
+    If only the largest weights of a text were kept, only `first` and `separators` are known. These
+    two measures need only the summed weight on each key.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]

@@ -129,10 +129,10 @@ def choose_head(
 
     The function returns `(head, ranked links)`.
 
-    For a text with a gap, choose the head whose removal changes the guess most (see `removing`).
-    Without a gap, or if positions were requested, choose the head whose strongest link is furthest
-    above the usual weight. If the difference is below 0.1, or the model is untrained, the headline
-    says that no head stands out.
+    For a text with a gap, choose the head whose removal changes the guess most; the function
+    `removing` finds this head. Without a gap, or if positions were requested, choose the head whose
+    strongest link is furthest above the usual weight. If the difference is below 0.1, or the model
+    is untrained, the headline says that no head stands out.
 
     `layer` and `head` restrict the choice to a layer or a head. All links lead from positions in
     `queries` to positions in `keys`. If a requested head has no link between content words, its
@@ -219,7 +219,10 @@ def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> C
 
 
 def key_of(seen: Heads, layer: int, head: int, query: int) -> int:
-    """Return the key of a query's largest link; if it is below 0.1, of the largest weight."""
+    """Return the key to which a query's largest link leads.
+
+    If all links are below 0.1, return the key with the query's largest weight.
+    """
     links = (link for link in rank_heads(seen, [layer], [query]) if link.head == head)
     best = next(links, None)
     if best is not None and best.weight >= _WEAK:
@@ -251,7 +254,7 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
 
 
 def searched(seen: Heads, layer: Index, head: Index) -> str:
-    """Name the heads among which the choice was made."""
+    """Name the heads from which a view chose, e.g. "all heads of layer 3"."""
     if layer is not None:
         return f"all heads of layer {layer}"
     every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
@@ -266,9 +269,9 @@ def contrasting_head(
 
     For each link from the word, the usual weight (see `rank_heads`) is subtracted from the weight.
     A head's difference is half the sum of the absolute changes of these numbers between the texts.
-    If two heads have equal differences, the weights themselves are compared in the same way: 0
-    means equal weights, 1 means no key in common. Ties go to the lowest layer, then the lowest
-    head.
+    If two heads have equal differences, the function compares half the sum of the absolute changes
+    of the weights themselves: 0 means equal weights, 1 means no key in common. Ties go to the
+    lowest layer, then the lowest head.
 
     A head of trained models stands out if any link differs by at least 0.1 between the texts.
 
@@ -391,7 +394,7 @@ def heads_among(heads: Heads, layer: Index, head: Index, call: str) -> list[tupl
 def checked_head(heads: Heads, layer: Index, head: Index, call: str) -> tuple[Index, Index]:
     """Check a layer and a head; return both counted from 0.
 
-    In both arguments, -1 stands for the last.
+    -1 stands for the last layer, and for the last head.
 
     Raises:
         IndexError: the layer or the head is out of range.

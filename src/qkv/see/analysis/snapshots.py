@@ -101,7 +101,7 @@ def _of_mapping(run: Mapping[Any, Any]) -> Run:
 
 
 def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
-    """Run each snapshot and trace the text's weights; with the first snapshot, also its scores.
+    """Run each snapshot and trace its attention weights; the first trace also has the scores.
 
     Args:
         run: the run.
@@ -194,7 +194,7 @@ def _few(value: Any, most: int = 60) -> str:
 
 MOST_CELLS = 2_000_000  # the largest number of weights in a page: 4 MB before base64
 MOST_LOSSES = 400
-BECOMES = 0.5  # a head gets the measure's name if its score is at least this number
+BECOMES = 0.5  # a head with at least this score is named after the measure, e.g. an induction head
 
 
 class Score(NamedTuple):
@@ -254,7 +254,7 @@ class Replay:
 
     @property
     def rises(self) -> Array:
-        """The increase of each score from first to last step; with only one step, the scores."""
+        """Return the increase of each score; if there is only one step, return the scores."""
         rises = self.values[-1] - self.values[0]
         return np.asarray(self.values[0] if len(self.steps) == 1 else rises)
 
@@ -409,7 +409,7 @@ def in_words(replay: Replay, head: ChosenHead, score: int) -> str:
 
 
 def thinned(losses: Sequence[tuple[int, float]], most: int) -> list[list[float]]:
-    """Reduce a curve to at most `most` points; each is the mean of adjacent points.
+    """Reduce a curve to at most `most` points; each new point is the mean of adjacent points.
 
     >>> thinned([(0, 4.0), (1, 2.0), (2, 1.0), (3, 1.0)], 2)
     [[0.5, 3.0], [2.5, 1.0]]

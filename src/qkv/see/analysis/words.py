@@ -169,7 +169,7 @@ def words_of(tokens: Texts, special: Flags, *, only_content: bool = False) -> li
 
 
 def explained(tokens: Texts, special: Flags, name: str = "", written: Texts = ()) -> list[str]:
-    """Explain the tokens of a text in sentences; each begins with `name`, if `name` is given.
+    """Explain the tokens of a text in sentences; if `name` is given, each sentence begins with it.
 
     `written` lists the words of the text that became unknown tokens.
 

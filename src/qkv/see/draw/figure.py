@@ -123,7 +123,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
         axes.set(xticks=[], yticks=[])
     else:
         rows, columns = drawable(panel.rows), drawable(panel.columns)
-        # this must precede the labels, since labels above and below the map are different objects
+        # call tick_params before the labels exist: labels above and below are different objects
         axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
         axes.set_xticks(
             range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor"
@@ -296,7 +296,7 @@ def _label(figure: Figure, axes: Axes, panel: panels.Arrows, tone: Tone) -> None
     """Write the names of an arrow plot's points, once the layout is fixed."""
     from matplotlib.patheffects import withStroke
 
-    # from here on, nothing may change the layout, since it would move the points
+    # from here on, nothing may change the layout, since a new layout would move the points
     axes.autoscale(False)
     renderer = figure.canvas.get_renderer()  # type: ignore[attr-defined]  # Agg's, see _figure_class
     to_pixels, to_data = axes.transData, axes.transData.inverted()
@@ -402,7 +402,7 @@ def _plain(text: Text, size: float) -> None:
 def _write(
     axes: Axes, at: panels.Point, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write words in any script at a point of a chart; each further line is below the last."""
+    """Write words in any script at a point of a chart, and the text `below` after them."""
     text = axes.text(*at, drawable([words])[0] + below, **style)
     _plain(text, size)
     return text

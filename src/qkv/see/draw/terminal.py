@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-_BAR = (
-    f"not bold {THEMES['light'].more[5]}"  # a blue that is readable on light and dark backgrounds
-)
+# A blue that is readable on light and dark backgrounds.
+_BAR = f"not bold {THEMES['light'].more[5]}"
 
 LEAST = 0.025  # a terminal with few shades draws smaller shares like the background
 
@@ -100,14 +99,14 @@ class Screen:
         return _fits("█▏░√ᵀ→…⋯·Σₖ∞", self.encoding)
 
     def plain(self, text: str) -> str:
-        """In one of qkv's own texts, replace the characters that this screen cannot show."""
+        """Replace the characters in one of qkv's own texts that this screen cannot show."""
         if not self.unicode:
             for sign, ascii_form in _ASCII.items():
                 text = text.replace(sign, ascii_form)
         return self.safe(text)
 
     def safe(self, text: str) -> str:
-        r"""In untrusted text, escape characters that the terminal cannot show or would execute.
+        r"""Escape characters in an untrusted text that the terminal cannot show or would execute.
 
         >>> Screen().safe("a\x1b[2Jb")
         'a\\x1b[2Jb'
@@ -361,8 +360,9 @@ def _table(screen: Screen, panel: panels.Table) -> list[Text]:
 def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
     """Draw a table of shaded cells, and the scale below.
 
-    If some rows or columns do not fit, those with the largest scores are shown, and the others are
-    counted. An extra column shows the summed weight of the columns that are left out.
+    If some rows or columns do not fit, the table has only the rows and columns with the largest
+    scores, and a line below counts the others. An extra column shows the summed weight of the
+    columns that are left out.
     """
     values, columns, hidden, shares = panel.values, panel.columns, panel.hidden, panel.shares
     form, words = panel.form, panel.words
@@ -478,7 +478,7 @@ def _cells(screen: Screen, panel: panels.Cells) -> list[Text]:
 
 
 def _left_out(counts: list[tuple[int, int, str]], which: str = "") -> list[Text]:
-    """State how many rows and columns are shown; return an empty string if all are shown."""
+    """Return a line that counts the shown rows and columns; no line if all are shown."""
     note = " and ".join(
         f"{shown} of {count} {what}" for count, shown, what in counts if shown < count
     )
@@ -514,7 +514,7 @@ def _scale(screen: Screen, panel: panels.HeatMap) -> Text:
 
 
 def _first(count: int, room: int, needed: int) -> list[int]:
-    """Choose the first `room` indices; if `needed` is not among them, it replaces the last one."""
+    """Choose the first `room` indices; if they lack `needed`, replace the last index with it."""
     shown = list(range(min(count, room)))
     if shown and needed not in shown:
         shown[-1] = needed

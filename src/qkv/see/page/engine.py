@@ -224,7 +224,7 @@ def _reasons(model: Model) -> Iterator[str]:
         return
     head, layers = design.head, design.layers
     if head is None or head.pool is not None or head.classes or not head.projects:
-        yield "has no head over words"
+        yield "has no language-model head"
     others = {
         "experts": design.experts is not None,
         "biases by distance": design.buckets is not None or any(layer.alibi for layer in layers),
@@ -245,7 +245,7 @@ def _reasons(model: Model) -> Iterator[str]:
         if not np.isfinite(array).all() or np.abs(array).max() > np.finfo(np.float16).max:
             yield f"has numbers in {name} that float16 does not hold"
     if model.prepared("A") != "A":
-        yield "has texts in lower case before they reach its tokenizer"
+        yield "lowercases texts before its tokenizer reads them"
     if model.tokenizer is None:
         yield "has no tokenizer"
     else:
@@ -325,7 +325,7 @@ def _reasons_of_pattern(part: str, step: Mapping[str, Any]) -> Iterator[str]:
     if not _PATTERN.fullmatch(pattern):
         yield f"has a {part} with the pattern {_short(pattern)}"
     if "$" in step.get("content", ""):
-        yield f"has a {part} that puts groups of its pattern"
+        yield f"has a {part} that inserts groups of its pattern"
 
 
 def _reasons_around(tokenizer: Tokenizer, rules: Mapping[str, Any] | None) -> Iterator[str]:
@@ -338,7 +338,7 @@ def _reasons_around(tokenizer: Tokenizer, rules: Mapping[str, Any] | None) -> It
         if step["type"] == "TemplateProcessing":
             sequences = [part["Sequence"]["id"] for part in step["single"] if "Sequence" in part]
             if sequences != ["A"]:
-                yield "puts a text in more places than one, or in none"
+                yield "puts a text at several positions, or at none"
     puts = (
         "cls" in step or any("SpecialToken" in part for part in step.get("single", ()))
         for step in steps
@@ -357,9 +357,9 @@ def _reasons_of_bpe(rules: Mapping[str, Any]) -> Iterator[str]:
         return  # every text can be tokenized
     if model["byte_fallback"]:
         if not vocabulary.keys() >= _FALLBACKS:
-            yield "has a BPE that falls back on bytes and has no token for some"
+            yield "has a BPE that falls back on bytes, but has no token for some bytes"
     elif model["unk_token"] not in vocabulary:
-        yield "has a BPE that drops what it does not know"
+        yield "has a BPE that drops unknown characters"
 
 
 def _short(text: str) -> str:

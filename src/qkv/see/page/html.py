@@ -31,8 +31,8 @@ _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
     """Write a view as a fragment of HTML: a static picture, and the script that replaces it.
 
-    The same view always has the same HTML, and a page may contain it several times: its script
-    fills all elements of the view that are still empty.
+    The same view always has the same HTML. A page may contain this HTML several times, because its
+    script fills all elements of the view that are still empty.
 
     Args:
         payload: the data of the page.

@@ -47,9 +47,9 @@ def block_steps(walk: Walk, block: Block) -> str:
 
 
 def _compared_norm(walk: Walk, of: str, name: str, norm: Norm | None, hook: str) -> str:
-    """Add the step of a norm, and compare the result with the model's; return the result's name.
+    """Add the step of a norm, and compare it with the model's own result; return the result's name.
 
-    If the model has no such norm, add no step and return the name of the array.
+    If `norm` is None, add no step and return `of`.
     """
     if norm is None:
         return of
@@ -144,7 +144,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
         last = normed(walk, last, "final", norm)
         walk.compare("ln_final.hook_normalized")
     if head is None:
-        walk.end("the model has no head over words, so the walk ends with the last vectors")
+        walk.end("the model has no language-model head, so the walk ends with the last vectors")
         return
     position = walk.position
     own = walk.trace["logits"][0][[position]] if "logits" in walk.trace else None

@@ -176,8 +176,8 @@ def _number(x: Any) -> str:
 # The contents of steps.json. `rows` has the steps, keyed by the names that Python and the page use.
 # In a row, `op` describes how each number is computed (see `_made`). `columns` is the letter that
 # stands for the number of columns; it is empty if the columns are keys. `phrases` has parts of
-# notes and titles. {x} is a placeholder. A text that is only a placeholder becomes the value
-# itself, of any type.
+# notes and titles. {x} is a placeholder. A text that consists of one placeholder becomes
+# the value itself, of any type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]

@@ -94,7 +94,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Store the name of the word vectors that the projections in `of` read."""
+        """Store the name of the word vectors that the projections in `of`, e.g. "kv", read."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -118,7 +118,7 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
 
     After the head, the walk continues through the layer; all later layers are one step. The walk
     predicts words at one position: the first mask token, or else the query of the head's strongest
-    link. The sums at the same position are written out.
+    link. The sums at this position are written out.
 
     Args:
         trace: a model's trace of one text.
@@ -133,7 +133,7 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
             walk cannot show.
     """
     if isinstance(model, DualEncoder):
-        model = model.text  # only the text encoder's parameters have the usual names
+        model = model.text  # a walk shows the text encoder, not the image encoder
     chosen, _ = choose_head(heads_of(trace), layer, head, call="walk")
     layer, head, cell = chosen.layer, chosen.head, _first_cell(trace, chosen)
     _refuse_edits(trace, layer, model)
@@ -232,7 +232,7 @@ def walk_layer(
 def _traced(layer: Layer, inputs: Sequence[Array], options: dict[str, Any]) -> Trace:
     """Trace a single layer, with activations named as in a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
-    if isinstance(layer, MultiHeadAttention):  # no block number in the names, no input
+    if isinstance(layer, MultiHeadAttention):  # the names in its trace have no block number
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
     settings = {0: settings_of(options, None)}
@@ -255,7 +255,7 @@ def _is_plain(model: Model) -> bool:
 
 
 def _plain_rotary(layer: Any) -> Rotary | None:
-    """Return the rotation of queries and keys; None without a rotation that a walk can show."""
+    """Return the rotation of queries and keys; None if a walk cannot show it."""
     attn = getattr(layer, "attn", layer)
     if attn is None or attn.rotary is None or attn.rotary.scaling is not None:
         return None
@@ -304,7 +304,7 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
     if head in contexts:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
-    for other in set(range(at.count)) - set(contexts):  # computed with the same lines of NumPy
+    for other in set(range(at.count)) - set(contexts):  # these heads have the same steps
         aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
         contexts[other] = _head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]

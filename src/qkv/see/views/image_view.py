@@ -79,8 +79,8 @@ class ImageView(View):
             query = f"The patch in row {patch[0]}, column {patch[1]} (white frame)"
         return (
             f"{query} puts {weights[row, column]:.2f} of layer {self.layer}, head {self.head} on "
-            f"the patch in row {row}, column {column} (red frame); half of what it gives to "
-            f"patches lies on {self.half} of {weights.size}."
+            f"the patch in row {row}, column {column} (red frame); half of its weight on "
+            f"patches lies on {self.half} of {weights.size} patches."
         )
 
     @property

@@ -292,9 +292,8 @@ def play(
     )
 
 
-MOST = (
-    256  # the largest number of tokens in a page's text; the same as MOST of assets/store/store.js
-)
+# The largest number of tokens in a page's text; assets/store/store.js has the same number.
+MOST = 256
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -395,7 +394,6 @@ def findings_view(
         if size > MOST:
             raise ValueError(
                 f"{call}: the text {finding['text']:.40} has {size} tokens, but a page runs at "
-                "most "
-                f"{MOST}: shorten it"
+                f"most {MOST}: shorten it"
             )
     return view

@@ -163,10 +163,10 @@ def plot_shift(
     """Show word vectors before and after attention, as arrows in one plane.
 
     Vectors are scaled to length 1: like a cosine, the picture compares only directions. The vectors
-    before attention are centred on their mean, and so are the vectors after it. The plane is the
-    PCA plane of all these vectors. Vectors before attention are blue; vectors after attention are
-    red. If there are more than 20 tokens, only the tokens that moved furthest in the plane are
-    labelled.
+    before attention are centred on their own mean, and the vectors after attention on their own
+    mean. The plane is the PCA plane of all these vectors. Vectors before attention are blue;
+    vectors after attention are red. If there are more than 20 tokens, only the tokens that moved
+    furthest in the plane are labelled.
 
     Args:
         original: `(T, D)`, the vectors before attention. Or a text, a model's trace of a text, or a
