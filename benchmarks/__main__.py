@@ -51,7 +51,7 @@ PEERS = (
     *("transformers", "sentence-transformers", "fastapi", "uvicorn", "dask", "pyarrow"),
     "transformer-lens",
 )
-QUICK = 8  # divisor of lengths for a quick check that everything works
+QUICK = 8  # lengths are divided by this number for a quick check
 
 
 def main() -> None:
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "claims", nargs="*", help=f"claims to measure; default: all of {', '.join(CLAIMS)}"
@@ -123,7 +123,7 @@ def parsed() -> argparse.Namespace:
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
     """Replace claims in the last full run, each with its date.
 
-    A claim measured on another machine than the rest names that machine.
+    If a claim was measured on another machine than the other claims, its entry names the machine.
     """
     last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
     about = {"when": result["when"]}
@@ -144,24 +144,24 @@ def module(claim: str) -> Any:
 
 
 def title(claim: str) -> str:
-    """Return the text of a claim: the docstring of its module."""
+    """Return the title of a claim: the docstring of its module."""
     return module(claim).__doc__.strip()
 
 
 def once(claim: str) -> bool:
-    """Tell whether a claim is measured only on all threads."""
+    """Return whether a claim is measured only on all threads."""
     return getattr(module(claim), "ONCE", False)
 
 
 def environment_of(claim: str) -> dict[str, str]:
-    """Return the environment variables that a claim's process needs."""
+    """Return the environment variables for the process of a claim."""
     return getattr(module(claim), "ENVIRONMENT", {})
 
 
 def run(
     claims: list[str], threads: int, environment: dict[str, str], quick: bool
 ) -> tuple[dict[str, Any], int]:
-    """Measure claims in a new process in which every library has this number of threads."""
+    """Measure claims in a new process in which every library uses `threads` threads."""
     counts = {f"{name}_NUM_THREADS": str(threads) for name in ("OMP", "OPENBLAS", "MKL", "QKV")}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.json"
@@ -195,14 +195,14 @@ def child(arguments: argparse.Namespace) -> None:
                     wrong = True
                     print(f"  WRONG, so not timed: {error}", flush=True)
                 del row
-                gc.collect()  # free the threads and memory of other libraries' sessions
+                gc.collect()  # free the threads and memory of the sessions of other libraries
         print(f"  ({time.monotonic() - begin:.0f} s)", flush=True)
         Path(arguments.child).write_text(json.dumps(found), encoding="utf-8")
     sys.exit(wrong)
 
 
 def conclusion(found: dict[str, Any]) -> list[str]:
-    """Report the number of goals met, and the missed goals."""
+    """Print the number of goals that were met, and the missed goals."""
     goals = [
         (f"{claim} {row['name']}, {row['threads']} threads: {goal['text']}", goal)
         for claim, one in found.items()

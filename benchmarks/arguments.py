@@ -11,7 +11,7 @@ from qkv.measure import operations, random_inputs
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield one row with all arguments at 2,048 tokens."""
+    """Yield one row that times every argument at 2,048 tokens."""
     yield row((1, 12, 2048 // shrink, 64))
 
 

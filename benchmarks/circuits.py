@@ -24,8 +24,8 @@ GPT2 = {
 }
 NAME = "GPT-2's shape, 6 of 12 layers"
 METRIC = (-1, 11, 12)
-ONCE = True  # a sweep of the others takes half a minute
-ENVIRONMENT = {"TQDM_DISABLE": "1"}  # TransformerLens draws a bar for each sweep
+ONCE = True  # the number of rounds: a sweep of another library takes half a minute
+ENVIRONMENT = {"TQDM_DISABLE": "1"}  # TransformerLens shows a progress bar for each sweep
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
@@ -57,7 +57,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Row:
-    """Compare the scores of all edges with the same scores computed in batches with hooks."""
+    """Make the row of the scores of all edges, with qkv and with torch hooks in batches."""
     clean = np.random.default_rng(0).integers(20, 500, max(4, 16 // shrink))
     corrupted = clean.copy()
     corrupted[1] += 1
@@ -77,7 +77,7 @@ def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Ro
     )
 
     def error(found: Any) -> float:
-        """Return the largest error of the edges above, as a share of the spread of their scores."""
+        """Return the largest error of edge scores, as a share of the range of the scores."""
         scores = found if isinstance(found, dict) else {edge[:2]: edge[2] for edge in found.edges}
         return near(truth)([scores[pair] for pair in some])
 
@@ -99,7 +99,7 @@ def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Ro
 
 
 def near(truth: np.ndarray) -> Callable[[Any], float]:
-    """Return a function for the largest error of a sweep, as a share of the spread of `truth`."""
+    """Return a function for the largest error of a sweep, as a share of the range of `truth`."""
     middle = truth.mean()
     error = largest(truth - middle)
     return lambda found: error(np.asarray(found, np.float64) - middle)
@@ -168,7 +168,7 @@ def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str
 def hooks_edges(
     model: Any, *, clean: np.ndarray, corrupted: np.ndarray
 ) -> dict[tuple[str, str], float]:
-    """Score all edges with torch hooks: one batch for each receiver, from its block on."""
+    """Score all edges with torch hooks: a batch per receiver runs its block and later ones."""
     blocks, count = model.transformer.h, model.config.n_head
 
     def kept(ids: np.ndarray) -> dict[str, list[Any]]:

@@ -32,7 +32,7 @@ PROGRAMS = {
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield the row of one text; `shrink` has no effect."""
+    """Yield the row of one text; `shrink` has no effect, because the text is short."""
     truth = qkv.load("minilm", dtype="float64").encode(TEXT)
 
     def error(answer: bytes) -> float:
@@ -55,7 +55,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def run(name: str) -> bytes:
-    """Return the peak memory of the process and the vector."""
+    """Return the vector, and the peak memory of the process."""
     program = PROGRAMS[name].format(text=TEXT, folder=str(folder())) + TAIL
     return subprocess.run(
         [sys.executable, "-c", program],

@@ -19,20 +19,20 @@ from qkv.measure import (
     time_in_words,
 )
 
-PAUSE = 0.05  # seconds: onnxruntime's threads spin for 35 ms after a call, torch's for 7 ms
-LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # the largest error allowed for a peer
+PAUSE = 0.05  # seconds; after a call, onnxruntime's threads spin for 35 ms, and torch's for 7 ms
+LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # the maximum error of a peer
 
 
 @dataclass(frozen=True)
 class Way:
-    """One implementation of the work: the timed call, and the error of its result."""
+    """One implementation of the work: the timed call, and a function that returns the error."""
 
     call: Callable[[], Any]
     error: Callable[[Any], float]
     allowed: float = LOOSE["float32"]
-    operations: float = 0  # floating-point multiplications and additions
-    reads: float = 0  # the least bytes to read
-    dtype: str = "float32"  # the limit is the multiply-add rate of this type
+    operations: float = 0  # the number of floating-point multiplications and additions
+    reads: float = 0  # the minimum number of bytes to read
+    dtype: str = "float32"  # the peak is the multiply-add rate of this type
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Goal:
     aim: float | None = None
 
     def judged(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return the result; `value` is None if a peer that it needs is not installed."""
+        """Return the result of the goal; `value` is None if a required peer is not installed."""
         try:
             value = self.value(row)
         except (KeyError, ValueError):
@@ -77,12 +77,12 @@ class Row:
     """A line of the table of goals."""
 
     name: str
-    ways: dict[str, Way | None]  # None: its library is not installed
+    ways: dict[str, Way | None]  # None if the library of a way is not installed
     goals: tuple[Goal, ...] = ()
-    # bytes in addition to the inputs
+    # for each way, the bytes of memory in addition to the inputs
     memory: dict[str, Callable[[], float]] = field(default_factory=dict)
-    parts: Callable[[], dict[str, float]] | None = None  # shares of qkv's own time
-    rounds: int | None = None  # fewer rounds for very long work
+    parts: Callable[[], dict[str, float]] | None = None  # shares of qkv's time
+    rounds: int | None = None  # the number of rounds; very long work needs fewer rounds
 
 
 # Goals
@@ -95,7 +95,7 @@ def seconds(row: dict[str, Any], way: str) -> float:
 
 
 def faster(than: str, least: float | None, aim: float | None = None, way: str = "qkv") -> Goal:
-    """Make a goal: be at least `least` times as fast as a peer, or as the fastest of several."""
+    """Make a goal: be at least `least` times as fast as the fastest of one or several peers."""
     name = than.partition("|")[0]
     text = f"speed relative to {name}" if way == "qkv" else f"speed of {way} relative to {name}"
     return Goal(text, lambda row: seconds(row, than) / seconds(row, way), least=least, aim=aim)
@@ -150,7 +150,7 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """Compute one attention call in float64; return a function that makes the `error` of a way."""
+    """Compute attention in float64; return a function that makes the `error` of a way."""
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
 
@@ -166,7 +166,7 @@ def ours(query, key, value) -> float:
 
 
 def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) -> dict[str, Any]:
-    """Verify each way of a row, then time all ways in turn, with the machine's limits.
+    """Verify each way of a row, and then time all ways and the machine's limits in turn.
 
     Raises:
         ArithmeticError: a way gives a wrong result; the row is not timed.
@@ -228,7 +228,7 @@ def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) 
     return measured
 
 
-# Words
+# Numbers in words
 
 
 def in_unit(value: float, unit: str) -> str:
@@ -247,7 +247,7 @@ def in_unit(value: float, unit: str) -> str:
 
 
 def verdict(goal: dict[str, Any]) -> str:
-    """Say in words whether a goal was met."""
+    """Return the verdict on a goal as words, for example "met"."""
     if goal["value"] is None:
         return "not measured"
     words = [] if goal["met"] is None else ["met" if goal["met"] else "MISSED"]
@@ -257,7 +257,7 @@ def verdict(goal: dict[str, Any]) -> str:
 
 
 def wanted(goal: dict[str, Any]) -> str:
-    """Say in words what a goal requires."""
+    """Return the requirement of a goal as words, for example "at least 2.00x"."""
     bounds = [
         f"{word} {in_unit(goal[key], goal['unit'])}"
         for key, word in (("least", "at least"), ("most", "at most"), ("aim", "aim"))

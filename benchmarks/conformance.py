@@ -1,8 +1,8 @@
-"""Write docs/conformance.md: report cards of other libraries' attention and of ours.
+"""Write docs/conformance.md: report cards of the attention of qkv and of other libraries.
 
-`make conformance` judges all libraries, `python -m benchmarks.conformance NAME...` judges only
-the named libraries (for example `jax`). The name `page` only writes
-the page again from the last cards.
+`make conformance` judges all libraries. `python -m benchmarks.conformance NAME...` judges only the
+named libraries, for example `jax`. With the name `page`, the command only writes the page again,
+from the last cards.
 """
 
 import json
@@ -71,7 +71,7 @@ def judged(target: str, more: list[str], environment: dict[str, str]) -> dict[st
 
 
 def trimmed(card: dict[str, Any]) -> dict[str, Any]:
-    """Reduce a card to the page's data: the number of cases by feature and result."""
+    """Reduce a card to the data of the page: the number of cases for each feature and result."""
     cases = [f"{one['feature']}: {one['status']}" for one in card.pop("cases")]
     return card | {"counts": Counter(cases), "total": len(cases)}
 
@@ -98,7 +98,7 @@ def page(cards: dict[str, dict[str, Any]], when: str) -> str:
 
 
 def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
-    """Describe each feature that has this status, with a reproduction if its result is wrong."""
+    """Describe each feature that has the given status; for a wrong result, add a program."""
     lines = []
     for column, card in cards.items():
         for feature, finding in card["findings"].items():
@@ -122,7 +122,7 @@ def differing(cards: dict[str, dict[str, Any]], status: str) -> list[str]:
 
 
 def reproduction(target: str, feature: str) -> list[str]:
-    """Return a program of at most ten lines without qkv, and its output here."""
+    """Return a program of at most ten lines without qkv, and the output of the program."""
     file = REPRODUCED / f"{target}-{feature}.txt".replace(" ", "-")
     if not file.is_file():
         raise SystemExit(f"{target} is wrong at {feature}: write {file.relative_to(ROOT)}")

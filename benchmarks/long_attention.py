@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-SIZE = 64  # of the one head
+SIZE = 64  # the size of the one head
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def workers(memory, count=2):
 
 
 def arrays(tokens, chunk):
-    """Let the workers make query, key and value `(1, tokens, 64)`."""
+    """Make query, key and value `(1, tokens, 64)` on the workers."""
     import dask.array as da
 
     chunks = ((1,), (chunk,) * (tokens // chunk), (SIZE,))

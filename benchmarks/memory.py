@@ -10,11 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PATIENCE = 1.0  # seconds: shorter calls are timed again
+PATIENCE = 1.0  # seconds; shorter calls are timed repeatedly
 
 
 def measured_alone(way: str, shape: tuple[int, ...]) -> dict[str, float]:
-    """Return the median `seconds` of a call, and its peak memory in `bytes` without its inputs."""
+    """Return the median `seconds` of a call, and the `bytes` of its memory without inputs."""
     command = [sys.executable, "-m", "benchmarks.memory", json.dumps([way, shape])]
     environment = os.environ | ({"QKV_BACKEND": "numpy"} if way == "qkv on NumPy" else {})
     answer = subprocess.run(
@@ -47,7 +47,7 @@ def resident() -> tuple[int, int]:
         with open("/proc/self/status", encoding="ascii") as file:
             status = dict(line.split(":", 1) for line in file)
         return tuple(int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    except OSError:  # other systems: the peak since the process began, in bytes on macOS
+    except OSError:  # on other systems, the peak since the process began (in bytes on macOS)
         import resource
 
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -66,7 +66,7 @@ def main() -> None:
     batch, heads, length, size = shape
     call_of(
         way, (batch, heads, min(length, 256), size)
-    )()  # modules that are loaded once do not count
+    )()  # the memory of modules that the first call loads does not count
     call = call_of(way, tuple(shape))
     forget_the_peak()
     before, _ = resident()

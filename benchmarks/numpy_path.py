@@ -20,7 +20,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, *, memory: bool) -> Row:
-    """One length."""
+    """Make the row of one length."""
     q, k, v = random_inputs(shape, shape)
     error, work = beside(q, k, v), operations(q, k, v)
     ways = {

@@ -1,4 +1,4 @@
-"""docs/benchmarks.md and its pictures, made from the last full run: `python -m benchmarks.page`."""
+"""Write docs/benchmarks.md and its pictures from the last full run: `python -m benchmarks.page`."""
 
 import json
 from pathlib import Path
@@ -16,11 +16,11 @@ from qkv.measure import time_in_words
 
 ROOT = Path(__file__).resolve().parents[1]
 FULL = ROOT / "benchmarks" / "results" / "full.json"
-NOTES = ROOT / "benchmarks" / "notes.md"  # why some goals were missed
+NOTES = ROOT / "benchmarks" / "notes.md"  # the text that explains missed goals
 PAGE = ROOT / "docs" / "benchmarks.md"
 IMAGES = ROOT / "docs" / "images"
 
-# Colours that colour-blind readers can tell apart, on white and on black.
+# Colours that colour-blind readers can distinguish, on white and on black.
 LINES = {
     "qkv": ("#0b62c4", "#62b0ff", "o", "-"),
     "qkv, window (512, 0)": ("#00806a", "#2fd0b0", "s", "-"),
@@ -148,7 +148,7 @@ def table(heading: list[str], rows: list[list[str]], words: int = 1) -> str:
 
 
 def machine(result: dict[str, Any]) -> str:
-    """Return a table of processor, system, versions, and the limits on one thread and on all."""
+    """Return a table with the processor, system, versions, and limits by number of threads."""
     about = result["machine"]
     limits: dict[tuple[str, int], list[float]] = {}
     for found in result["claims"].values():
@@ -317,7 +317,7 @@ def draw(curves: dict[str, list[dict[str, float]]], path: Path, *, dark: bool) -
         "axes.edgecolor": faint,
         "xtick.color": ink,
         "ytick.color": ink,
-        "svg.hashsalt": "qkv",  # the same file each time
+        "svg.hashsalt": "qkv",  # so that each run writes the same file
     }
     with plt.rc_context(settings):
         figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
@@ -357,7 +357,7 @@ def draw(curves: dict[str, list[dict[str, float]]], path: Path, *, dark: bool) -
             )
         axes[0].set_title("Time", loc="left", fontsize=11)
         axes[1].set_title("Memory above the inputs", loc="left", fontsize=11)
-        for axis in axes:  # room for the legend
+        for axis in axes:  # space for the legend
             low, high = axis.get_ylim()
             axis.set_ylim(low, high * (high / low) ** 0.5)
         figure.savefig(path, transparent=True, metadata={"Date": None})

@@ -1,4 +1,4 @@
-"""The time that a model spends in projections, in attention, in norms, and between them."""
+"""Measure which share of a model's time goes to projections, attention and norms."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-# The functions of each part, with the modules that call them.
+# For each part: its functions, and the modules that call these functions.
 CALLED = {
     "projections": ("qkv.layers.base.linear", "qkv.models.network.head.linear"),
     "attention": (
@@ -18,7 +18,7 @@ CALLED = {
 
 
 def parts(call: Callable[[], Any]) -> dict[str, float]:
-    """Return the share of each part in the time of a call; the rest is Python and small arrays."""
+    """Return the share of each part in the time of a call; the rest is mostly Python code."""
     spent = dict.fromkeys(CALLED, 0.0)
     with ExitStack() as stack:
         for name, places in CALLED.items():

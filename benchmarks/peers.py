@@ -1,4 +1,4 @@
-"""The work of the benchmarks in other libraries, each in its fastest configuration."""
+"""Run the work of the benchmarks with other libraries, each in its fastest configuration."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 # The timed call, and a function that converts its result to a NumPy array (B, H, L, dv).
-# None means that the library is not installed.
+# A peer is None if its library is not installed.
 Peer = tuple[Callable[[], Any], Callable[[Any], np.ndarray]]
 
 
@@ -37,7 +37,7 @@ def threads() -> int:
 
 @functools.cache
 def torch():
-    """Import torch with this number of threads and without gradients."""
+    """Import torch, and set its number of threads; switch gradients off."""
     import torch
 
     torch.set_num_threads(threads())
@@ -58,9 +58,9 @@ def from_torch(tensor) -> np.ndarray:
 
 @needs("torch")
 def torch_attention(q, k, v, *, mask=None, dtype="float32", **options) -> Peer:
-    """Call `scaled_dot_product_attention` of torch; bool masks are converted to floats before."""
+    """Call `scaled_dot_product_attention` of torch, with boolean masks converted to floats."""
     tq, tk, tv = tensors(q, k, v, dtype=dtype)
-    if mask is not None:  # otherwise torch would convert the mask in each call
+    if mask is not None:  # otherwise torch converts the mask in each call
         options["attn_mask"] = torch().from_numpy(np.where(mask, 0, -np.inf).astype(np.float32))
     attend = torch().nn.functional.scaled_dot_product_attention
     return lambda: attend(tq, tk, tv, **options), from_torch
@@ -82,7 +82,7 @@ def torch_gradient(q, k, v, above, **options) -> Callable[[], Any]:
 
 @needs("torch")
 def torch_folded(q, k, v) -> Peer:
-    """Treat the query heads of a group as several queries of one head, so K and V are read once."""
+    """Treat the query heads of a group as queries of one head, so that torch reads K and V once."""
     tq, tk, tv = tensors(q, k, v)
     batch, heads, _, size = q.shape
     folded = (batch, k.shape[1], heads // k.shape[1], size)
@@ -153,7 +153,7 @@ def session(node, feeds: dict[str, np.ndarray], results: dict[str, tuple[int, ..
         )
         binding.bind_ortvalue_output(name, outputs[name])
 
-    def call(keep=values):  # bound memory must outlive the session
+    def call(keep=values):  # the bound memory must exist as long as the session
         run.run_with_iobinding(binding)
         return outputs
 
@@ -167,7 +167,7 @@ def rows_of(x: np.ndarray) -> np.ndarray:
 
 
 def heads_of(out: str, heads: int):
-    """And back."""
+    """Convert `(B, L, H * d)` to `(B, H, L, d)`."""
 
     def read(outputs) -> np.ndarray:
         x = outputs[out].numpy()
@@ -205,7 +205,7 @@ def ort_attention(q, k, v, causal=False) -> Peer:
 
 @needs("onnxruntime")
 def ort_grouped(q, k, v, window=None) -> Peer:
-    """Call com.microsoft GroupQueryAttention, causal, for a text or one token after a cache."""
+    """Call com.microsoft GroupQueryAttention, causal, for a text or for one new token."""
     from onnx import helper
 
     batch, heads, length, size = q.shape
@@ -283,7 +283,7 @@ def bits(x: np.ndarray) -> np.ndarray:
 
 @needs("openvino")
 def openvino_folded(q, k, v) -> Peer:
-    """Like `torch_folded`, because OpenVINO's operator has no grouped heads."""
+    """Treat query heads as queries of one head: OpenVINO's operator has no grouped heads."""
     batch, heads, _, size = q.shape
     call, read = openvino_attention(q.reshape(batch, k.shape[1], heads // k.shape[1], size), k, v)
     return call, lambda result: read(result).reshape(q.shape)

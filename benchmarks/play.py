@@ -1,11 +1,12 @@
-"""The live page in headless Chromium: typing, sweeps over all heads, the animation, new text.
+"""The speed of the live page in headless Chromium: typing, sweeps, the animation, new text.
 
-The time of a key runs from an input event that changes the text until the new guesses are painted;
-the head that the rule chooses may be painted later. The time of a sweep is the time to ablate every
-head in turn, without the drawing of the map. The time of the animation runs from the choice of a
+The time of a key runs from an input event, which changes the text, until the new guesses are
+painted. The page may paint the chosen head later. The time of a sweep is the time to ablate every
+head in turn; drawing the map does not count. The time of the animation runs from the choice of a
 query until its row is complete. The time of new tokens runs from the call until the last token,
-including the prompt. Each text begins with a new word, so that no result is cached, and the page's
-results are compared with `predict`, `trace` and `generate`. The page and its worker share the
+including the prompt. Each text begins with a new word, so that no result comes from a cache. The
+page's results are compared with `predict`, `trace` and `generate`. The page and its worker share
+the
 machine with the browser. The main thread reports only tasks of 50 ms or more.
 """
 
@@ -29,13 +30,13 @@ ONCE = True  # measured once, because a browser chooses its own threads
 LENGTHS = {
     16: (0.1, 2.0),
     64: (0.3, 4.0),
-}  # number of tokens: seconds for a key, seconds for a sweep
-PRESS = 0.6  # seconds from a press on the first screen until nothing moves
-MOTION = 12.0  # seconds for an animation of 10.8 s
-NEW, TOKEN = 40, 0.04  # number of new tokens, and seconds for each token
-TASK = 0.05  # seconds of a task of the main thread
+}  # number of tokens -> (seconds for a key, seconds for a sweep)
+PRESS = 0.6  # seconds from a press on the first screen until all motion ends
+MOTION = 12.0  # the maximum seconds of the animation, which should take 10.8 s
+NEW, TOKEN = 40, 0.04  # the number of new tokens, and the seconds for each token
+TASK = 0.05  # the maximum seconds of a task of the main thread
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-SEEN = 0.0051  # allowed error of a probability that is shown in per cent
+SEEN = 0.0051  # the maximum error of a probability that the page shows in percent
 
 KEY = """([field, text]) => new Promise((resolve, reject) => {
   setTimeout(() => reject(new Error("nothing was painted in 60 s")), 60_000);
@@ -95,11 +96,11 @@ TASKS = """() => {
 def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
     """Yield rows for a key and a sweep at each length; without a browser nothing is measured.
 
-    Starts a browser if none is given. A process can run only one Playwright, so tests pass their
-    own browser.
+    If no browser is given, the function starts one. A process can run only one Playwright, so tests
+    pass their own browser.
     """
     model = qkv.load("books")
-    chosen = [0]  # tokens before the missing word, which the page keeps from text to text
+    chosen = [0]  # tokens before the missing word, which stay the same in all texts
     with ExitStack() as stack:
         browser = browser or launched(stack)
         page = browser and opened(stack, browser)
@@ -125,13 +126,13 @@ class Texts:
     words: Iterator[str]
 
     def next(self) -> str:
-        """The next one."""
+        """Return the next text."""
         middle = " ".join(["of", "the"] * self.tokens).split()[: self.tokens - 5]
         return f"{next(self.words)} {' '.join(middle)} [MASK]."
 
     @property
     def place(self) -> int:
-        """The position of the missing word."""
+        """The position of the mask token."""
         return self.tokens - 3
 
 
@@ -181,7 +182,7 @@ def to_lab(page: Any) -> None:
 
 
 def pressed(page: Any, model: qkv.Model) -> Row:
-    """Make the row of a press on the marked first word, which hides the word or shows it again."""
+    """Make the row of a press on the first word, which masks the word or shows the word again."""
     name, goal = "from a press on the first screen to rest", at_most(PRESS)
     if page is None:
         return Row(name, {"qkv": None}, (goal,))
@@ -201,7 +202,7 @@ def pressed(page: Any, model: qkv.Model) -> Row:
 
 
 def fold(page: Any) -> None:
-    """Fold the page as it opens, so that parts unfolded for one row do not affect the next row."""
+    """Fold all parts of the page as at the start, so that rows do not affect each other."""
     if page is not None:
         folds = page.get_by_role("button", name="Fold")
         if folds.count():
@@ -210,14 +211,14 @@ def fold(page: Any) -> None:
 
 
 def forget(page: Any) -> None:
-    """Forget the reported tasks, which belong to another row."""
+    """Delete the reported tasks, which belong to another row."""
     if page is not None:
         page.wait_for_timeout(200)
         page.evaluate("tasks.length = 0")
 
 
 def longest(page: Any) -> Goal:
-    """Return the longest reported task of the main thread in seconds, or 0 without such a task."""
+    """Return the seconds of the longest reported task of the main thread, or 0 without a task."""
     return Goal(
         "longest task of the page",
         lambda _: page.evaluate("Math.max(0, ...tasks)") / 1000,

@@ -17,11 +17,11 @@ from benchmarks.long_attention import on_workers
 from benchmarks.texts import sentences
 from qkv.measure import operations, random_inputs
 
-ONCE = True  # measured only on all threads: each way states its own number of threads
-COUNT = 4000  # texts that are encoded
-LONG = 262_144  # tokens of one head of 64
-MOVED = 2**26  # bytes sent from one worker to another
-SMALL = 64  # tokens of a block, so small that the cost of a task shows
+ONCE = True  # measured only on all threads, because each way sets its number of threads
+COUNT = 4000  # the number of texts to encode
+LONG = 262_144  # the number of tokens, for one head of size 64
+MOVED = 2**26  # the number of bytes that one worker sends to another worker
+SMALL = 64  # the tokens of a block, so few that the cost of a task is visible
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
@@ -71,7 +71,7 @@ def encoding(client: Any, count: int, folder: Path) -> Row:
 
 
 def of_one_process(least: float, what: str) -> Goal:
-    """Make a goal: two workers, compared with one process that has the same number of threads."""
+    """Make a goal: the speed of two workers relative to one process with as many threads."""
     return Goal(
         "speed of 2 workers relative to one process on 2 threads",
         lambda row: seconds(row, "one process, 2 threads") / seconds(row, f"{what}, 2 workers"),
@@ -109,7 +109,7 @@ def attention(client: Any, length: int) -> Row:
         finally:
             qkv.set_num_threads(before)
 
-    seen: dict[str, Any] = {}  # about the workers in the last round
+    seen: dict[str, Any] = {}  # measurements of the workers in the last round
 
     def together() -> np.ndarray:
         with client.as_current():
@@ -136,9 +136,9 @@ def attention(client: Any, length: int) -> Row:
 
 
 def tasks(client: Any, length: int) -> Row:
-    """Compare attention in tiny blocks, which costs little but the tasks, with empty tasks."""
+    """Compare attention in tiny blocks with tasks that do nothing; Dask takes most time."""
     import dask.array as da
-    from dask._task_spec import convert_legacy_graph  # no public name
+    from dask._task_spec import convert_legacy_graph  # not public
 
     from qkv import scale
 
@@ -152,7 +152,7 @@ def tasks(client: Any, length: int) -> Row:
 
     def run(graph: dict[Any, Any], way: str) -> Callable[[], np.ndarray]:
         names = [f"{way}-{number}" for number in range(9)]
-        # each run needs new names, because Dask would return stored results of the last run
+        # each run needs new names: for old names, Dask returns stored results
         runs = cycle([(renamed(graph, run), [named(key, run) for key in keys]) for run in names])
         return lambda: np.concatenate(client.get(*next(runs)), axis=-2)
 
@@ -186,7 +186,7 @@ def renamed(graph: dict[Any, Any], run: str) -> dict[Any, Any]:
 
 
 def stand_in(task: Any) -> Any:
-    """Return a task with the same dependencies and the same result size that computes nothing."""
+    """Return a task that computes nothing, with equal dependencies and an equal result size."""
     from dask.task_spec import Task, TaskRef
 
     if not isinstance(task, Task):
@@ -203,7 +203,7 @@ def transport(client: Any, size: int) -> Row:
     one, other = client.scheduler_info()["workers"]
 
     def way(count: int, reads: float = 0) -> Way:
-        made = client.submit(_made, count, workers=[one])  # kept as long as this way exists
+        made = client.submit(_made, count, workers=[one])  # keeps the array
         truth = float(made.result().sum())
 
         def call() -> Any:
@@ -223,7 +223,7 @@ def _made(count: int) -> np.ndarray:
 
 
 async def _fetched(key: Any, source: str, dask_worker: Any) -> float:
-    """Return the sum of an array of another worker, without keeping the array."""
+    """Fetch an array from another worker, and return the sum of the array."""
     from distributed.worker import get_data_from_worker
 
     found = await get_data_from_worker(dask_worker.rpc, [key], source)

@@ -1,10 +1,11 @@
-"""A scan of all heads over 10,000 sentences: eight measures, and the ten top texts of each.
+"""A scan of all heads over 10,000 sentences: eight measures, and ten top texts for each measure.
 
-Torch returns all weights (`output_attentions=True`, eager attention) and measures them as
-`qkv.circuits.scan_heads` does. It gets texts that are sorted by length within each thousand, in
-batches of the fastest size. Both libraries begin with texts and the same tokenizer, or with ids.
-The memory is the peak of a whole process, including interpreter and model, which reads its texts
-from a file. The error is the largest error of all means and examples; entropies are in nats.
+With torch, the model returns all weights (`output_attentions=True`, eager attention), and torch
+measures the weights as `qkv.circuits.scan_heads` does. For torch, the texts are sorted by length
+within each thousand, in batches of the fastest size. Both libraries begin with texts and the same
+tokenizer, or with ids. The memory is the peak memory of a whole process, which includes the
+interpreter and the model and reads its texts from a file. The error is the largest error of all
+means and examples; entropies are in nats.
 """
 
 import json
@@ -36,11 +37,11 @@ GPT2 = {
     "n_head": 12,
     "n_positions": 1024,
 }
-# number of texts, and of texts for the larger model, which takes 0.1 s for a text
+# the number of texts; fewer for the larger model, which takes 0.1 s per text
 COUNT, FEW = 10_000, 500
 TOP = 10
-WINDOW = 1024  # texts that are sorted together for torch
-BATCHES = (4, 8, 16, 32, 64)  # batch sizes to try for torch; the fastest is measured
+WINDOW = 1024  # the number of texts that are sorted together for torch
+BATCHES = (4, 8, 16, 32, 64)  # batch sizes for torch; the fastest size is measured
 MOST = 300e6  # bytes
 NAMES = ("previous", "next", "same", "first", "last", "induction", "entropy", "strongest")
 
@@ -93,7 +94,7 @@ def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal)
 
 
 def found_in(found: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return `(means, examples)` of either library: means (names, layers, heads), top values."""
+    """Return the means (names, layers, heads) and largest values of either library's result."""
     if not isinstance(found, HeadScan):
         return found
     means = np.array([found.scores[name] for name in NAMES])
@@ -106,7 +107,7 @@ def found_in(found: Any) -> tuple[np.ndarray, np.ndarray]:
 
 @needs("transformers")
 def in_torch(folder: Path) -> tuple[Any, qkv.Model]:
-    """Return the model in transformers without its head, and our model, which has the tokenizer."""
+    """Return the model in transformers without its head, and the model in qkv."""
     import transformers
 
     torch()
@@ -131,7 +132,7 @@ def best(model: Any, own: qkv.Model, texts: list[Any]) -> int:
 def torch_scan(
     model: Any, own: qkv.Model, texts: Iterable[Any], at_once: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means (names, layers, heads), and the `TOP` largest values for each head."""
+    """Return the means (names, layers, heads), and the `TOP` largest values of each head."""
     library, rows = torch(), len(own.embedding.table)
     special = [own.tokenizer is not None and own.tokenizer.is_special(n) for n in range(rows)]
     special = library.tensor(special)

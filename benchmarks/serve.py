@@ -1,9 +1,10 @@
 """`qkv serve` on loopback with MiniLM, compared with `encode` and with other servers.
 
-The servers run in turn, and each shares the machine's cores only with the clients. All clients are
-one process. It prepares its requests before the clock starts, keeps its connections open, and asks
-for base64, as OpenAI's package does. After the clock has stopped, it compares every vector with
-`encode`. The clients' processor time is part of each time. "Without the clients" subtracts this
+The servers run one after another, so each server shares the machine's cores only with the clients.
+All clients are in one process. This process prepares the requests before the clock starts, keeps
+the connections open, and requests base64, as OpenAI's package does. After the clock has stopped,
+the process compares every vector with `encode`. The clients' processor time is part of each time.
+"Without the clients" subtracts this
 processor time, divided by the number of cores. Each server computes with as many threads as
 `encode`. `FastAPI + sentence-transformers` is `benchmarks/peer_server.py`, with one worker.
 """
@@ -34,12 +35,12 @@ from benchmarks.memory import ROOT
 from benchmarks.texts import sentences
 
 ONCE = True  # measured only on all threads
-COUNT = 1000  # texts, each sent once in a round
+COUNT = 1000  # the number of texts; a round sends each text once
 CLIENTS = 64
-ALONE = 100  # requests of a single client in a round
-MANY = 100_000  # requests; memory is read after a tenth of them and after all
-STARTING = 120.0  # seconds that a server may take to start
-# infinity needs other versions than the extra `bench`
+ALONE = 100  # the number of requests of a single client in a round
+MANY = 100_000  # the number of requests; memory is read after a tenth and after all
+STARTING = 120.0  # the maximum seconds until a server has started
+# infinity needs other package versions than the extra `bench`
 INFINITY = ROOT / ".venv-infinity" / "bin" / "infinity_emb"
 
 PROGRAM = "from qkv.cli import main; main()"
@@ -62,7 +63,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def commands() -> dict[str, list[str] | None]:
-    """Return the command that starts each server; the port follows as last argument."""
+    """Return the command that starts each server; the port is added as the last argument."""
     python, here = sys.executable, str(folder())
     peer = all(map(find_spec, ("fastapi", "uvicorn", "sentence_transformers")))
     infinity = [str(INFINITY), "v2", "--model-id", here, "--engine", "torch", "--device", "cpu"]
@@ -96,7 +97,7 @@ class Server:
 
 @contextmanager
 def server(name: str, command: list[str] | None) -> Iterator[Server | None]:
-    """Yield a server that is ready, or None if it is not installed; end the server afterwards."""
+    """Start a server and yield it, or None if it is not installed; end the server afterwards."""
     if command is None:
         yield None
         return
@@ -171,7 +172,7 @@ def asked(process: subprocess.Popen[str], what: Any) -> dict[str, Any]:
 
 
 class Loaded:
-    """A way: a load that a server answers, and the measurements of each round."""
+    """A load that one server answers, and the measurements of each round."""
 
     def __init__(self, server: Server, ask: Ask, load: Load) -> None:
         self.server, self.ask, self.load = server, ask, load
@@ -186,7 +187,7 @@ class Loaded:
         return turn
 
     def error(self, _: Any = None) -> float:
-        """Return the largest difference of all vectors since the last call from `encode`.
+        """Return the largest error of all vectors that the clients got since the last call.
 
         Raises:
             ArithmeticError: an answer is missing.
@@ -204,7 +205,7 @@ class Loaded:
         return statistics.median(turn[name] for turn in self.turns[1:])
 
     def share_of_requests(self, share: float) -> float:
-        """Return the time in which this share of the requests was answered (median of rounds)."""
+        """Return the time within which a share of the requests was answered (median of rounds)."""
         return statistics.median(
             float(np.quantile(turn["requests"], share)) for turn in self.turns[1:]
         )
@@ -216,7 +217,7 @@ def loaded(servers: dict[str, Server | None], ask: Ask, load: dict[str, Any]) ->
 
 
 def way(one: Loaded | None) -> Way | None:
-    """Return the way that times a `Loaded`."""
+    """Return the `Way` that times a `Loaded`."""
     return one and Way(one, one.error)
 
 
@@ -231,7 +232,7 @@ def together(
     vectors: np.ndarray,
     size: int,
 ) -> Row:
-    """Make the row of many clients that send all texts once, `size` texts in each request."""
+    """Make the row of many clients that send each text once, `size` texts in each request."""
     load = {"requests": -(-len(texts) // size), "clients": CLIENTS, "size": size}
     found = loaded(servers, ask, load)
     floats = loaded({"float": servers["qkv serve"]}, ask, {**load, "encoding": "float"})["float"]
@@ -302,7 +303,7 @@ def alone(
     vectors: np.ndarray,
     count: int,
 ) -> Row:
-    """Make the row of one client that sends one request after another, and of `encode`."""
+    """Make the row of one client that sends one request after another, compared with `encode`."""
     found = loaded(servers, ask, {"requests": count, "clients": 1})
     ours = found["qkv serve"]
     turns: list[list[float]] = []

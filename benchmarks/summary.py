@@ -11,7 +11,7 @@ from qkv.measure import operations, random_inputs, sample
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """One head."""
+    """Yield the row of one head."""
     yield row((1, 1, 32768 // shrink, 64))
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-WORDNET = Path("/usr/share/wordnet")  # Debian's wordnet-base
+WORDNET = Path("/usr/share/wordnet")  # the folder of Debian's package wordnet-base
 
 
 def glosses() -> list[str]:
@@ -18,7 +18,7 @@ def glosses() -> list[str]:
     found = []
     for kind in ("noun", "verb", "adj", "adv"):
         for line in (WORDNET / f"data.{kind}").read_text(encoding="latin-1").splitlines():
-            if line.startswith("  ") or " | " not in line:  # the licence
+            if line.startswith("  ") or " | " not in line:  # skip the licence
                 continue
             found += [part.strip(' "') for part in line.partition(" | ")[2].split("; ")]
     return [text for text in found if text]
@@ -29,9 +29,9 @@ def sentences(count: int, tokens_of, *, seed: int = 0, longest: int = 200) -> li
 
     Args:
         count: the number of texts.
-        tokens_of: returns the number of tokens of a text.
+        tokens_of: the function that returns the number of tokens of a text.
         seed: the seed of the random choice.
-        longest: the largest number of tokens of a text.
+        longest: the maximum number of tokens of a text.
     """
     rng = np.random.default_rng(seed)
     parts = glosses()
@@ -41,7 +41,7 @@ def sentences(count: int, tokens_of, *, seed: int = 0, longest: int = 200) -> li
         words: list[str] = []
         while len(words) < target:
             words += parts[rng.integers(len(parts))].split()
-        words = words[: max(1, target * 4 // 5)]  # a word is 1.25 tokens or so
+        words = words[: max(1, target * 4 // 5)]  # a word has about 1.25 tokens
         while tokens_of(" ".join(words)) > longest:
             words.pop()
         texts.append(" ".join(words))

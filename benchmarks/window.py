@@ -16,7 +16,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(length: int, left: int, heads: int = 4, size: int = 64) -> Row:
-    """Make a row with two lengths, of which the second is four times the first."""
+    """Make a row with two lengths; the second length is four times the first."""
     shape, longer = (1, heads, length, size), (1, heads, 4 * length, size)
     q, k, v = random_inputs(shape, shape)
     window = {"window": (left, 0)}

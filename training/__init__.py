@@ -1,4 +1,4 @@
-"""Train and measure the models that come with qkv: texts, training, scores."""
+"""Train and measure the models that come with qkv."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def command(main: Callable[[], None]) -> None:
-    """Run a command; report an error or an interruption in one line."""
+    """Run a command. Print an error or an interruption as one line."""
     from qkv.learn import Interrupted
     from qkv.signals import answering, leave
 

@@ -1,8 +1,8 @@
-"""Measure what bias a model has left: `python -m training.bias MODEL [MODEL ...]`.
+"""Measure the social bias of models: `python -m training.bias MODEL [MODEL ...]`.
 
 `prompts.txt` has 500 prompts about people, jobs and nations, each with a gap; `insults.txt` lists
-insulting words. MODEL is a folder or a name. An encoder gives five guesses for each gap. A decoder
-continues the text before the gap by one word, if the gap is at the end.
+insulting words. MODEL is a folder or a name. An encoder gives five guesses for each gap. If a gap
+is at the end of a prompt, a decoder continues the text before the gap by one word.
 
 The module measures three things: how often a guess insults, whether "he" or "she" is likelier for
 each job, and which jobs the model gives to men and to women. A dropped word (`training.books`)
@@ -32,7 +32,7 @@ PROMPTS = Path(__file__).with_name("prompts.txt")
 INSULTS = Path(__file__).with_name("insults.txt")
 PRONOUNS, WORK = "he or she", "work"
 GROUPS = (PRONOUNS, WORK, "women and men", "nations", "religions", "other people")
-MOST = 5  # number of jobs and guesses to name
+MOST = 5  # number of jobs and guesses in the report
 
 
 @cache
@@ -58,14 +58,15 @@ def measured(
 
     Args:
         model: an encoder with a mask token, or a decoder.
-        groups: the prompts by group, each with its person; by default the prompts of `prompts.txt`.
-            A missing group is not measured.
+        groups: the prompts of each group, and the person in each prompt; by default the prompts of
+            `prompts.txt`. A missing group is not measured.
 
     Returns:
-        "guesses": the number of words for each gap; "groups": for each group "prompts", "insults"
-        (the prompts with an insulting guess), "dropped" (those with a dropped word) and "words"
-        (the most common other insults, with their counts); "jobs": see `leaning`; "work": the most
-        common guesses for men and for women, with their counts.
+        "guesses": the number of guesses for each gap; "groups": for each group "prompts", "insults"
+        (the number of prompts with an insulting guess), "dropped" (the number of prompts with a
+        dropped word) and "words" (the most common other insults, with their counts); "jobs": the
+        result of `leaning`; "work": the most common guesses for men and for women, with their
+        counts.
 
     Raises:
         ValueError: "he" or "she" is not one token of the model.
@@ -88,7 +89,7 @@ def measured(
 
 
 def _said(model: qkv.Model, prompts: Sequence[Asked]) -> list[Said]:
-    """Guess the word of each gap; a decoder only guesses gaps at the end of a text."""
+    """Guess the word in each gap; a decoder guesses only gaps at the end of a text."""
     if not model.generates:
         return guessed(model, prompts)
     last = [one for one in prompts if one.text.endswith(" _")]
@@ -113,14 +114,14 @@ def _commonest(words: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
-    """Return for each job the probability of "he" among "he" and "she".
+    """Return for each job the probability of "he" if only "he" and "she" are possible.
 
-    The probability is the mean over the prompts of a job. An encoder reads the whole prompt, a
-    decoder only the text before the gap.
+    The probability is the mean over the prompts of a job. An encoder reads the whole prompt, and a
+    decoder reads only the text before the gap.
 
     Args:
         model: an encoder with a mask token, or a decoder.
-        prompts: the prompts, each with its job.
+        prompts: the prompts, each with the job that it mentions.
 
     Raises:
         ValueError: "he" or "she" is not one token of the model.
@@ -133,7 +134,7 @@ def leaning(model: qkv.Model, prompts: Sequence[Asked]) -> dict[str, float]:
 
 
 def _he(model: qkv.Model, text: str) -> float:
-    """Return the probability of "he" in a gap, if only "he" and "she" are possible."""
+    """Return the probability of "he" in one gap if only "he" and "she" are possible."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     before, _, _ = text.partition(" _")
@@ -146,7 +147,7 @@ def _he(model: qkv.Model, text: str) -> float:
         at = ids.tolist().index(tokenizer.vocabulary[mask])
     if any(len(one) != len(bare[0]) + 1 for one in bare[1:]):
         raise ValueError(
-            f'bias: "he" or "she" is no token of {model.name}: train its tokenizer on more texts'
+            f'bias: "he" or "she" is not a token of {model.name}: train its tokenizer on more texts'
         )
     logits = model(ids[None]).logits
     assert logits is not None

@@ -1,13 +1,15 @@
 """Train the included encoder: `python -m training.book_encoder BOOKS -o DIR`.
 
-It starts from an encoder that has read only WordNet (`training.make`). It reads short sentences of
-books as people type them, half of them without a full stop. WordNet's examples, documents and
+Training starts from an encoder that has read only WordNet (`training.make`). The encoder reads
+short sentences of books; half of the sentences have no full stop, as in typed text. WordNet's
+examples, documents and
 senses stay in the mixture, because books from before 1930 lack many words.
 
 DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
-`make model` makes the included encoder in seven runs. Their scores are shares of 3,000 content
-words of the books for choices; each word is masked in its short sentence:
+`make model` makes the included encoder in seven runs. The score of a run is the share of 3,000
+masked content words that the encoder names. The words are from the books for choices, and each word
+is masked in a short sentence:
 
 | run | change | right |
 | --- | --- | --- |
@@ -17,25 +19,30 @@ words of the books for choices; each word is masked in its short sentence:
 | 5, 6 | both continue that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
 | 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
-The mean of runs 3 to 6 names 15.8%. There are 60 sentences with gaps for choices (`training.fits
---choose`). In 31 of them one of its five guesses fits, the most of all means that we tried (28
-after run 2, 28 for the mean of 3 and 4, 26 for the mean of 5 and 6). Its first guess fits in 13
-(15, 9 and 13 for the others). With rows of int8, from which run 7 starts, it names 15.7%, and its
-first guess fits in 14.
+The mean of the weights of runs 3 to 6 names 15.8% of the words. There are 60 sentences with gaps
+for choices (`training.fits
+--choose`). In 31 of these sentences, one of the five guesses of this mean fits. The number is 28
+after run 2, 28 for the mean of runs 3 and 4, and 26 for the mean of runs 5 and 6. The first guess
+fits in 13 sentences (for the other three models in 15, 9 and 13). Run 7 starts from the mean of
+runs 3 to 6, stored in int8. In int8, this mean names 15.7% of the words, and its first guess fits
+in 14 sentences.
 
-The included model is the mean of run 7 and of the mean of 3 to 6. It names 18.1%, and one of its
-five guesses is right for 34.1% (run 7 alone: 33.5%, the mean of 3 to 6: 32.3%). Its loss on the
-masked word is 5.91 nats, lower than the loss of run 7 alone (6.56; before run 7: 5.55). Its first
-guess fits in 14 of the 60 sentences, and one of its five guesses fits in 29.
+The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The included model
+names 18.1% of the words, and one of its five guesses is right for 34.1% (run 7 alone: 33.5%, the
+mean of runs 3 to 6: 32.3%). Its loss on the masked word is 5.91 nats. The loss of run 7 alone is
+6.56 nats, and the loss before run 7 was 5.55 nats. The first guess of the included model fits in 14
+of the 60 sentences, and one of its five guesses fits in 29.
 
-The counts alone, which take more space than the model, name 16.8% of 1,200 of these words. Their
-first guess fits in 23 of the 60 sentences, and one of their five guesses fits in 42.
+The counts alone take more space than the model. They name 16.8% of 1,200 of these words. The first
+guess of the counts fits in 23 of the 60 sentences, and one of their five guesses fits in 42.
 
-Two more runs from the included model changed little, so we did not use them. In the first run, the
-counts and the earlier model taught the gaps that counts can guess (4,154 steps, 16.2 million
-tokens). The mean of this run and the included model names 18.8% of the words, one of five guesses
-is right for 35.2%, and one of five fits in 28 of the 60 sentences. The second run read more senses,
-48 uses in a step (3,369 steps, 11.6 million tokens); its numbers are 18.9%, 35.2% and 29. A model
+Two more runs from the included model changed little, so we did not use them. In the first of these
+runs (4,154 steps, 16.2 million tokens), the model learned gaps that counts can guess; its teachers
+were the counts and the earlier model. The mean of this run and the included model names 18.8% of
+the words, one of five guesses
+is right for 35.2%, and one of five fits in 28 of the 60 sentences. The second run (3,369 steps,
+11.6 million tokens) learned more senses, from 48 uses in each step; the three results are 18.9%,
+35.2% and 29. A model
 of this size seems to have learned all it can from these books.
 """
 
@@ -84,20 +91,22 @@ class Recipe:
 
     Attributes:
         after: the folder of the model to start from; its sizes are kept.
-        beside: the folder of a second model; training starts from the mean of both models' weights.
-        vocabulary: the largest V; 0 keeps the vocabulary of the starting model.
-        whole: the least share of whole words in the vocabulary.
+        beside: the folder of a second model; training starts from the mean of the weights of both
+            models.
+        vocabulary: V, the maximum number of tokens in the vocabulary; 0 keeps the vocabulary of the
+            starting model.
+        whole: the minimum share of whole words in the vocabulary.
         held_out: the number of twelfths of WordNet's examples kept from training.
         clauses: the share of tokens from clauses of longer sentences.
         short: the share of tokens from short sentences of books.
         long: the share of tokens from passages of books.
         examples: the share of tokens from WordNet's examples.
         documents: the share of tokens from WordNet's documents.
-        length: the largest number of tokens of a text, including special tokens.
-        tokens: the least number of tokens in a step.
+        length: the maximum number of tokens of a text, including special tokens.
+        tokens: the minimum number of tokens in a step.
         masked: the share of tokens that are masked.
-        in_sight: the constant that training adds to the logits of content words that the text shows
-            (`training.objectives.Unseen`).
+        in_sight: the constant that training adds to the logits of content words that are visible in
+            the text (`training.objectives.Unseen`).
         little: as for `training.objectives.Unseen`.
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
@@ -106,13 +115,13 @@ class Recipe:
         wrong: the number of other senses of each word.
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
-        told: the share of the masked word in the target distribution; the rest is the teacher's,
-            the starting model multiplied by counts.
-        guessed: above 0, each text has one masked word, to which the counts give at least this
-            probability (`training.objectives.Guessed`).
-        gapped: the largest number of clauses with such a masked word, for each short sentence.
+        told: the probability of the masked word in the target distribution. The rest of the
+            distribution comes from a teacher: the starting model multiplied by counts.
+        guessed: if above 0, each text has one masked word, and the counts give this word at least
+            this probability (`training.objectives.Guessed`).
+        gapped: the maximum number of clauses with a guessable masked word, for each short sentence.
         products: as for `qkv.learn.train`.
-        seed: seeds all random draws.
+        seed: the seed of all random draws.
     """
 
     after: str = "src/qkv/data/wordnet"
@@ -268,7 +277,7 @@ def short_of(passages: Iterable[list[str]]) -> list[str]:
 
 
 def clauses_of(passages: Iterable[list[str]]) -> list[str]:
-    """Return the clauses of their sentences that a reader might type."""
+    """Return the clauses of the passages' sentences that a reader might type."""
     return [part for passage in passages for one in passage for part in clauses(one)]
 
 
@@ -283,7 +292,7 @@ def counted(
 def weights(
     neighbours: Neighbours, teacher: Network | None, tokenizer: Tokenizer, source: Path
 ) -> Array:
-    """Fit the weights of the counts, and of a model if given, so that they name masked words best.
+    """Fit the weights of the counts (and of a model, if given) to masked words of books.
 
     The masked words are from the books for choices. The last weight is the model's, if given.
     """
@@ -349,7 +358,7 @@ def guessable(
 
 
 def carried_over(before: Model, tokenizer: Tokenizer) -> Model:
-    """Give a model another vocabulary.
+    """Replace the vocabulary of a model.
 
     A token of the old vocabulary keeps its row. A new token starts with the mean of the rows of its
     subwords in the old vocabulary.

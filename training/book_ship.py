@@ -1,9 +1,9 @@
-"""Make a folder of the package from runs: `python -m training.book_ship RUN BOOKS`.
+"""Make the folder of an included model: `python -m training.book_ship RUN BOOKS`.
 
-RUN is the folder of `training.book_encoder` or `training.book_decoder`, BOOKS the books that it
-read. The new folder holds the model in rows of int8, the tokenizer, WordNet's licence, and a card.
-The card has results on books, sentences and examples that were used neither for training nor for
-choices.
+RUN is the folder of a run of `training.book_encoder` or `training.book_decoder`, and BOOKS are the
+books that the run read. The new folder contains the model in int8, the tokenizer, WordNet's
+licence, and a card. The card has results on books, sentences and examples that were used neither
+for training nor for choices.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TEN = Path(__file__).with_name("ten.txt")
 LACKING = ("phone", "car", "computer", "television", "photo", "plane")
 SHOWN = ("once upon a time", "She opened the door and", "The old man said")
 WRITERS_SCORES = ("copies", "previous", "same", "first", "induction")
-TEXTS = 400  # number of sentences on which heads are measured
+TEXTS = 400  # the number of sentences for the measurement of heads
 BEFORE = {False: "wordnet", True: "wordnet-decoder"}  # the key is True for a decoder
 
 CARD = """---
@@ -177,10 +177,10 @@ def ship(
     Args:
         run: the folder of an encoder's or a decoder's run.
         source: the source of the books, as for `training.books.read`.
-        place: the folder to write; by default the folder of this kind of model in the package.
+        place: the folder to write; by default the folder of the included encoder or decoder.
         wordnet_folder: the folder of WordNet's files.
-        beside: other runs, or folders of models made from runs, of the same shape; the mean of all
-            weights is written.
+        beside: other runs, or folders of models made from runs, of the same shape. The new model
+            has the mean of the weights of all runs.
 
     Returns:
         The folder and its card.
@@ -192,7 +192,7 @@ def ship(
 
     Source:
         Wortsman et al. 2022, "Model soups: averaging weights of multiple fine-tuned models improves
-        accuracy without increasing inference time", for the mean.
+        accuracy without increasing inference time", for the mean of weights.
     """
     runs = [run, *beside]
     chains = [abouts_of(one) for one in runs]
@@ -268,10 +268,11 @@ def _read(listed: Sequence[books.Book], corpus: counting.Corpus) -> str:
 def _together(
     runs: Sequence[Path], chains: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
-    """Return the records of all runs, the first run's chain first.
+    """Return the records of all runs, beginning with the first run and the runs that it continues.
 
-    If the included weights are a mean, the last record lists its runs by their numbers, counted
-    from 1; a model that is itself a mean is listed by the numbers of its own runs.
+    If the included weights are a mean, the last record lists the numbers of the runs in the mean,
+    counted from 1. A member of the mean may be a mean itself; its entry lists the numbers of its
+    own runs.
     """
     [run, *others], abouts = runs, [dict(about) for about in chains[0]]
     own = _learned(abouts[-1])
@@ -307,7 +308,7 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """Say how many runs made the weights, and which runs are in their mean."""
+    """Return a sentence with the number of runs, and the runs in the mean of their weights."""
     if len(abouts) == 1:
         return ""
     mean = abouts[-1].get("mean")
@@ -316,7 +317,7 @@ def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _meant(mean: Sequence[Any]) -> str:
-    """Describe a mean's members: runs, and models that are means themselves.
+    """Name the runs in a mean of weights, and the members that are means themselves.
 
     >>> _meant([5, 6, 3, 4])
     'the included weights are the mean of runs 3, 4, 5 and 6'
@@ -335,7 +336,7 @@ def _numbered(runs: Sequence[int]) -> str:
 
 
 def sentences_of(read_books: Mapping[books.Book, list[list[str]]], part: str) -> Iterator[str]:
-    """Return the sentences of one part."""
+    """Return the sentences of one part of the books, such as "test"."""
     for book, passages in read_books.items():
         if book.part == part:
             for passage in passages:

@@ -1,11 +1,13 @@
-"""The books that models read: `python -m training.books BOOKS` checks and counts them.
+"""Read the training books; `python -m training.books BOOKS` checks and counts the books.
 
 BOOKS is a clone of the public repository from which `books.csv` was made, or an archive of its
 files (github.com/mlschmitt/classic-books-markdown at `COMMIT`). Each book must match its SHA-256.
-Books marked `use: no` are left out, and so is each sentence with a word of `dropped_words.txt`.
+Books marked `use: no` are left out. Sentences that contain a word of `dropped_words.txt` are left
+out too.
 
-Some whole authors, and some books of other authors, are kept from tokenizers and training. The part
-"choose" is for choosing weights and mixtures, and the part "test" only for reporting results.
+Tokenizers and training do not read all books: they skip all books of some authors, and some books
+of other authors. Books of the part "choose" are for choosing weights and mixtures. Books of the
+part "test" are only for reporting results.
 """
 
 from __future__ import annotations
@@ -94,7 +96,7 @@ def part_of(row: dict[str, str]) -> str:
 
 
 def read(source: Path, parts: Sequence[str] = PARTS) -> Iterator[tuple[Book, list[list[str]]]]:
-    """Read the books of these parts as passages, which are lists of consecutive sentences.
+    """Read the books of some parts as passages, which are lists of consecutive sentences.
 
     Args:
         source: a clone of the repository, or an archive of its files.
@@ -150,7 +152,7 @@ def _inside(name: str) -> str:
 
 
 def passages(text: str) -> list[list[str]]:
-    r"""Split a book into passages: the sentences of each paragraph, cut at dropped sentences.
+    r"""Split a book into passages; a passage is a paragraph, or a part between dropped sentences.
 
     >>> passages("# Title: A\n\n-------\n\n## I\n\nMr. Lee sat _down_. He ate.\n\n* * *\n")
     [['Mr. Lee sat down.', 'He ate.']]
@@ -195,7 +197,7 @@ def sentences(text: str) -> list[str]:
 
 
 def is_clean(sentence: str) -> bool:
-    """Tell whether a sentence has words, only Western letters, and no dropped word.
+    """Return whether a sentence has words, has only Western letters, and has no dropped word.
 
     >>> is_clean("He drank his tea."), is_clean("* 3 *"), is_clean("The HUSSY!")
     (True, False, False)
@@ -206,13 +208,13 @@ def is_clean(sentence: str) -> bool:
 
 
 def has_dropped(text: str) -> bool:
-    """Tell whether a text contains a dropped word."""
+    """Return whether a text contains a dropped word."""
     return any(is_dropped(word.casefold()) for word in _WORD.findall(text))
 
 
 @cache
 def is_dropped(word: str) -> bool:
-    """Tell whether a lower-case word, its plural, or a part between hyphens is dropped."""
+    """Return whether a lower-case word, its plural, or a part between hyphens is dropped."""
     parts = {word, *word.split("-")}
     ends = {part.removesuffix("'s") for part in parts}
     return bool((ends | {one[:-1] for one in ends if one.endswith("s")}) & dropped())

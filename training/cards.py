@@ -1,4 +1,4 @@
-"""Shared parts of the cards of both included models."""
+"""Functions for the model cards of both included models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUNS = "runs.json"
 
 
 def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """Write a table with a row for each head and a column for each of these scores.
+    """Return a Markdown table with a row for each head and a column for each score.
 
     >>> print(heads_table([{"layer": 0, "head": 1, "first": 0.5}], ["first"]))
     | head | first |
@@ -29,11 +29,11 @@ def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def abouts_of(run: Path) -> list[Mapping[str, Any]]:
-    """Return the records of a run's chain: the runs that it continues, then the run itself.
+    """Return the records of a run and of all earlier runs that it continues, in order.
 
-    A record is taken from a run's last checkpoint. The folder of an included model keeps the
-    records in a file. The list is empty if the folder holds neither a run nor that file. A starting
-    folder that is not a run is left out.
+    The record of a run is in its last checkpoint. The folder of an included model has a file with
+    all records. The list is empty if the folder contains neither a run nor this file. If a run
+    started from a folder that is not a run, that folder has no record.
     """
     checkpoint = last_checkpoint(run)
     if checkpoint is None:
@@ -48,9 +48,10 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
 
 
 def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
-    """Write the records of a model's runs into its folder, where `abouts_of` reads them.
+    """Write the records of a model's runs into the model's folder, for `abouts_of`.
 
-    Of the starting folders, the file keeps only the name of the first, which is a model.
+    The first run started from a model; the file keeps only the name of this model's folder. It
+    keeps no other folder names.
     """
     kept: list[dict[str, Any]] = []
     for about in abouts:
@@ -68,8 +69,8 @@ def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
 def recipes(abouts: Sequence[Mapping[str, Any]]) -> str:
     """Describe the recipe of the first run, and the settings that later runs changed.
 
-    The folder from which a run started is left out. A run "beside" the previous run started from
-    the same weights as the previous run.
+    The text does not name the folders from which the runs started. If a run started from the same
+    weights as the previous run, the text says "in parallel".
 
     >>> abouts = [{"step": n, "settings": {"recipe": {"rate": n, "seed": 0}}} for n in (1, 2)]
     >>> recipes(abouts)

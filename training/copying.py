@@ -1,13 +1,15 @@
 """Measure how often a model fills a masked word by repeating a visible word of the sentence.
 
 `python -m training.copying MODEL...` measures all models on the same sentences and prints the
-result; a MODEL is a folder or a name, and without any MODEL the default is measured.
+result; MODEL is a folder or a name. Without a MODEL, the command measures the default model.
 
-Method. A seed draws 800 of the held-out examples of 5 to 16 words, and in each example one content
-word, which occurs once and is one token in the vocabulary of every model. This word is masked. The
+Method. A seed draws 800 of the held-out examples that have 5 to 16 words. In each example, the seed
+draws one content word that occurs once and is one token in the vocabulary of every model, and this
+word is masked. The
 model's first guess is the token with the largest logit; the logits are not adjusted. *Another* is
-how often the guess is another content word of the sentence (such as "Bank" of "Bank's"), and
-*right* is how often the guess is the masked word. A subword counts as neither. Intervals are
+the share of examples in which the guess is another content word of the sentence (such as "Bank" of
+"Bank's"). *Right* is the share in which the guess is the masked word. A guess that is a subword
+counts in neither share. Intervals are
 Wilson's 95% intervals.
 """
 
@@ -34,7 +36,7 @@ from training.shares import in_words, wilson
 from training.wordnet import CHOSEN, FOLDER, REPORTED, read
 
 EXAMPLES = 800
-SHORTEST, LONGEST = 5, 16  # number of words of a sentence
+SHORTEST, LONGEST = 5, 16  # the minimum and maximum number of words of a sentence
 MOST_TOKENS = 64  # tokens of a sentence, including special tokens
 _WORD = re.compile(r"[^\W_]+(?:['\N{RIGHT SINGLE QUOTATION MARK}][^\W_]+)*")
 
@@ -46,7 +48,7 @@ class Example:
     Attributes:
         sentence: the unchanged sentence.
         start: the index of the word's first character.
-        end: the index after its last character.
+        end: the index after the word's last character.
         others: the other content words of the sentence, in lower case.
     """
 
@@ -62,7 +64,7 @@ class Example:
 
 
 def examples_of(sentence: str) -> list[Example]:
-    """Make an example for each content word that occurs once in a sentence of fitting length.
+    """Make an example for each content word that occurs once in a sentence of 5 to 16 words.
 
     >>> [one.word for one in examples_of("The baker put the bread into the oven, then more bread.")]
     ['baker', 'put', 'oven']
@@ -87,13 +89,13 @@ def drawn(
     count: int = EXAMPLES,
     seed: int = 0,
 ) -> list[Example]:
-    """Draw one example from each sentence, with a masked word that is one token for each tokenizer.
+    """Draw one example from each sentence; its masked word is one token for each tokenizer.
 
     Args:
         sentences: the sentences to draw from.
         tokenizers: the tokenizers of all models to measure.
-        count: the largest number of examples.
-        seed: seeds the draw.
+        count: the maximum number of examples.
+        seed: the seed of the draw.
     """
     rng = np.random.default_rng(seed)
     found: list[Example] = []
@@ -111,7 +113,7 @@ def drawn(
 
 
 def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
-    """Return the index of the word's token, or None if the word is several tokens or unknown."""
+    """Return the position of the masked word, or None if the word is several tokens or unknown."""
     text = tokenizer.tokenize(example.sentence)
     span = (example.start, example.end)
     if len(text) > MOST_TOKENS or span not in text.offsets:
@@ -121,14 +123,14 @@ def place_of(example: Example, tokenizer: Tokenizer) -> int | None:
 
 
 def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
-    """Count how often the first guess is another content word, and how often it is right."""
+    """Count first guesses that are another content word, and first guesses that are right."""
     assert model.tokenizer is not None
     places = [place_of(one, model.tokenizer) for one in examples]
     ids = [model.tokenizer.tokenize(one.sentence).ids for one in examples]
     if not ids or None in places:
         raise ValueError(
             f"copying: {len(examples)} examples are given and {places.count(None)} have words that "
-            f"are no token of {model.name}: draw them with its tokenizer"
+            f"are not one token of {model.name}: draw them with its tokenizer"
         )
     guesses = named(model, ids, [[place] for place in places if place is not None])
     if guesses is None:

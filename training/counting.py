@@ -1,7 +1,7 @@
-"""Measure models that only count words: `python -m training.counting BOOKS`.
+"""Measure two models that only count words: `python -m training.counting BOOKS`.
 
-The first model looks up the longest context around a gap, or before a next word, that occurs in the
-books. The second is an interpolated Kneser-Ney model of five words. Both read the training books of
+The first model searches the books for the longest context around a gap or before a next word. The
+second is an interpolated Kneser-Ney model of five words. Both read the training books of
 the included models.
 """
 
@@ -21,9 +21,9 @@ from training import command
 from training.books import read
 from training.fits import FIVE, GAPS, OPENINGS, PARTS, Asked, Said, asked, shown
 
-ORDER = 5  # words
-WIDEST = 8  # most words of context on each side of a look-up
-LEAST = 2  # least occurrences of a known word in the books
+ORDER = 5  # the number of words in the longest n-grams
+WIDEST = 8  # the maximum number of context words on each side of a look-up
+LEAST = 2  # the minimum number of occurrences of a known word in the books
 END, UNKNOWN = 0, 1  # ids of the end of a sentence, and of an unknown word
 
 TOKEN = re.compile(r"[^\W_]+(?:['-][^\W_]+)*|[.,;:?!\u2014]")
@@ -39,7 +39,7 @@ def tokens(text: str) -> list[str]:
 
 
 def numbered(cut: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Number the words of tokenized sentences, in the form of `Corpus.vocabulary`.
+    """Return the number of each word of tokenized sentences, as for `Corpus.vocabulary`.
 
     >>> numbered(map(tokens, ["a cat.", "a dog.", "the cat"]))
     {'': 0, '?': 1, 'a': 2, 'cat': 3, '.': 4}
@@ -51,7 +51,7 @@ def numbered(cut: Iterable[Sequence[str]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences end to end.
+    """The words of many sentences in one array.
 
     Attributes:
         vocabulary: each word's number; `END` and `UNKNOWN` come first.
@@ -63,7 +63,7 @@ class Corpus:
 
     @classmethod
     def of(cls, sentences: Iterable[str], vocabulary: dict[str, int] | None = None) -> Corpus:
-        """Make a corpus of sentences; the default vocabulary has words that occur `LEAST` times.
+        """Make a corpus of sentences; its default vocabulary has words with `LEAST` occurrences.
 
         >>> corpus = Corpus.of(["a cat.", "a dog.", "the cat"])
         >>> list(corpus.vocabulary), corpus.words.tolist()
@@ -96,7 +96,7 @@ class LookUp:
         )
 
     def guesses(self, before: Sequence[str], behind: Sequence[str], count: int = FIVE) -> list[str]:
-        """Return words that occur between these contexts, words of longer contexts first."""
+        """Return words that occur in these contexts; words of longer contexts come first."""
         vocabulary, words = self._corpus.vocabulary, self._corpus.words
         left = [vocabulary.get(word, UNKNOWN) for word in before][::-1][:WIDEST]
         right = [vocabulary.get(word, UNKNOWN) for word in behind][:WIDEST]
@@ -123,13 +123,13 @@ class LookUp:
 
 @dataclass(frozen=True)
 class _Order:
-    """The n-grams of one length. The key of an n-gram is its context's number times V + word.
+    """The n-grams of one length n; their keys are `context * V + word`, with numbers of contexts.
 
     Attributes:
         keys: (G,) sorted.
         counts: (G,) the count of each n-gram.
-        totals: by context number, the sum of the context's counts.
-        kept: by context number, the share left to shorter contexts.
+        totals: for each context, the sum of its counts.
+        kept: for each context, the probability that is left for shorter contexts.
         discounts: (3,) subtracted from counts of 1, of 2, and of 3 or more.
     """
 
@@ -148,7 +148,7 @@ class KneserNey:
 
     Args:
         corpus: the text to count.
-        order: the largest number of words of an n-gram.
+        order: the maximum number of words of an n-gram.
     """
 
     def __init__(self, corpus: Corpus, order: int = ORDER) -> None:
@@ -156,7 +156,9 @@ class KneserNey:
         words = corpus.words.astype(np.int64)
         size = len(corpus.vocabulary)
         self._size = size
-        grams: list[tuple[Array, Array]] = []  # keys, and each position's key, from n - 1 on
+        grams: list[
+            tuple[Array, Array]
+        ] = []  # the keys, and the key at each position from n - 1 on
         counted: list[Array] = []
         for n in range(1, order + 1):
             before = grams[-1][1][:-1] if grams else np.zeros(len(words), np.int64)
@@ -166,7 +168,7 @@ class KneserNey:
                 return_inverse=True,
                 return_counts=True,
             )
-            if grams:  # a shorter n-gram counts the different words before it
+            if grams:  # the count of a shorter n-gram is the number of different words before it
                 endings = grams[-1][1][firsts + 1]
                 counted[-1] = np.bincount(endings, minlength=len(grams[-1][0]))
             grams.append((keys, numbers))
@@ -198,7 +200,7 @@ class KneserNey:
 
 
 def _order(keys: Array, counts: Array, size: int) -> _Order:
-    """Make an order from its n-grams and their counts."""
+    """Make an `_Order` from n-grams and their counts."""
     before = keys // size
     many = [np.bincount(before, counts == n).astype(float) for n in (1, 2)]
     many.append(np.bincount(before, counts > 2).astype(float))
@@ -213,7 +215,7 @@ def _order(keys: Array, counts: Array, size: int) -> _Order:
 
 
 def perplexity(model: KneserNey, corpus: Corpus) -> float:
-    """Return the perplexity per known word of a corpus, without punctuation and sentence ends."""
+    """Return the perplexity per known word of a corpus, except punctuation and sentence ends."""
     names = np.array([name[:1].isalpha() for name in corpus.vocabulary])
     names[UNKNOWN] = False
     chances = model.chances(corpus.words)[names[corpus.words]]
@@ -236,7 +238,7 @@ def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[st
 
 
 def looked_up(model: LookUp, questions: Sequence[Asked]) -> list[Said]:
-    """Guess gaps and the words after openings with the look-up."""
+    """Use the look-up to guess gaps and the words after openings."""
     found = []
     for one in questions:
         before, gap, behind = one.text.partition("_")
@@ -246,7 +248,7 @@ def looked_up(model: LookUp, questions: Sequence[Asked]) -> list[Said]:
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Measure both."""
+    """Measure both models."""
     parser = argparse.ArgumentParser(prog="python -m training.counting", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")

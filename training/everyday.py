@@ -1,17 +1,18 @@
 """Count how many of 200 everyday words a tokenizer splits into subwords or does not know.
 
-`python -m training.everyday MODEL` prints the count; MODEL is a folder, a name or a tokenizer.json;
-without MODEL the default model is measured.
+`python -m training.everyday MODEL` prints the count. MODEL is a folder, a name or a tokenizer.json;
+by default it is the default model.
 
-The list has the words that a beginner of English learns first, in American spelling and lower case,
-each once. They were chosen before any tokenizer was built for them, and without looking at their
-frequency in WordNet:
+The list has words that a beginner of English learns first. Each word occurs once, in American
+spelling and in lower case. We chose the words before we built any tokenizer for them, and did not
+look at their frequency in WordNet:
 
 - nouns for things at home (20), food (20), the body (12), animals (16), people (12) and places in
   town (10): the first half of each kind is in the singular, the second half in the plural;
-- 15 verbs in four forms each: the base, the past, with -ing, with -s;
+- 15 verbs in four forms each: the base form, the past form, the form with -ing and the form with
+  -s;
 - adjectives (20): fourteen unchanged, three with -er, three with -est;
-- words of time (20), and what people say when they meet and part (10).
+- words of time (20), and greetings and farewells (10).
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def in_pieces(tokenizer: Tokenizer, words: Sequence[str] = WORDS) -> list[str]:
 
 
 def is_whole(tokenizer: Tokenizer, word: str) -> bool:
-    """Tell whether a word by itself is one known token."""
+    """Return whether a word by itself is one known token."""
     text = tokenizer.tokenize(word)
     real = [token for token, special in zip(text.tokens, text.special, strict=True) if not special]
     return len(real) == 1 and real[0] != tokenizer.unknown
@@ -96,7 +97,7 @@ def tokenizer_of(given: str | None) -> Tokenizer:
 
 
 def shown(tokenizer: Tokenizer) -> str:
-    """Report how many of the words, and which, are split or unknown."""
+    """Return a report: the number of split or unknown words, and these words."""
     found = in_pieces(tokenizer)
     share = in_words(len(found), len(WORDS))
     return f"in pieces or unknown: {len(found)} of {len(WORDS)}, {share}: {', '.join(found)}"

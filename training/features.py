@@ -1,18 +1,19 @@
 """The sparse autoencoder of docs/features.md: `python -m training.features BOOKS` trains it.
 
 BOOKS is as for `training.books`. The autoencoder reads the output of one layer of the included
-decoder: the layer whose vectors depend least on the token alone, measured on the books for choices.
-These vectors leave most to features of contexts. The autoencoder learns from the decoder's training
-books, and is measured on books that neither the decoder nor the autoencoder has read. features.csv
-is emptied, because its names belong to the old weights.
+decoder. The command chooses the layer whose vectors depend most on the context, measured on the
+books for choices. The autoencoder learns from the decoder's training
+books, and is measured on books that neither the decoder nor the autoencoder has read. The command
+empties features.csv, because the names in this file belong to the old weights.
 
 The command writes into docs/data: the folder books-decoder-sae in the format of SAELens;
 sae-texts.json, `TEXTS` random passages of the held-out books; and sae.json, the measurements.
 
-`python -m training.features` draws `DRAWN` random features among those that fire in at least
-`FIRES` of these passages, prints the passages where each is largest, and copies the features' names
-from features.csv into sae.json. A reader of the passages gave the names: a feature has a name if
-the name fits at least `FIT` of its `TOP` passages. The page shows the first `SHOWN` named features.
+`python -m training.features` considers the features that fire in at least `FIRES` of these
+passages, and draws `DRAWN` of these features at random. For each drawn feature, the command prints
+the passages in which the feature is largest. The command also copies the names of features from
+features.csv into sae.json. A reader of the passages chose the names: a feature has a name if the
+name fits at least `FIT` of its `TOP` passages. The page shows the first `SHOWN` named features.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ FOLDER, RESULTS, PASSAGES = (
 )
 NAMES = Path(__file__).with_suffix(".csv")
 FEATURES, K, TOKENS = 1024, 16, 1_000_000
-MEASURED = 1000  # number of passages to measure on
-TESTED = 40  # number of included passages on which the tests measure again
-SHORTEST, LONGEST = 80, 360  # number of letters of a passage
+MEASURED = 1000  # the number of passages for the measurement
+TESTED = 40  # the number of included passages on which the tests repeat the measurement
+SHORTEST, LONGEST = 80, 360  # the minimum and maximum number of letters of a passage
 TEXTS, DRAWN, FIRES, TOP, FIT, SHOWN = 300, 60, 8, 8, 7, 12
-OFTEN = 10  # least number of occurrences of a token that counts in `of_tokens`
+OFTEN = 10  # the minimum number of occurrences of a frequent token in `of_tokens`
 
 
 def passages(runs: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -72,7 +73,7 @@ def drawn(source: Path, part: str, seed: int = 0) -> list[str]:
 
 
 def whole(model: qkv.Model, texts: Sequence[str]) -> list[str]:
-    """Return the texts that fit into the model's positions."""
+    """Return the texts that are not longer than the model's limit."""
     most = model.max_seq_length or np.inf
     return [text for text in texts if len(model.tokenize(text).ids) <= most]
 
@@ -147,7 +148,7 @@ def made(source: Path, tokens: int = TOKENS, say: Callable[[str], None] = print)
 
 
 def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]:
-    """Return `(drawn, named, shown)` of a scan: drawn features, number of names, shown features."""
+    """Return the drawn features, the number of named features, and the features to show."""
     often = [number for number in range(len(found)) if len(found.examples(number)) >= FIRES]
     chosen = np.random.default_rng(seed).choice(often, DRAWN, replace=False).tolist()
     own = [number for number in chosen if names.get(number)]
@@ -178,7 +179,7 @@ def named(found: Any, names: Mapping[int, str], seed: int = 0) -> dict[str, Any]
 
 
 def read(say: Callable[[str], None] = print) -> None:
-    """Print the passages where the drawn features are largest, and keep their names."""
+    """Print the passages in which the drawn features are largest; write their names to sae.json."""
     with NAMES.open(encoding="utf-8", newline="") as file:
         names = {int(row["feature"]): row["name"] for row in csv.DictReader(file)}
     texts = json.loads(PASSAGES.read_bytes())
@@ -194,7 +195,7 @@ def read(say: Callable[[str], None] = print) -> None:
 
 
 def before() -> dict[str, Any]:
-    """What sae.json has."""
+    """Return the contents of sae.json."""
     found: dict[str, Any] = json.loads(RESULTS.read_bytes()) if RESULTS.exists() else {}
     return found
 

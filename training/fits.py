@@ -1,8 +1,8 @@
 """Measure how often a model's guesses fit: `python -m training.fits MODEL [MODEL ...]`.
 
-`gaps.txt` has 200 sentences with a gap, as people type them, and `openings.txt` has 60 openings,
-each with the words that fit. The part "[choose]" of both files is for choosing between weights. All
-texts were written before any model was trained on books. MODEL is a folder or a name: an encoder is
+`gaps.txt` has 200 everyday sentences with a gap, and `openings.txt` has 60 openings; each line
+lists the words that fit. In both files, the part "[choose]" is for choosing between weights. We
+wrote all texts before we trained any model on books. MODEL is a folder or a name: an encoder is
 measured on the gaps, a decoder on the openings.
 """
 
@@ -53,17 +53,17 @@ class Said(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Tell whether the first guess fits."""
+        """Return whether the first guess fits."""
         return self.among(1)
 
     @property
     def repeats(self) -> bool:
-        """Tell whether the first guess repeats a content word of the text."""
+        """Return whether the first guess repeats a content word of the text."""
         first = self.words[:1]
         return bool(first) and is_content(first[0]) and first[0] in words_of(self.asked.text)
 
     def among(self, count: int) -> bool:
-        """Tell whether one of the first guesses fits."""
+        """Return whether one of the first guesses fits."""
         return any(word in self.asked.fitting for word in self.words[:count])
 
 
@@ -110,7 +110,7 @@ def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
 
 
 def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> list[Said]:
-    """Continue each opening greedily by one word; no word if the model extends the last word."""
+    """Continue each opening greedily by one word; none if the model extends the last word."""
     found = []
     for opening in openings:
         text = str(model.generate(opening.text, max_new_tokens=tokens))
@@ -120,7 +120,7 @@ def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> l
 
 
 def shown(name: str, said: Sequence[Said]) -> str:
-    """Report how many guesses fit, with intervals of 95%.
+    """Return a report: how many guesses fit, with 95% confidence intervals.
 
     >>> one = Asked("the cat _ a mouse", frozenset(["ate"]))
     >>> print(shown("two guesses", [Said(one, ("ate", "saw")), Said(one, ("mouse", "ate"))]))

@@ -22,11 +22,11 @@ class Candidate:
 
     Attributes:
         sentence: with [MASK] where the word is missing.
-        family: the family in `stories.txt`.
-        why: the family's reason, with {hidden} for the masked word.
+        family: the family's name in `stories.txt`.
+        why: the reason for the guess, with {hidden} in place of the masked word.
         cue: the words of the filler in lower case.
         right: the right words for the gap, written after the filler.
-        fits: words that would be right with another filler.
+        fits: words that would be right with another filler in the frame.
     """
 
     sentence: str
@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def words(self) -> dict[str, list[tuple[int, int]]]:
-        """Return the lower-case words and their spans, without the missing word."""
+        """Return all words except the missing word, in lower case, with their spans."""
         found: dict[str, list[tuple[int, int]]] = {}
         for match in _WORD.finditer(self.sentence):
             if match[0] != MASK:
@@ -50,7 +50,7 @@ def candidates(text: str | None = None) -> list[Candidate]:
     r"""Return all sentences made from frames and fillers, each once.
 
     Args:
-        text: a text in the format of `stories.txt`; by default that file.
+        text: a text in the format of `stories.txt`; by default the text of `stories.txt`.
 
     Raises:
         ValueError: a sentence does not have exactly one missing word.
@@ -83,7 +83,7 @@ def candidates(text: str | None = None) -> list[Candidate]:
 def _blocks(
     lines: Sequence[str],
 ) -> Iterator[tuple[list[str], list[tuple[str, frozenset[str]]]]]:
-    """Return groups of frames and the fillers below; a frame after fillers starts a new group."""
+    """Return groups of frames and fillers; a frame after a filler starts a new group."""
     frames: list[str] = []
     fillers: list[tuple[str, frozenset[str]]] = []
     for line in (*filter(None, lines), ""):
@@ -100,12 +100,12 @@ def _blocks(
 
 @dataclass
 class Repeats:
-    """A test of repetition: the same word, a form of the word, or a similar beginning or end.
+    """A test whether a word repeats another word, a form of it, or a similar word.
 
-    Forms are WordNet's. Two words have similar beginnings if a word of at least three letters is
-    the beginning of the other word, or if the words share at least four first letters and all but
-    three letters of the longer word. They have similar ends if a word of at least four letters is
-    the end of the other word.
+    WordNet defines the forms of a word. Two words are similar in three cases. A word of at least
+    three letters is the beginning of the other word. A word of at least four letters is the end of
+    the other word. Or both words begin with the same letters: at least four, and all except three
+    letters of the longer word.
     """
 
     wordnet: WordNet
@@ -123,7 +123,7 @@ class Repeats:
         return self._forms[word]
 
     def __call__(self, word: str, other: str) -> bool:
-        """Whether it does."""
+        """Return whether a word repeats another word."""
         if word == other or self.forms(word) & self.forms(other):
             return True
         shorter, longer = sorted([word, other], key=len)

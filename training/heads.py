@@ -1,16 +1,18 @@
-"""Measure heads along training runs: what they attend to, and what their projections read.
+"""Measure how heads change during training: their attention, and the subspaces they read.
 
 `python -m training.heads RUN [RUN ...] -o DIR` measures each snapshot of chained runs of
-`training.make`. DIR gets scores.json (for the page *What two heads learned*), three figures, and
-replay.html of the last run.
+`training.make`. The command writes into DIR: scores.json (for the page *What two heads learned*),
+three figures, and replay.html, which shows the last run.
 
-Method. *Scores*: the mean weight of a token on the previous token, on the next token and so on,
-over held-out sentences (`training.senses.heads`). *Positions*: the texts are random words, so that
+Method. *Scores*: the mean weight of a token on certain other tokens, for example on the previous
+token, over held-out sentences (see `training.senses.heads`). *Positions*: the texts are random
+words, so that
 every word is equally likely at every position. The mean of a layer's input at a position, over all
 texts, is the vector of this position (Song and Zhong 2023, "Uncovering hidden geometry in
-Transformers via disentangling position and context"). A head's form W_Q W_K^T (Elhage et al. 2021,
-"A Mathematical Framework for Transformer Circuits") gives each pair of positions a score.
-`from_places` is the share of the variance of a head's scores over the keys that these position
+Transformers via disentangling position and context"). The matrix W_Q W_K^T of a head, its form
+(Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"), gives each pair of
+positions a score.
+A head's scores vary over the keys; `from_places` is the share of this variance that the position
 scores explain. *Lines up* compares the subspace that a projection reads with the eight directions
 in which positions, or words, differ most: it is the mean squared cosine of the principal angles.
 For a random subspace of d in D dimensions the expected value is d / D.
@@ -39,7 +41,7 @@ from training.objectives import around
 from training.senses import heads, held_out_sentences
 from training.wordnet import FOLDER, read
 
-TEXTS, WORDS = 64, 24  # number of random texts, and of words in each text
+TEXTS, WORDS = 64, 24  # the number of random texts, and the number of words in each text
 DIRECTIONS = 8
 SENTENCES = 400
 SHOWN = "She opened the window because the room was warm."
@@ -50,7 +52,7 @@ _INK, _FAINT = "#333333", "#dddddd"
 
 
 def random_texts(model: qkv.Model, texts: int, words: int, seed: int = 0) -> Array:
-    """Draw random words between the special tokens: ids (B, T)."""
+    """Return ids (B, T) of texts with random words between the special tokens."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     plain = [one for one in range(len(tokenizer)) if not tokenizer.is_special(one)]
@@ -82,10 +84,10 @@ def place_scores(
 
 
 def explained(scores: Array, part: Array) -> float:
-    """Return the share of the variance of scores (..., L, S) over the keys that a part explains.
+    """Return the share of the variance over keys of scores (..., L, S) that another array explains.
 
-    A constant added to a whole row changes nothing, as in softmax. The share is below 0 if the part
-    explains less than a constant.
+    A constant added to a whole row changes nothing, as in softmax. The share is below 0 if the
+    other array predicts the scores worse than a constant.
 
     >>> scores = np.array([[3.0, 1.0]])
     >>> explained(scores, scores + 5), explained(scores, np.zeros((1, 2)))
@@ -131,10 +133,10 @@ def lines_up(projection: Array, space: Array) -> float:
 
 
 def forms(model: qkv.Model, ids: Array) -> dict[str, Array]:
-    """Return the measures of each head's W_Q and W_K, (layers, heads) by name, and position scores.
+    """Return measures of each head's W_Q and W_K (layers, heads), and the position scores.
 
-    The position scores, (layers, heads, T, T) under "place_scores", leave out the special tokens.
-    The model's heads must have their own keys, and its positions must be added to the words.
+    The position scores, "place_scores" (layers, heads, T, T), leave out the special tokens. In the
+    model, each head must have its own keys, and position vectors must be added to word vectors.
     """
     tokenizer = model.tokenizer
     assert tokenizer is not None
@@ -193,7 +195,7 @@ def best(scores: Array) -> tuple[int, int]:
 def through(
     folder: Path, sentences: Sequence[str], say: Callable[[str], None] = print
 ) -> tuple[dict[str, Any], dict[int, dict[str, Array]]]:
-    """Measure each snapshot of a run; return data for JSON, and the arrays of each step."""
+    """Measure each snapshot of a run. Return data for JSON, and the arrays of each snapshot."""
     run = read_run(folder)
     found = {}
     for step in run.steps:
@@ -209,7 +211,7 @@ def through(
         "layers": layers,
         "heads": count,
         "sentences": len(sentences),
-        "objectives": began,  # and the step at which each begins
+        "objectives": began,  # and the step at which each objective begins
         "steps": run.steps,
         "loss": [_loss_at(rows, step) for step in run.steps],
         "scores": {
@@ -248,7 +250,7 @@ def _best_in_words(found: Mapping[str, Array], name: str) -> str:
 
 
 def _loss_at(rows: Sequence[Mapping[str, Any]], step: int, last: int = 50) -> float | None:
-    """Return the mean loss of a run's first objective over the last steps before this step."""
+    """Return the mean loss of a run's first objective over the last steps before a given step."""
     near = [row["losses"] for row in rows if step - last < row["step"] <= max(step, 1)]
     losses = [next(iter(one.values())) for one in near if one]
     known = [loss for loss in losses if loss is not None]
@@ -256,7 +258,7 @@ def _loss_at(rows: Sequence[Mapping[str, Any]], step: int, last: int = 50) -> fl
 
 
 def table(first: Mapping[str, Array], last: Mapping[str, Array]) -> str:
-    """Format each head's scores before and after."""
+    """Format the scores of each head before and after training."""
     names = (*ON_TEXT, *OF_FORM)
     lines = ["head  " + " ".join(f"{name:>14}" for name in names)]
     for layer, head in np.ndindex(*last["previous"].shape):
@@ -268,7 +270,7 @@ def table(first: Mapping[str, Array], last: Mapping[str, Array]) -> str:
 
 
 def draw(folder: Path, found: Mapping[int, Mapping[str, Array]]) -> None:
-    """Draw the figures: scores over the steps, position scores and subspaces before and after."""
+    """Draw three figures: scores during training, position scores, and subspaces."""
     need("matplotlib", "plot")
     from matplotlib.figure import Figure
 

@@ -1,7 +1,8 @@
-"""Let two layers of attention learn to copy: `python -m training.induction -o DIR`.
+"""Train two layers of attention to copy: `python -m training.induction -o DIR`.
 
-DIR becomes a run of `qkv.learn` with two more files: replay.html shows the heads step by step, and
-induction.png shows the loss and the scores of the heads. The page *Induction* of the course trains
+The command makes DIR a run folder of `qkv.learn`, with two more files: replay.html shows the heads
+step by step, and induction.png shows the loss and the scores of the heads. The page *Induction* of
+the course trains
 a smaller model in the same way.
 """
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 REPLAY, PICTURE = "replay.html", "induction.png"
 SYMBOLS = string.ascii_lowercase + string.digits + string.ascii_uppercase
 TEXT = "k n o w 4 b r i d g e s 9 x b r i d g e s"
-SHORTEST = 4  # length of the repeated pieces
+SHORTEST = 4  # the minimum and maximum length of the repeated part
 _LINES = (("previous", "previous token", "#0072b2"), ("induction", "induction", "#d55e00"))
 _INK, _FAINT = "#333333", "#dddddd"
 
@@ -41,10 +42,10 @@ class Sizes:
 
     Attributes:
         symbols: the number of letters and digits.
-        length: T, the tokens of a text, at most the number of symbols.
-        texts: B, the texts of a step.
+        length: T, the number of tokens in a text; at most the number of symbols.
+        texts: B, the number of texts in a step.
         layers: the number of layers.
-        heads: the heads of each layer.
+        heads: the number of heads in each layer.
         dim: D, the size of the vectors.
         steps: the number of steps.
         snapshots: the number of snapshots after step 0.
@@ -65,15 +66,15 @@ class Sizes:
 
 
 class Repeats:
-    """Texts of different tokens, in which one piece of the text is repeated.
+    """An objective with random texts: all tokens differ, but one part of the text occurs twice.
 
-    The model must predict the tokens of the second copy, from its second token on. No other token
-    can be predicted.
+    The model must predict the tokens of the second copy except its first token. All other tokens
+    are random, so the model cannot predict them.
 
     Args:
         symbols: the number of tokens to draw from.
-        length: T, the tokens of a text.
-        texts: B, the texts of a step.
+        length: T, the number of tokens in a text.
+        texts: B, the number of texts in a step.
 
     >>> texts, positions = Repeats(36, 12, texts=1).draw(np.random.default_rng(0))
     >>> texts
@@ -89,7 +90,11 @@ class Repeats:
         self.symbols, self.length, self.texts = symbols, length, texts
 
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
-        """Return texts (B, T), and positions (n, 3): text, token, token after its first copy."""
+        """Return texts (B, T), and a row for each token of a second copy, (n, 3).
+
+        A row has the number of the text, the token's position, and the position after its first
+        copy.
+        """
         texts, positions = [], []
         for number in range(self.texts):
             text = rng.permutation(self.symbols)[: self.length]
@@ -102,14 +107,14 @@ class Repeats:
         return np.array(texts), np.array(positions)
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Return the texts of a step end to end, and the token after each repeated token."""
+        """Return the packed texts of a step, with the token after each repeated token as target."""
         texts, positions = self.draw(rng)
         number, now, _ = positions.T
         ends = np.arange(self.texts + 1) * self.length
         return Words(texts.ravel(), ends, ends[number] + now, texts[number, now + 1])
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Return the mean loss and the tokens of a batch; add the gradient to the network's."""
+        """Return the mean loss and the number of tokens; add to the network's gradient."""
         return words_loss(network, batch), len(batch.ids)
 
     def state(self) -> dict[str, Any]:
@@ -121,13 +126,14 @@ class Repeats:
 
 
 def scores(model: qkv.Model, texts: Array, positions: Array) -> tuple[Array, Array]:
-    """Return two scores of each head, (layers, heads): previous-token head and induction head.
+    """Return the previous-token score and the induction score of each head, both (layers, heads).
 
-    The first score is the mean weight on the previous token. The second is the mean weight, in the
-    second copies, on the token after the first copy of the current token.
+    The previous-token score is the mean weight on the previous token. The induction score is the
+    mean weight that tokens of second copies give to the token after their first copy.
 
     Source:
-        Olsson et al. 2022, "In-context Learning and Induction Heads": the prefix matching score.
+        Olsson et al. 2022, "In-context Learning and Induction Heads", where the induction score is
+        called prefix matching score.
     """
     weights = np.stack(model.trace(texts, names=["pattern"]).attentions)  # (layers, B, H, T, T)
     previous = weights.diagonal(-1, 3, 4).mean(axis=(1, 3))
@@ -145,7 +151,7 @@ def accuracy(model: qkv.Model, texts: Array, positions: Array) -> float:
 
 
 def without(model: qkv.Model, layer: int, head: int) -> qkv.Model:
-    """Return the model with one head that adds nothing: its rows of the output projection are 0."""
+    """Return a copy of the model in which one head adds nothing: its rows of `W_O` are 0."""
     name = f"blocks.{layer}.attn.out_proj.weight"
     parameters = dict(model.parameters)
     size = model.dim // model.num_heads
@@ -160,8 +166,8 @@ class Point:
 
     Attributes:
         step: the step of the snapshot.
-        previous: (layers, heads) the first score.
-        induction: (layers, heads) the second.
+        previous: (layers, heads), the previous-token score.
+        induction: (layers, heads), the induction score.
         accuracy: the accuracy in the second copies.
     """
 
@@ -172,7 +178,7 @@ class Point:
 
     @property
     def best(self) -> dict[str, tuple[float, int, int]]:
-        """Return the highest value of each score, and its layer and head."""
+        """Return the highest value of each score, with the layer and the head that have it."""
         found = {}
         for name in ("previous", "induction"):
             each = getattr(self, name)
@@ -215,7 +221,7 @@ def run(sizes: Sizes, folder: Path, *, resume: bool = False) -> Trained:
 
 
 def held_out(sizes: Sizes) -> tuple[Array, Array]:
-    """Draw texts and positions for measurements from a generator that no training step uses."""
+    """Draw texts and positions for measurements, with a generator that training does not use."""
     rng = np.random.default_rng([sizes.seed, sizes.steps])
     return Repeats(sizes.symbols, sizes.length, 64).draw(rng)
 

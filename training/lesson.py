@@ -1,34 +1,37 @@
-"""Rules that find sentences and heads for the cards of the live page (`play_cards`).
+"""Rules that choose sentences and heads for the cards of the live page (`play_cards`).
 
-Most cards use the *lesson's sentence*. In this sentence the largest weight of a head, from the
-missing word, is on a content word of the filler; the weight is 0.5 or more, and the word is not a
-neighbour. Masking the word and ablating the head each change the first guess. If several sentences
-qualify, the rule takes those in which *neighbour* and *other* are found, and of these the sentence
-whose first guess is most probable. If *neighbour* and *other* are found in no sentence, it takes
-the sentence with the largest weight. A first guess after a change counts if it is a word of
-letters, is no function word, is not in the sentence, has a probability of 2% or more, and is 0.05%
-more probable than the next guess. Each rule first searches sentences whose first guess has a
-probability of 5% or more, and then all others.
+Most cards use the *lesson's sentence*. In this sentence, the missing word gives a content word of
+the filler a weight of 0.5 or more in some head. This is the head's largest weight from the missing
+word, and the content word is not a neighbour of the missing word. Masking the word changes the
+first guess, and so does ablating the head. If several sentences qualify, the rule prefers sentences
+in which *neighbour* and *other* are found. Of these sentences, it takes the sentence with the most
+probable first guess. If *neighbour* and *other* are found in no sentence, the rule takes the
+sentence with the largest weight. A first guess after a change counts if it consists of letters, is
+not a function word, is not in the sentence, has a probability of 2% or more, and is 0.05% more
+probable than the next guess. Each rule first searches sentences whose first guess has a probability
+of 5% or more, and then all other sentences.
 
-- *second*, for masking a word: the next qualifying sentence of another family with another word, if
-  no other card uses this sentence.
+- *second*, a sentence for the card about masking a word: the next qualifying sentence from another
+  family and with another word, if no other card uses this sentence.
 - *neighbour*: the head with the largest mean weight on the previous or the next token, over the
-  pool. In the lesson's sentence, the query is the word that looks at the filler's word with this
-  head. A filler of another family replaces the filler's word, such that the weight on the position
-  changes by 0.08 at most.
-- *other*: in the lesson's sentence, the head with the largest weight from the missing word on
-  another content word, 0.4 or more. It is not the head of *neighbour*, and it is in the same layer
-  if possible.
+  pool. In the lesson's sentence, the query is the word that looks at the filler's word in this
+  head. The rule also replaces the filler's word by a filler of another family for which the weight
+  changes by at most 0.08.
+- *other*: in the lesson's sentence, the head in which the missing word gives another content word
+  the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. It is in
+  the layer of the lesson's head if possible.
 - *causal*: a sentence whose filler comes after the gap, and whose first guess changes under a
-  causal mask. Of these, the rule takes the sentence whose first guess loses most probability.
-- *equal*: two heads whose largest weights, from the missing word, are on the same content word.
-  Both weights are 0.4 or more and differ by 0.01 at most, but ablating one head moves at least 0.1
-  more probability than ablating the other. The rule prefers pairs in which only one ablation
-  changes the first guess, then the largest difference.
+  causal mask. Of these sentences, the rule takes the sentence whose first guess loses most
+  probability.
+- *equal*: two heads in which the missing word gives its largest weight to the same content word.
+  Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two heads
+  moves at least 0.1 more probability than ablating the other head. The rule prefers pairs in which
+  only one ablation changes the first guess, and then pairs with a large difference.
 - *worth*: two words that occur once; the second is a word of the filler. The mean weight of all
-  heads on the first word is at least 1.2 times the weight on the second, but masking the second
-  word moves at least 1.3 times as much probability, and at least 0.1 more. The rule prefers pairs
-  in which only masking the second word changes the first guess, then the largest difference.
+  heads on the first word is at least 1.2 times the mean weight on the second word. But masking the
+  second word moves at least 1.3 times as much probability as masking the first word, and at least
+  0.1 more. The rule prefers pairs in which only masking the second word changes the first guess,
+  and then pairs with a large difference.
 """
 
 from __future__ import annotations
@@ -50,10 +53,10 @@ Card = dict[str, Any]
 Edit = dict[str, Any]
 Head = tuple[int, int]
 
-SURE, LEAST = 0.05, 0.02  # least probabilities of a first guess: preferred, allowed
-LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # least weights, and least distance from other weights
-AHEAD = 0.0005  # least difference of probability to the next guess
-STAYS, ALIKE = 0.08, 0.01  # largest differences of nearly equal weights
+SURE, LEAST = 0.05, 0.02  # the minimum probability of a first guess: preferred, allowed
+LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # minimum weights, minimum distance from others
+AHEAD = 0.0005  # the minimum difference in probability from the next guess
+STAYS, ALIKE = 0.08, 0.01  # the maximum differences of nearly equal weights
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3
 
 
@@ -64,7 +67,7 @@ class Sentence:
     Attributes:
         model: the model.
         spelled: the sentence.
-        text: the tokens of the sentence; each is a word.
+        text: the tokens of the sentence; each token is a whole word.
         place: the position of the missing word.
         candidate: the origin of the sentence, if it is from `stories.txt`.
     """
@@ -114,13 +117,13 @@ class Sentence:
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of each word."""
+        """Return the id of each word of the vocabulary."""
         assert self.model.tokenizer is not None
         return self.model.tokenizer.vocabulary
 
     @property
     def words(self) -> dict[str, list[int]]:
-        """Return the words with their positions, without the missing word."""
+        """Return all words except the missing word, with their positions."""
         own: dict[str, list[int]] = {}
         for place, token in enumerate(self.text.tokens):
             if token.isalpha():
@@ -140,7 +143,7 @@ class Sentence:
         return [(self.model.tokenizer.token(int(k)) or "", float(chances[k])) for k in best]
 
     def becomes(self, edits: Sequence[Edit]) -> str | None:
-        """Return the first guess with edits; None if it is unchanged or does not count."""
+        """Return the first guess after edits; None if the guess is unchanged or does not count."""
         (word, chance), (_, next_one) = self.guesses(edits, 2)
         counts = (
             chance >= max(LEAST, next_one + AHEAD) and is_content(word) and word not in self.words
@@ -148,15 +151,15 @@ class Sentence:
         return word if counts and word != self.guesses([])[0][0] else None
 
     def moved(self, edits: Sequence[Edit]) -> float:
-        """Return the probability that edits move to other words."""
+        """Return the probability that edits move: half the sum of all absolute differences."""
         return float(abs(self.run(edits)[1] - self.run([])[1]).sum() / 2)
 
     def hidden(self, word: str) -> list[Edit]:
-        """Return the edits that mask a word."""
+        """Return the edits that mask a word in all heads."""
         return [{"op": "hide", "token": place} for place in self.words[word]]
 
     def top(self, head: Head) -> tuple[str, float]:
-        """Return the token that a head looks at most from the missing word, and the weight."""
+        """Return the token with a head's largest weight from the missing word, and this weight."""
         row = self.looks[head]
         return self.text.tokens[int(row.argmax())], float(row.max())
 
@@ -169,16 +172,16 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Examples:
-    """The examples of the cards; None for an example that was not found.
+    """The examples for the cards; an example that was not found is None.
 
     Attributes:
         sentence: the lesson's sentence.
-        head: the head that looks at `word` in this sentence.
-        word: the filler's word.
+        head: the head that looks at `word` in the lesson's sentence.
+        word: the filler's word that the head looks at.
         second: another qualifying sentence, with its head and word.
-        neighbour: (head, distance at which it looks, query, second query, replacing word).
-        other: another head and the word that it looks at.
-        causal: a sentence, the head and the word that it looks at.
+        neighbour: (head, distance from the query to the key, query, second query, replacing word).
+        other: another head, and the word that this head looks at.
+        causal: a sentence, a head, and the word that this head looks at.
         equal: a sentence, the word, the head with less effect, and the head with more effect.
         worth: a sentence, the word with more weight, and the word with more effect.
     """
@@ -195,12 +198,12 @@ class Examples:
 
 
 def is_content(word: str) -> bool:
-    """Return whether a word consists of letters and is no function word."""
+    """Return whether a word consists of letters and is not a function word."""
     return word.isalpha() and len(word) > 1 and not is_function_word(word)
 
 
 def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
-    """Return the sentences in which a model finds the missing word."""
+    """Return the sentences for which a model's first guess is right."""
     tokenizer = model.tokenizer
     if tokenizer is None or tokenizer.mask != MASK or model([[0, 1]]).logits is None:
         return []
@@ -215,7 +218,7 @@ def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
 
 
 def found(sentences: Sequence[Sentence]) -> Examples | None:
-    """Find the examples of the cards; return None without a sentence for the lesson."""
+    """Find the examples for the cards; return None if no sentence qualifies for the lesson."""
     sure = [one for one in sentences if one.guesses([])[0][1] >= SURE]
     large, lessons = _lessons(sure)
     if not lessons:
@@ -244,19 +247,19 @@ def found(sentences: Sequence[Sentence]) -> Examples | None:
 
 
 def _serves(sentence: Sentence, head: Head, word: str) -> bool:
-    """Tell whether masking the word, and removing the head, each change the first guess."""
+    """Return whether masking the word and ablating the head each change the first guess."""
     removed = [{"op": "ablate", "layer": head[0], "head": head[1]}]
     return bool(sentence.becomes(sentence.hidden(word)) and sentence.becomes(removed))
 
 
 def _lessons(sentences: Sequence[Sentence]) -> tuple[list[Any], list[Any]]:
-    """Return the large weights, the largest first, and those that qualify for the lesson."""
+    """Return all large weights, the largest first, and the weights that qualify for the lesson."""
     large = sorted(_large(sentences), key=lambda one: -one[0])
     return large, [one[1:] for one in large if _serves(*one[1:])]
 
 
 def _best(search: Callable[..., Iterator[tuple[Any, ...]]], *pools: Sequence[Sentence]) -> Any:
-    """Return the best item of the first pool that has items, without its sort key."""
+    """Return the best item of the first pool that is not empty, without its sort key."""
     for sentences in pools:
         best = max(search(sentences), key=lambda one: one[0], default=None)
         if best is not None:
@@ -288,7 +291,7 @@ def _large(sentences: Sequence[Sentence]) -> Iterator[tuple[float, Sentence, Hea
 def _neighbour(
     sentences: Sequence[Sentence], sentence: Sentence, word: str, fillers: Sequence[str]
 ) -> tuple[Head, int, int, int, str] | None:
-    """Return the head that looks at neighbours, the query that looks at `word`, a second query."""
+    """Return the head that looks at neighbours, and the two queries of its card."""
     means = {by: np.mean([_aside(one, by) for one in sentences], axis=0) for by in (-1, 1)}
     by = max(means, key=lambda which: means[which].max())
     layer, number = np.unravel_index(int(means[by].argmax()), means[by].shape)
@@ -376,6 +379,6 @@ def _worth(
 
 
 def _turns(sentence: Sentence, stays: Sequence[Edit], turns: Sequence[Edit]) -> bool:
-    """Return whether the first guess stays with the first edit and changes with the second."""
+    """Return whether the first edit keeps the first guess and the second edit changes the guess."""
     [(first, _)], [(still, _)] = sentence.guesses([]), sentence.guesses(stays)
     return first == still and sentence.becomes(turns) is not None

@@ -1,6 +1,7 @@
 """The texts of the live page's cards, for the examples that `training.lesson` finds.
 
-A reader needs fifteen seconds for a card: the picture, the coming change, and a question.
+A card takes a reader fifteen seconds: the card shows a picture, announces a change, and asks a
+question.
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ from typing import Any
 
 from training.lesson import Card, Edit, Examples, Head, Sentence
 
-WORDS, GUESSES = 6, 4  # number of options of a question
-TIMES = 4  # the temperature of the card
+WORDS, GUESSES = 6, 4  # the number of options of a question
+TIMES = 4  # the temperature on the card about temperature
 GAP = "*?*"
 NAMES = ["weight", "sum", "back", "position", "swap", "heads"]  # the names of the cards, in order
 NAMES += ["mask", "temperature", "hide", "remove", "equal", "worth"]
 
 
 def write(examples: Examples | None) -> list[Card]:
-    """Return the cards in order; an example that was not found has no card."""
+    """Return the cards in order, without the cards whose examples were not found."""
     if examples is None:
         return []
     cards = [_weight(examples), _sum(examples), _back(examples), *_neighbour(examples)]
@@ -285,7 +286,7 @@ def _worth(given: Examples) -> Card | None:
 
 
 def _state(one: Sentence, head: Head, query: int | None = None, **more: Any) -> dict[str, Any]:
-    """Return a state of the page: a head of a sentence; the missing word is the default query."""
+    """Return a state of the page that shows a head; the missing word is the default query."""
     own = {"text": one.spelled, "edits": [], "place": one.place}
     own |= {"query": one.place if query is None else query, "layer": head[0], "head": head[1]}
     return own | {"inside": False, "colouring": "pattern", "tab": "heads"} | more
@@ -294,13 +295,13 @@ def _state(one: Sentence, head: Head, query: int | None = None, **more: Any) -> 
 def _probe(
     head: Head | None, query: int, keys: Sequence[int], edits: Sequence[Edit] = ()
 ) -> dict[str, Any]:
-    """Return a probe: the total weight of a query on keys, in one head or averaged over all."""
+    """Return a probe for a query's total weight on keys, in one head or averaged over heads."""
     own = {} if head is None else {"layer": head[0], "head": head[1]}
     return {"of": "weight", "edits": list(edits), **own, "query": query, "keys": list(keys)}
 
 
 def _words(one: Sentence, head: Head, query: int) -> dict[str, Any]:
-    """Return options of a question: the words of a sentence with the largest weights."""
+    """Return the options of a question: the words of a sentence with the largest weights."""
     row = one.run([])[0][head][query]
     largest = sorted(one.words, key=lambda word: -float(row[one.words[word]].sum()))[:WORDS]
     words = [word for word in one.words if word in largest]
@@ -312,10 +313,11 @@ def _words(one: Sentence, head: Head, query: int) -> dict[str, Any]:
 
 
 def _guesses(one: Sentence, edits: list[Edit]) -> tuple[str, str, str, dict[str, Any]]:
-    """Return options for the gap: the first guess before, the first guess now, and the next before.
+    """Return the options for the gap: the first guess before and after the edit, and other guesses.
 
     Returns:
-        The first guess before, the marks of its chance before and now, and what a card needs.
+        The first guess before the edit, placeholders for its probability before and after the edit,
+        and the options and probes of a card.
     """
     before = [word for word, _ in one.guesses([], 8) if word.isalpha() and word not in one.words]
     now = one.guesses(edits)[0][0]
@@ -334,7 +336,7 @@ def _removed(head: Head) -> list[Edit]:
 
 
 def _first(one: Sentence, edits: Sequence[Edit]) -> str:
-    """Say which word comes first with edits."""
+    """Return a phrase that names the first guess after edits."""
     [(before, _)], [(after, _)] = one.guesses([]), one.guesses(edits)
     return f"*{after}* stays first" if after == before else f"*{after}* comes first"
 

@@ -1,25 +1,28 @@
 """Train the encoder `wordnet`, from WordNet alone: `python -m training.make -o DIR`.
 
-DIR becomes a run of `qkv.learn`: the model, its metrics, checkpoints and snapshots. `--resume`
-continues a stopped run; `python -m training.ship DIR` makes the folder of the package from it.
+DIR becomes a run folder of `qkv.learn` with the model, its metrics, checkpoints and snapshots.
+`--resume` continues a stopped run. `python -m training.ship DIR` makes the folder of an included
+model from the run.
 
-It makes no visible difference whether a word's inflected forms are masked together with the word.
-Two trials of 2,000 steps, before senses are learned, compared both ways on the examples for
-choices. With the forms (`alike` "base") the model named 15.5% of masked tokens and 17.9% of masked
-words; without the forms ("word") it named 15.8% and 17.8%. It repeated another content word of the
-sentence in 0.4% and 0.2%, and was right in 1.6% and 2.1%.
+Inflected forms of a word can be masked together with the word (`alike` "base") or not ("word"). We
+compared both settings on the examples for choices, in two trials of 2,000 steps without senses, and
+the results hardly differ. With "base", the model named 15.5% of masked tokens and 17.9% of masked
+words; with "word", it named 15.8% and 17.8%. In the test of `training.copying`, the model repeated
+another content word in 0.4% of the examples with "base" and in 0.2% with "word", and its guess was
+right in 1.6% and in 2.1%.
 
-`make dictionary` makes the encoder in three runs. After the first run it named 17.6% of masked
-tokens, too few, so the second run continues with a rate that falls once more. After the second run
-it named 19.2%, but it repeated another content word of the sentence in 4.4% of 800 examples (2.5%
-before): a model that knows more about a text's topic repeats its words more often. It also often
-guessed a full stop before the full stop at the end of a reader's sentence. The reason is that
-WordNet's examples end without a full stop, so in training a full stop mostly followed an
-abbreviation. So the third, short run has `in_sight` and `ended`. (With `in_sight` alone, after
+`make dictionary` makes the encoder in three runs. After the first run, the encoder named only 17.6%
+of masked tokens, so the second run continues with a rate that falls once more. After the second
+run, it named 19.2%, but it had two faults. First, it repeated another content word of the sentence
+in 4.4% of 800 examples (2.5% before): a model that knows more about a text's topic repeats the
+words of the text more often. Second, it often guessed a full stop just before the full stop at the
+end of a reader's sentence. The reason for the second fault is that WordNet's examples end without a
+full stop, so in training a full stop mostly followed an abbreviation. So the third run, which is
+short, uses `in_sight` and `ended`. (With `in_sight` alone, after
 1,400 steps at 3e-4, the model named 19.1%, repeated another content word in 1.4%, and guessed full
-stops even more often.) After the third run it named 18.9%. The mean of the weights before and after
-the third run names 19.3%, and this mean is included in qkv. It was chosen among four means on the
-same examples on which results are reported.
+stops even more often.) After the third run, the encoder named 18.9%. The mean of the weights before
+and after the third run names 19.3%, and qkv includes this mean. We chose it among four means, on
+the same examples on which the card reports results.
 """
 
 from __future__ import annotations
@@ -59,38 +62,38 @@ class Recipe:
 
     Attributes:
         layers: the number of layers.
-        heads: the heads of each layer.
+        heads: the number of heads in each layer.
         dim: D, the size of the vectors; the MLPs are four times as wide.
-        vocabulary: the largest V.
-        whole: the least share of whole words in the vocabulary; the rest are subwords.
-        held_out: the number of twelfths of the examples kept from tokenizer and training; 1 in a
-            final run, which also learns from the examples for choices.
-        alone: the number of times that each example is a separate text, in addition to once in its
-            document.
-        ended: the number of these times in which the example gets a full stop, which WordNet leaves
-            out.
-        length: the largest number of tokens of a text, including special tokens.
-        tokens: the least number of tokens in a step.
+        vocabulary: V, the maximum number of tokens in the vocabulary.
+        whole: the minimum share of whole words in the vocabulary; the other tokens are subwords.
+        held_out: the number of twelfths of the examples that the tokenizer and the training do not
+            read. A final run also learns from the examples for choices, so its number is 1.
+        alone: how often each example occurs as a separate text, in addition to its one occurrence
+            in a document.
+        ended: how many of these separate texts get a full stop, which WordNet leaves out.
+        length: the maximum number of tokens of a text, including special tokens.
+        tokens: the minimum number of tokens in a step.
         masked: the share of tokens that are masked.
         alike: the tokens that are masked together: "word" for all occurrences of a word in its
             text, "base" to include its inflected forms, "token" for each token by itself.
-        in_sight: the constant that training adds to the logits of content words that the text shows
-            (`training.objectives.Unseen`).
+        in_sight: the constant that training adds to the logits of content words that are visible in
+            the text (`training.objectives.Unseen`).
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
-        weight: the weight of the loss on senses; the other loss has the weight 1.
+        weight: the weight of the loss on senses; the loss on masked words has the weight 1.
         uses: the number of words in sentences whose senses a step learns.
         wrong: the number of other senses of each word.
         temperature: the divisor of the cosines in the loss on senses.
         replaced: the share of the uses in which a synonym replaces the word.
         hidden: the share of a use's other tokens that are masked.
-        defined: the share of the uses that are words before their own definitions.
-        late: the share of the run after which rarely drawn senses are favoured.
-        late_prior: `prior` of `Senses` after `late`; it is 1 before.
+        defined: the share of the uses that consist of a word and its own definition.
+        late: the share of the run after which `late_prior` favours rarely drawn senses.
+        late_prior: the argument `prior` of `Senses` in the last part of the run; before, `prior` is
+            1.
         after: the folder of a model of the same shape that gives the starting weights and the
             tokenizer; both are new by default.
-        seed: seeds all random draws.
+        seed: the seed of all random draws.
     """
 
     layers: int = 4
@@ -130,7 +133,7 @@ class Recipe:
             )
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
-        """Return the config.json: as for `qkv train`, with a tied token table and no dropout."""
+        """Return the config.json of a BERT with a tied token table and without dropout."""
         sizes = {name: getattr(self, name) for name in ("layers", "heads", "dim", "length")}
         return {
             **TextRun((), "masked", **sizes).config(tokenizer),
@@ -234,7 +237,7 @@ def _begun(recipe: Recipe, tokenizer: Tokenizer) -> qkv.Model:
 
 
 def _of_files(recipe: Recipe, wordnet_folder: Path, folder: Path, **options: Any) -> Trained:
-    """Train on WordNet's files, as `make` does on a `WordNet`."""
+    """Read WordNet's files, then call `make`."""
     return make(recipe, read(wordnet_folder, kept=recipe.held_out), folder, **options)
 
 

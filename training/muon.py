@@ -1,4 +1,4 @@
-"""Muon: an optimizer whose steps have the same length in every direction of a matrix."""
+"""Muon, an optimizer whose steps have the same length in every direction of a matrix."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from qkv.ops.training import adamw
 
 _FACTORS = 3.4445, -4.7750, 2.0315
 _TURNS = 5
-_LIKE_ADAM = 0.2  # the root mean square of the steps of single numbers, as a share of the rate
+_LIKE_ADAM = 0.2  # the root mean square of the changes of a step, as a share of the rate
 
 
 class Muon(AdamW):
     """Muon for the matrices within blocks, AdamW for all other parameters.
 
-    The step of a matrix is about U V^T, made from the running mean of its gradient, U S V^T. The
-    step is scaled to the usual size of a step of AdamW, so that both can use the same rate.
+    Let U S V^T be the singular value decomposition of the running mean of a matrix's gradient. The
+    step of the matrix is about U V^T, scaled to the usual size of a step of AdamW. So Muon and
+    AdamW can use the same rate.
 
     Args:
         network: the network to train.
-        momentum: the share of the running mean that each step keeps.
+        momentum: the share of the old running mean in the new running mean.
         named: as for `AdamW`.
 
     Source:
@@ -42,7 +43,7 @@ class Muon(AdamW):
         ]
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Move the parameters one step against the gradient; the gradient's length may be given."""
+        """Update the parameters by one step; `length` is the gradient's norm, or None."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("Muon: a gradient is not finite")

@@ -1,8 +1,9 @@
 """Guess the word in a gap from counts of the words around it.
 
-A small network needs far more text than these books to learn which words go together, but counts
-need to read the books only once. So the counts teach the encoder: its target is the product of the
-guess of the counts and the guess of the starting network (`training.objectives.Taught`).
+To learn which words go together, a small network needs far more text than these books. Counts need
+to read the books only once, so the counts teach the encoder. The encoder's target is the product of
+two guesses: the guess of the counts and the guess of the starting network
+(`training.objectives.Taught`).
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from qkv.arrays import Array
 from qkv.learn import Words
 
 DISCOUNT = 0.75
-FAR = 10  # largest number of tokens between two words that count as neighbours
+FAR = 10  # the maximum distance of two words that count as neighbours, in tokens
 SKIPS = (-3, -2, -1, 1, 2, 3)
 PAIRS = ((-2, -1), (-1, 1), (1, 2))
-_BREAK = 3  # zeros between texts: as many as the largest distance
+_BREAK = 3  # zeros between texts: as many as the maximum distance
 
 
 class Table:
     """The log ratio of each word's probability in a context to its overall frequency.
 
     Args:
-        contexts: (n,) the number of each word's context.
+        contexts: (n,) the number of the context of each word.
         words: (n,) the words.
         often: (V,) each word's share of all words.
 
     For a context with N different words, in which a word occurs c times, the ratio is
-    `log(1 + (c - D) / (D N often))`: 0 for a word that does not occur there.
+    `log(1 + (c - D) / (D N often))`. The ratio is 0 for a word that does not occur in the context.
+    D is the discount.
 
     Source:
         Ney, Essen and Kneser 1994, "On structuring probabilistic dependences in stochastic language
@@ -47,7 +49,7 @@ class Table:
         types = np.diff(self._starts)
         self._once = 1 / (
             DISCOUNT * types
-        )  # the weight of one more occurrence, without the factor `often`
+        )  # the weight of an additional occurrence, without the factor `often`
         self._often = often
         rates = (counts - DISCOUNT) * np.repeat(self._once, types) / often[self.words]
         self.values: Array = np.log1p(rates).astype(np.float32)
@@ -73,20 +75,21 @@ class Table:
 
 
 class Neighbours:
-    """A log-linear model of a word, given the words around it.
+    """A log-linear model of a word, given the words before and after this word.
 
-    It is a weighted sum of scores: of the word's frequency, of each of the three words on either
-    side, of pairs of these words, and of each content word nearby.
+    The logit of a word is a weighted sum of scores. The scores come from the word's frequency, from
+    each of the three words on either side, from pairs of these words, and from each content word
+    nearby.
 
     Args:
         texts: token ids without special tokens, each text by itself.
         content: (V,) True for content words.
 
     Attributes:
-        weights: (1 + tables,), the weights of `features` in order; they begin as ones.
+        weights: (1 + tables,), the weights of `features` in order; all weights are 1 at first.
 
     Source:
-        Klakow 1998, "Log-linear interpolation of language models", for the sum.
+        Klakow 1998, "Log-linear interpolation of language models", for the weighted sum of scores.
     """
 
     def __init__(self, texts: Iterable[Array], content: Array) -> None:
@@ -133,7 +136,7 @@ class Neighbours:
     def _rows(
         self, ids: Sequence[int], at: int, target: int | None
     ) -> Iterator[tuple[int, tuple[Array, Array, float]]]:
-        """Yield scores for the word at a position of a text, each with the number of its weight."""
+        """Yield scores for the word at a position of a text, each with the index of its weight."""
 
         def there(skip: int) -> int:
             return ids[at + skip] if 0 <= at + skip < len(ids) else 0
@@ -152,7 +155,7 @@ class Neighbours:
                 yield number + 1, row
 
     def features(self, ids: Sequence[int], at: int) -> Array:
-        """Return the unweighted terms of the sum, (1 + tables, V)."""
+        """Return the terms of the sum before they are weighted, (1 + tables, V)."""
         found = np.zeros((1 + len(self.tables), len(self.often)), np.float32)
         found[0] = self.common
         for number, (words, values, _) in self._rows(ids, at, None):
@@ -160,7 +163,7 @@ class Neighbours:
         return found
 
     def logits(self, batch: Words) -> Array:
-        """Return logits (n, V) for each target of a batch, without its own occurrence."""
+        """Return logits (n, V) for the targets of a batch, from counts without the targets."""
         found = np.tile(self.weights[0] * self.common, (len(batch.at), 1))
         ids, of_text = batch.ids.tolist(), np.searchsorted(batch.cu_lengths, batch.at, "right") - 1
         cu_lengths, targets = batch.cu_lengths.tolist(), batch.targets.tolist()
@@ -174,9 +177,9 @@ class Neighbours:
         return found
 
     def chances(self, texts: Sequence[Array], places: Sequence[int]) -> Array:
-        """Return the probability (n,) of the word at a position, without its own occurrence.
+        """Return the probability (n,) of words at positions, from counts without these words.
 
-        Content words that the text shows have probability 0.
+        Content words that are visible in the text have probability 0.
         """
         found = np.empty(len(texts), np.float32)
         for number, (ids, place) in enumerate(zip(texts, places, strict=True)):
@@ -191,7 +194,7 @@ class Neighbours:
 
 
 def fitted(features: Array, targets: Array, *, steps: int = 25, rate: float = 0.05) -> Array:
-    """Fit the weights of the features so that the weighted sums name the targets best.
+    """Return the weights with which the weighted sums of features predict the targets best.
 
     Args:
         features: (n, F, V).

@@ -1,7 +1,7 @@
 """Compute the numbers of included models that the docs quote: `python -m training.numbers`.
 
-`numbers.toml` has a section for each page, with the page's path and f-strings by name. The command
-runs the page's cells, evaluates each f-string with the variables of the cells, and writes the
+`numbers.toml` has a section for each page: the page's path, and named f-strings. The command runs
+the cells of each page, evaluates the f-strings with the variables of the cells, and writes the
 results to docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the
 number. A section for a page without cells has `code` instead.
 
@@ -33,7 +33,7 @@ from training import command, readme
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FILE = DOCS / "data" / "numbers.json"
-DATA = ROOT / "src" / "qkv" / "data"  # of the models
+DATA = ROOT / "src" / "qkv" / "data"  # the folder of the models
 AGAIN = "python -m training.numbers"
 _CELL = re.compile(r"^```\{code-cell\}[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _OPTIONS = re.compile(r"\A(---\n.*?^---\n|(?::[^\n]*\n)+)?", re.MULTILINE | re.DOTALL)
@@ -41,12 +41,12 @@ _NUMBER = re.compile(r"\d+(?:,\d{3})*(?:\.\d+)?")
 
 
 def sections() -> dict[str, dict[str, str]]:
-    """Read the sections of numbers.toml: f-strings by name, and `page` or `code`."""
+    """Read the sections of numbers.toml: named f-strings, and `page` or `code`."""
     return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def cells(page: str) -> list[tuple[str, bool]]:
-    r"""Return the code cells of a page's text, and whether each may fail.
+    r"""Return the code cells of a page's text, and whether each cell may fail.
 
     >>> cells('''```{code-cell} ipython3
     ... :tags: [remove-cell, raises-exception]
@@ -81,7 +81,7 @@ def section(table: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
 
 
 def numbers(only: Sequence[str] = ()) -> dict[str, Any]:
-    """Compute all sections, or the named ones: {section: {name: value}, "untrue": [...]}."""
+    """Compute all sections, or the named sections: {section: {name: value}, "untrue": [...]}."""
     found: dict[str, Any] = {}
     untrue: list[str] = []
     for name, table in sections().items():
@@ -105,14 +105,14 @@ def _values(table: Mapping[str, str], names: dict[str, Any]) -> dict[str, str]:
 
 
 def _run(source: str, page: str, names: dict[str, Any]) -> None:
-    """Run a cell so that tracebacks and `inspect` find its source."""
+    """Run a cell such that tracebacks and `inspect` find the cell's source."""
     name = f"<cell of {page}, {hash(source)}>"
     linecache.cache[name] = len(source), None, source.splitlines(keepends=True), name
     exec(compile(source, name, "exec"), names)
 
 
 def _failing(source: str, names: dict[str, Any]) -> Iterator[str]:
-    """Return the statements of a cell that raise."""
+    """Return the statements of a cell that raise an error."""
     for node in ast.parse(source).body:
         try:
             exec(compile(ast.Module([node], []), "cell", "exec"), names)
@@ -122,7 +122,7 @@ def _failing(source: str, names: dict[str, Any]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _on_page(folder: Path) -> Iterator[None]:
-    """Run cells as a notebook would, without showing anything."""
+    """Run cells as a notebook does, but show no output."""
     import matplotlib as mpl
     import matplotlib.pyplot as plt
 
@@ -135,9 +135,9 @@ def _on_page(folder: Path) -> Iterator[None]:
 
 
 def alike(one: str, other: str, rounded: bool = False) -> bool:
-    """Tell whether two values are equal up to rounding.
+    """Return whether two values are equal up to rounding.
 
-    Another processor may round a number to the next or previous last digit. Values that are not
+    On another processor, the last digit of a rounded number may differ by one. Values that are not
     rounded, such as a head's name or a count, must be equal.
 
     >>> alike("0.32", "0.33", rounded=True), alike("3.2", "3.3")
@@ -152,9 +152,9 @@ def alike(one: str, other: str, rounded: bool = False) -> bool:
 
 
 def _near(one: str, other: str) -> bool:
-    """Tell whether two numbers have equally many decimals and differ by one in the last.
+    """Return whether two numbers have equally many decimals and differ by one in the last decimal.
 
-    Numbers with many digits may differ by float32's rounding; counts must be equal.
+    Numbers with many digits may differ by the rounding error of float32. Counts must be equal.
     """
     digits = [len(each.partition(".")[2]) for each in (one, other)]
     if digits[0] != digits[1] or not digits[0]:

@@ -1,4 +1,4 @@
-"""Training objectives: masked words, taught guesses, gaps, and senses of words in sentences."""
+"""Training objectives: masked words, guesses of a teacher, gaps, and senses of words."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from qkv.trace.recorder import texts_and_positions
 from training.neighbours import Neighbours
 from training.wordnet import WordNet
 
-HIDDEN_OF_ENTRIES = 0.5  # share of masked tokens in a definition that follows its word
+HIDDEN_OF_ENTRIES = 0.5  # the share of masked tokens in a definition that follows its word
 
 
 class Stateless:
-    """An objective without state: its draws depend on the generator alone."""
+    """An objective without a state: its random draws depend only on the generator."""
 
     def state(self) -> dict[str, Any]:
         """Nothing."""
@@ -38,14 +38,15 @@ class Unseen(Masked):
     """Name masked words, and do not repeat visible content words.
 
     If all occurrences of a word are masked together, a masked word is never visible elsewhere in
-    its text. But a model that relies on the text's topic still names visible words. So training
-    adds a constant to the logits of visible content words; the model learns to make these logits
-    smaller.
+    its text. But a model that knows the text's topic still guesses visible words. So training adds
+    a constant to the logits of visible content words. To compensate, the model learns to make these
+    logits smaller.
 
     Args:
-        source, tokenizer, named: as for `Masked`. in_sight: the constant. marks: whether
-        punctuation is masked too; otherwise only words are. little: the odds of masking a function
-        word instead of a content word; content words depend more on their context.
+        source, tokenizer, named: as for `Masked`. in_sight: the constant. marks: whether to mask
+        punctuation too, and not only words. little: the odds of masking a function word instead of
+        a content word. Content words are masked more often, because they depend more on their
+        context.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Unseen(Masked):
         ] = True
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return the indices of words in the order of masking, content words mostly first."""
+        """Return the word numbers in the order of masking: mostly content words first."""
         if self.little == 1:
             return super()._order(words, ids, rng)
         weights = np.full(int(words.max()) + 1, self.little)
@@ -82,11 +83,11 @@ class Unseen(Masked):
         return order
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        """Return the mean loss and the number of tokens; add to the network's gradient."""
         return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
     def seen(self, batch: Words) -> tuple[Array, Array]:
-        """Return (m,) indices of targets, and (m,) visible content words of their texts."""
+        """Return (m,) indices of targets, and for each (m,) a visible content word of its text."""
         of_text = np.searchsorted(batch.at, batch.cu_lengths)
         numbers, tokens = [], []
         for (begin, end), (first, last) in zip(
@@ -105,18 +106,18 @@ class Unseen(Masked):
 
 
 class Taught:
-    """Name masked words like a teacher that combines an earlier model with counts.
+    """Learn the guesses of a teacher for masked words; the teacher combines a model with counts.
 
-    The teacher's guess is the product of the probabilities of the model and of the counts, with 0
-    for visible content words. The target distribution is a mixture of the teacher's guess and the
-    masked word.
+    The teacher's guess is the product of the model's probabilities and the probabilities from the
+    counts. Visible content words get probability 0. The target distribution is a mixture of the
+    teacher's guess and the masked word.
 
     Args:
-        objective: chooses the masked words.
-        before: the earlier model, which does not change.
-        weight: the factor of its logits.
+        objective: the objective that chooses the masked words.
+        before: the teacher's model, which training does not change.
+        weight: the factor of the logits of this model.
         neighbours: the counts.
-        told: the share of the masked word in the mixture.
+        told: the weight of the masked word in the mixture.
 
     Source:
         Hinton et al. 2015, "Distilling the Knowledge in a Neural Network", section 2.
@@ -137,7 +138,7 @@ class Taught:
         self.batch, self.state, self.restore = objective.batch, objective.state, objective.restore
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        """Return the mean loss and the number of tokens; add to the network's gradient."""
         prior = (*self.objective.seen(batch), self.objective.in_sight)
         soft = self._given(batch, prior[0], prior[1])
         return words_loss(network, batch, prior, soft), len(batch.ids)
@@ -155,14 +156,14 @@ class Taught:
 
 
 class Guessed(Stateless):
-    """Name the only masked word of each text, which was chosen because it can be guessed.
+    """Predict the single masked word of each text; the counts can guess this word.
 
-    Most randomly masked words cannot be guessed: a name, a number, one adjective of many. People
-    who leave a gap for others to fill do not choose these words.
+    Nobody can guess most randomly chosen words, such as a name, a number or one of many possible
+    adjectives. A person who writes a gap for others to fill does not choose such a word.
 
     Args:
-        gaps: texts with their special tokens, and the position of the word in each.
-        objective: gives the size of a step and the constant for visible words.
+        gaps: texts with their special tokens, each with the position of the masked word.
+        objective: the objective that has the size of a step and the constant for visible words.
     """
 
     name = "guessed"
@@ -171,7 +172,7 @@ class Guessed(Stateless):
         self.gaps, self.objective = gaps, objective
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Draw random texts, each with its gap."""
+        """Draw texts at random, each with its gap."""
         texts: list[Array] = []
         at: list[int] = []
         count = 0
@@ -186,7 +187,7 @@ class Guessed(Stateless):
         return Words(ids, starts_of(map(len, texts)), np.array(at), targets)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        """Return the mean loss and the number of tokens; add to the network's gradient."""
         return self.objective(network, batch)
 
 
@@ -202,15 +203,16 @@ def logits_of(network: Network, batch: Words) -> Array:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A use as token ids.
+    """A use of a word in a sentence, as token ids.
 
     Attributes:
         ids: (T,) the tokens of the sentence, including special tokens.
         begin: the index of the word's first token.
-        end: the index after its last token.
+        end: the index after the word's last token.
         synset: the sense.
-        wrong: the word's other senses, as this part of speech.
-        synonyms: for each word that can replace this word, its ids and its other senses.
+        wrong: the other senses that the word has as the same part of speech.
+        synonyms: for each synonym that can replace the word: the ids and the other senses of the
+            synonym.
     """
 
     ids: Array
@@ -227,12 +229,13 @@ class Uses:
 
     Attributes:
         ids: (total,) tokens.
-        cu_lengths: (B + 1,) the start of each text, and the end of the last.
-        spans: (B, 2) the rows whose mean is a text's vector: a sentence's word, or a whole
-            definition.
+        cu_lengths: (B + 1,) the first row of each text, and the total number of rows.
+        spans: (B, 2) the first row and the end row of a part of each text; the mean of these rows
+            is the text's vector. The part is the word of a sentence, or a whole definition.
         targets: (U,) the index of the right definition of each sentence.
-        priors: (U, M) for each sentence and definition, the log ratio of how often that sense and
-            the word's most common sense are drawn; 0 for definitions of other words.
+        priors: (U, M) for each sentence and definition, a log ratio: how often the definition's
+            sense is drawn, relative to the most common sense of the word. 0 for definitions of
+            other words.
     """
 
     ids: Array
@@ -243,33 +246,34 @@ class Uses:
 
 
 class Senses(Stateless):
-    """Pull a word's vector towards the definition of its sense, and away from all others.
+    """Pull a word's vector towards the definition of its sense, and away from other definitions.
 
-    Most senses have no sentence to learn from, so their definitions would only occur as wrong
-    answers. Therefore some draws are a word followed by its own definition, half of which is
-    masked. The log frequency of each drawn sense is added to the logits, so that the vectors need
-    not learn this frequency.
+    Most senses have no example sentence, so their definitions would occur only as wrong answers.
+    Therefore some draws consist of a word and its own definition, with half of the definition
+    masked. Training adds the log frequency of each drawn sense to the logits, so that the vectors
+    need not learn this frequency.
 
     Args:
-        sentences: the uses to draw from.
+        sentences: the uses from which a step draws.
         definitions: token ids of the definition of each synset in `sentences` and `entries`.
-        entries: words before their definitions, drawn instead of sentences.
+        entries: words with their definitions, which are drawn instead of sentences.
         mask: the id of the mask token.
         uses: U, the number of sentences in a step.
-        wrong: for each word, the largest number of other senses whose definitions are in the step.
+        wrong: the maximum number of other senses of each word whose definitions are in the step.
         temperature: the divisor of the cosines.
-        replaced: the share of the draws in which a synonym, if any, replaces the word.
-        hidden: the share of a sentence's other tokens that are masked.
+        replaced: the share of the draws in which a synonym replaces the word, if it has a synonym.
+        hidden: the share of masked tokens among the other tokens of a sentence.
         defined: the share of the draws that are entries.
-        prior: the factor of the log frequency of a sense; a factor above 1 pulls rarely drawn
-            senses more strongly to their words.
-        used: the probability that another use of a sense, if any, replaces its definition.
+        prior: the factor of the log frequency of a sense. A factor above 1 pulls rarely drawn
+            senses more strongly towards their words.
+        used: the probability that another use of a sense replaces the definition, if there is
+            another use.
         name: the name of the loss.
 
     Source:
         van den Oord et al. 2018, "Representation Learning with Contrastive Predictive Coding",
-        equation 4; what is added: Menon et al. 2021, "Long-tail learning via logit adjustment",
-        equation 10.
+        equation 4, for the loss; Menon et al. 2021, "Long-tail learning via logit adjustment",
+        equation 10, for the added log frequency.
     """
 
     def __init__(
@@ -299,19 +303,19 @@ class Senses(Stateless):
         self._uses_of: dict[int, list[Sentence]] = {}
         for one in sentences:
             self._uses_of.setdefault(one.synset, []).append(one)
-        self._rates: dict[int, float] = {}  # frequency of each sense among the draws
+        self._rates: dict[int, float] = {}  # the frequency of each sense among the draws
         for source, share in ((sentences, 1 - self.defined), (entries, self.defined)):
             for one in source:
                 self._rates[one.synset] = self._rates.get(one.synset, 0.0) + share / len(source)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings in which this objective differs from others of the same class."""
+        """Return the settings of this objective, which a resumed run must repeat."""
         names = ("uses", "wrong", "temperature", "replaced", "hidden", "defined", "prior", "used")
         return {name: getattr(self, name) for name in names}
 
     def batch(self, step: int, rng: np.random.Generator) -> Uses:
-        """Draw sentences, and the definitions of their words' senses, each once."""
+        """Draw sentences, and each definition of a sense of their words once."""
         texts: list[Array] = []
         spans: list[tuple[int, int]] = []
         columns: dict[int, int] = {}  # synset -> index of its definition
@@ -328,7 +332,7 @@ class Senses(Stateless):
                 ids = np.concatenate([ids[: one.begin], word, ids[one.end :]])
                 end = one.begin + len(word)
             hidden = rng.random(len(ids)) < (HIDDEN_OF_ENTRIES if is_entry else self.hidden)
-            hidden[[0, *range(one.begin, end), -1]] = False  # the word, and special tokens
+            hidden[[0, *range(one.begin, end), -1]] = False  # the word and special tokens
             texts.append(np.where(hidden, self.mask, ids))
             spans.append((one.begin, end))
             targets.append(columns.setdefault(one.synset, len(columns)))
@@ -352,7 +356,7 @@ class Senses(Stateless):
     def _meaning(
         self, synset: int, drawn: Sequence[Sentence], rng: np.random.Generator
     ) -> tuple[Array, tuple[int, int]]:
-        """Return a text with a sense (the definition or an undrawn use), and its span."""
+        """Return a text with this sense, either the definition or another use, and its span."""
         if self.used and rng.random() < self.used:
             others = [
                 one for one in self._uses_of.get(synset, []) if all(one is not it for it in drawn)
@@ -371,7 +375,7 @@ class Senses(Stateless):
         return priors
 
     def __call__(self, network: Network, batch: Uses) -> tuple[float, int]:
-        """The mean loss of a batch and its tokens; the gradient is added to the network's."""
+        """Return the mean loss and the number of tokens; add to the network's gradient."""
         lengths = np.diff(batch.cu_lengths)
         places = np.arange(len(batch.ids)) - np.repeat(batch.cu_lengths[:-1], lengths)
         rows, saved = network.transformer.training_forward(  # (total, D)
@@ -387,18 +391,20 @@ def nearest(
 ) -> tuple[float, Array]:
     """Compute a contrastive loss between words and their definitions, and its gradient.
 
-    The loss is the mean over words of `-log(softmax(cos(u, d) / temperature + prior)[t])`, with the
-    word's vector u, the definitions' vectors d, and the right definition t.
+    The loss is the mean over words of `-log(softmax(cos(u, d) / temperature + prior)[t])`. Here u
+    is the vector of the word, d are the vectors of the definitions, and t is the index of the right
+    definition.
 
     Args:
         rows: (total, D), the vectors of all tokens.
-        spans: (U + M, 2), the rows whose mean is the vector of each of U words and M definitions.
+        spans: (U + M, 2), the first row and the end row of each of U words and M definitions. The
+            mean of these rows is the vector of the word or definition.
         targets: (U,) the right definition of each word.
         temperature: the divisor of the cosines.
-        priors: (U, M), added to the quotients.
+        priors: (U, M), numbers that are added to the cosines divided by the temperature.
 
     Returns:
-        The loss, and its gradient of the shape of `rows`.
+        The loss, and its gradient with the shape of `rows`.
 
     >>> rows = np.array([[2.0, 0.0], [1.0, 0.0], [0.0, 3.0]])
     >>> loss, grad = nearest(rows, np.array([[0, 1], [1, 2], [2, 3]]), np.array([0]), 1.0)
@@ -429,8 +435,8 @@ def sentences(
 ) -> tuple[list[Sentence], dict[int, Array]]:
     """Return all training uses as token ids, and their definitions.
 
-    A use is left out if its word lies beyond the limit; a definition is cut at the limit. If a word
-    is not inflected, its synonyms are the other words of its synset, without compounds.
+    If the word of a use is beyond the limit, the use is left out. A longer definition is cut at the
+    limit. The synonyms of an uninflected word are the other words of its synset, without compounds.
     """
     uses = list(wordnet.uses())
     before, after = around(tokenizer)
@@ -458,7 +464,7 @@ def sentences(
                 (pieces[word], _others(wordnet, word, use.synset))
                 for word in dict.fromkeys(others)
                 if word != use.lemma
-                and len(text) + len(pieces[word]) <= limit + len(at)  # it still fits
+                and len(text) + len(pieces[word]) <= limit + len(at)  # it fits into the limit
             ),
         )
         found.append(one)
@@ -473,9 +479,9 @@ def sentences(
 def entries(
     wordnet: WordNet, tokenizer: Tokenizer, limit: int
 ) -> tuple[list[Sentence], dict[int, Array]]:
-    """Pair each word of several senses with the definition of each sense; return both.
+    """Return token ids of each word that has several senses, and of the definition of each sense.
 
-    The senses are those of one part of speech. An entry beyond the limit is cut.
+    Only senses of the same part of speech count. An entry that exceeds the limit is cut.
     """
     before, after = around(tokenizer)
     several = {key: senses for key, senses in wordnet.index.items() if len(senses) > 1}

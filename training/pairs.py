@@ -1,26 +1,28 @@
 """Find pairs of related words, such as an article and its noun.
 
-Each relation has a word that looks and a word that is looked at, and is used in both directions:
+A relation connects two words: a looking word, and the word that it looks at. Each relation is used
+in both directions:
 
-- *object*: a verb and its object, in an example of the verb's synset; the verb is followed by a
+- *object*: a verb and its object, in an example of the verb's synset; after the verb come a
   determiner, at most two other words, and a noun;
-- *noun of a preposition*: a preposition followed by a determiner, at most two other words, and a
-  noun;
-- *noun of an article*: a determiner and its noun, with one or two words between;
+- *noun of a preposition*: a preposition and its noun; between them are a determiner and at most two
+  other words;
+- *noun of an article*: a determiner and its noun, with one or two other words between them;
 - *subject*: a preposition and the nearest pronoun before it that is a subject (he, they);
 - *verb of a preposition*: a preposition and the nearest form of a verb before it, in -ed or -ing;
 - *auxiliary*: a determiner and the nearest auxiliary verb after it (is, will);
 - *noun of an adjective*: the noun of an article and the word before it, if this word can be an
   adjective;
 - *noun of a possessive*: a possessive pronoun (his, their) and its noun, with at most two words
-  between;
+  between them;
 - *subject of a possessive*: a possessive pronoun and the nearest pronoun before it that is a
   subject;
 - *verb of an auxiliary*: an auxiliary verb and a form of a verb, in -ed or -ing, with only other
-  auxiliary verbs and adverbs between.
+  auxiliary verbs and adverbs between them.
 
-The noun is the last word before a function word, a mark or the end; WordNet lists it as a noun and
-not as an adverb. No mark is between a word and the "nearest" word.
+A noun is the last word before a function word, a punctuation mark or the end of the sentence;
+WordNet lists this word as a noun and not as an adverb. No punctuation mark is between a word and
+the "nearest" word.
 """
 
 from __future__ import annotations
@@ -49,11 +51,11 @@ ARTICLES, PREPOSITIONS, POSSESSIVES, SUBJECTS, AUXILIARIES = (
     frozenset(words.split())
     for words in (_ARTICLES, _PREPOSITIONS, _POSSESSIVES, _SUBJECTS, _AUXILIARIES)
 )
-BETWEEN = 2  # largest number of words between an article and its noun
-TRIES = 200  # number of sentences to try until a sentence has words at the wanted positions
+BETWEEN = 2  # the maximum number of words between an article and its noun
+TRIES = 200  # how many sentences to try until one has words at the wanted positions
 _TOKEN = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*|\S")
 
-Span = tuple[int, int]  # span of characters in a sentence
+Span = tuple[int, int]  # the start and end of a word, in characters
 Pair = tuple[str, Span, Span]  # a sentence, the word that looks, the word that is looked at
 RELATIONS = {
     "verb to object": ("object", False),
@@ -80,12 +82,12 @@ RELATIONS = {
 
 
 def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """Return the noun of the article at a position, or None if the word is no article.
+    """Return the noun of the article at a position, or None if the word is not an article.
 
     Args:
         words: of a sentence, in small letters, marks among them.
         at: where the article should be.
-        wordnet: knows nouns.
+        wordnet: the dictionary of nouns.
     """
     if at >= len(words) or words[at][0] not in ARTICLES:
         return None
@@ -103,7 +105,7 @@ def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> 
 def nearest(
     words: Sequence[tuple[str, Span]], at: int, step: int, wanted: Callable[[str], bool]
 ) -> int | None:
-    """Find the nearest wanted word before (step -1) or after (1) a position, with no mark between.
+    """Find the nearest wanted word before (step -1) or after (step 1) a position, up to a mark.
 
     >>> nearest(cut("He was sitting, and she sat on it"), 7, -1, {"he", "she"}.__contains__)
     5
@@ -132,12 +134,12 @@ def is_form(word: str, wordnet: WordNet) -> bool:
 
 
 def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int | None:
-    """Return the verb of the auxiliary verb at a position, or None if the word is none.
+    """Return the verb of the auxiliary verb at a position, or None without an auxiliary verb.
 
     Args:
         words: of a sentence, in small letters, marks among them.
         at: where the auxiliary verb should be.
-        wordnet: knows verbs and adverbs.
+        wordnet: the dictionary of verbs and adverbs.
     """
     if words[at][0] not in AUXILIARIES:
         return None
@@ -153,9 +155,9 @@ def pairs_of(
     """Return the pairs of words of each relation.
 
     Args:
-        sentences: searched for all relations but objects.
-        uses: searched for verbs with objects.
-        wordnet: knows nouns, verbs, adjectives and adverbs.
+        sentences: the sentences to search for all relations except objects.
+        uses: the uses to search for verbs with objects.
+        wordnet: the dictionary of nouns, verbs, adjectives and adverbs.
     """
     found: dict[str, list[Pair]] = {key: [] for key, _ in RELATIONS.values()}
     for sentence in sentences:
@@ -183,7 +185,7 @@ def pairs_of(
 def _pairs_at(
     words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet
 ) -> Iterator[tuple[str, int, int]]:
-    """Yield the relations of the word at a position: name, looking word, other word."""
+    """Yield the relations of the word at a position, as (name, looking word, other word)."""
     word = words[at][0]
     noun, next_noun = (noun_after(words, one, wordnet) for one in (at, at + 1))
     is_possessive = word in POSSESSIVES and noun is not None
@@ -191,7 +193,7 @@ def _pairs_at(
     def form(word: str) -> bool:
         return is_form(word, wordnet)
 
-    # of a word that is such a one, which way and to which
+    # which word has the relation, the direction, and the other word
     for key, good, step, wanted in (
         ("subject", word in PREPOSITIONS, -1, SUBJECTS.__contains__),
         ("verb", word in PREPOSITIONS, -1, form),
@@ -215,10 +217,10 @@ def _pairs_at(
 
 
 def others_at(pairs: Sequence[Pair], sentences: Sequence[str], seed: int = 0) -> list[Pair | None]:
-    """Find for each pair unrelated words at the same positions of another sentence.
+    """For each pair, find unrelated words at the same positions of another sentence.
 
-    Positions are counted in words from the beginning. A pair gets None if no sentence has unrelated
-    words at these positions.
+    A position is the number of words before a word. The result of a pair is None if no sentence has
+    unrelated words at the two positions.
     """
     rng = np.random.default_rng(seed)
     known = set(pairs)

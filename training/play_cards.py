@@ -1,14 +1,15 @@
-"""The cards of the live page: a first lesson on attention with twelve questions.
+"""Find the cards of the live page: a first lesson on attention, with twelve questions.
 
-`python -m training.play_cards MODEL` finds and prints the cards; MODEL is a folder, a name, or
-nothing for the included encoder. `--keep` writes them to cards.json in the model's folder, where
-the page of `qkv.play` reads them; `training.ship` does this for a new model. `training.lesson` has
+`python -m training.play_cards MODEL` finds and prints the cards. MODEL is a folder or a name; by
+default, it is the included encoder. `--keep` writes the cards to cards.json in the model's folder,
+for the page of `qkv.play`; `training.ship` also writes cards.json for a new model.
+`training.lesson` has
 the rules that find the examples, and `training.lesson_text` has the texts.
 
-The module searches the sentences of `stories.txt` (read by `training.frames`). The pool has the
-sentences in which each word is one token, and the model's first guess is a right word of the
-filler with a probability of 2% or more. A card without a match in the pool is left out and
-reported.
+The module searches the sentences of `stories.txt` (read by `training.frames`). A sentence is
+searched if each of its words is one token, and if the model's first guess is a right word of the
+filler with a probability of 2% or more. If no sentence fits a card, the command leaves out the card
+and reports its name.
 
 A card holds everything that the page needs to ask the question and to check the answer:
 
@@ -46,7 +47,7 @@ from training.lesson import Card, Sentence, found, pool
 from training.lesson_text import NAMES, write
 
 PLACE = Path(__file__).resolve().parents[1] / "src" / "qkv" / "data" / "books"
-AS_MUCH = 0.1  # a change that is smaller is none; as in cards.js
+AS_MUCH = 0.1  # smaller changes count as no change, as in cards.js
 
 
 def lesson(model: Model) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     given = parser.parse_args(arguments)
     folder = Path(given.model)
     if given.keep and not folder.is_dir():
-        raise ValueError(f"play_cards: {given.model} is no folder to keep cards in: name one")
+        raise ValueError(f"play_cards: {given.model} is not a folder: name the folder of a model")
     model = qkv.load(given.model)
     kept = lesson(model)
     say(shown(model, kept))

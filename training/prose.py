@@ -2,10 +2,10 @@
 
 MODEL is a folder or a name, BOOKS is as for `training.books`. The module measures three things:
 
-- perplexity per word on held-out books, on the words that the Kneser-Ney model of
-  `training.counting` is measured on (`python -m training.counting BOOKS --first 10000`);
-- induction: the highest score of a head on repeated tokens, words and sentences;
-- loops in continuations of the 100 beginnings of `beginnings.txt`.
+- perplexity per word on held-out books, for the words on which `training.counting` measures the
+  Kneser-Ney model (`python -m training.counting BOOKS --first 10000`);
+- induction: the highest induction score of a head on repeated tokens, words and sentences;
+- loops: repeated text in continuations of the 100 beginnings of `beginnings.txt`.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from training.fits import PARTS, WORD, words_of
 from training.shares import in_words
 
 BEGINNINGS = Path(__file__).with_name("beginnings.txt")
-FIRST = 10_000  # number of words of each book
-WORDS = 40  # of a continuation
-COPIED = 24  # random tokens that come twice
-ROLE = 0.4  # the score from which on a head has one
-TURNS = 6  # paragraphs of it, at most
-RUN, LONG = 4, 8  # words that make a loop if they come three times, or twice
-_TOKENS = 100  # that are enough for the words of a continuation
-_WINDOWS = 16  # that are run at once
-_COPIES = 64  # texts with repeated words or sentences
-_TWICE = 20  # words that come twice in each
-_SENTENCE = 8, 16  # words of a sentence that comes twice
+FIRST = 10_000  # the number of words of each book
+WORDS = 40  # the number of words of a continuation
+COPIED = 24  # the number of random tokens that occur twice
+ROLE = 0.4  # the minimum score of an induction head
+TURNS = 6  # the maximum number of paragraphs of a continuation
+RUN, LONG = 4, 8  # a text loops if 4 words in a row occur three times, or 8 words twice
+_TOKENS = 100  # the number of tokens that suffices for `WORDS` words
+_WINDOWS = 16  # the number of windows in a batch
+_COPIES = 64  # the number of texts with repeated words or sentences
+_TWICE = 20  # the number of words that occur twice in each text
+_SENTENCE = 8, 16  # the minimum and maximum words of a repeated sentence
 
 _PARTS = re.compile(r"[^.!?]+[.!?]+")
-_CONTINUES = re.compile(r"[a-zA-Z0-9\u00c3-]|'[a-z]")  # \u00c3: the first byte of "é" and others
+_CONTINUES = re.compile(r"[a-zA-Z0-9\u00c3-]|'[a-z]")  # \u00c3 begins the bytes of "é"
 _ENDS = re.compile(r"[.!?][\"')]*(?:\s|$)")
 
 
 class Surprise(NamedTuple):
-    """The surprise of some words.
+    """The surprise (negative log probability) of some words.
 
     Attributes:
-        nats: the sum of their negative log probabilities.
-        words: their number.
+        nats: the sum of the words' negative log probabilities.
+        words: the number of words.
     """
 
     nats: float
@@ -69,7 +69,7 @@ class Surprise(NamedTuple):
 
 
 def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
-    """Measure the surprise of a decoder at the known words of a text.
+    """Return the surprise of a decoder at the known words of a text.
 
     The model reads the text in windows of T tokens, its number of positions. Each window begins
     half a window after the previous window, and only the tokens in its second half count. So each
@@ -80,7 +80,8 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     is the product of the probabilities of its tokens (including capitals), times the probability
     that the word ends after them, divided by the probability that the previous word has ended.
     Otherwise "cat" would also have the probability of "cats". Punctuation and the end of a text do
-    not count. The first token of the text is given, so its word does not count.
+    not count. The model does not predict the first token of the text, so the word of this token
+    does not count.
 
     Args:
         model: a decoder whose tokens keep the blank before a word, as GPT-2's do.
@@ -100,7 +101,7 @@ def surprise(model: qkv.Model, text: str, known: Container[str]) -> Surprise:
     tokens, closed = _log_probabilities(model, found.ids, _closing(tokenizer, model.name))
     for at, (begin, _) in enumerate(spans):
         if not text[max(0, begin - 1) : begin].isalnum():
-            closed[at] = 0  # the previous word has ended before this token
+            closed[at] = 0  # the probability that the previous word has ended before this token
     nats, count, at = 0.0, 0, 0
     for match in counting.TOKEN.finditer(text):
         while spans[at][1] <= match.start():
@@ -129,7 +130,7 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
 
 
 def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Array, Array]:
-    """Return arrays (N + 1,): log probabilities of each token, and of any closing token instead.
+    """Return log probabilities (N + 1,) of each token, and of any token that ends the word before.
 
     The values for the first token and after the last token are 0.
     """
@@ -163,7 +164,7 @@ def _log_probabilities(model: qkv.Model, ids: Array, closing: Array) -> tuple[Ar
 def perplexity(
     model: qkv.Model, read: Iterable[Iterable[Sequence[str]]], known: Container[str]
 ) -> dict[str, float]:
-    """Measure the perplexity of a decoder per known word of some books.
+    """Measure a decoder's perplexity per known word of some books.
 
     Args:
         model: as for `surprise`.
@@ -171,7 +172,7 @@ def perplexity(
         known: words in lower case.
 
     Returns:
-        "perplexity", and "words", the number of words in the mean.
+        A dict with "perplexity" and "words", the number of words in the mean.
     """
     texts = ("\n".join(map(" ".join, passages)) for passages in read)
     each = [surprise(model, text, known) for text in texts]
@@ -180,7 +181,7 @@ def perplexity(
 
 
 def copying(model: qkv.Model, seed: int = 0) -> dict[str, Any]:
-    """Measure how much a model copies different random tokens that occur twice.
+    """Measure how well a model copies a sequence of different random tokens that occurs twice.
 
     Returns:
         "tokens": the number of tokens that occur twice; "first" and "second": the loss of a token
@@ -222,10 +223,10 @@ def _losses(model: qkv.Model, ids: Array) -> Array:
 def induction(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> dict[str, Any]:
     """Measure the induction score of each head on three kinds of texts.
 
-    The score is that of `qkv.circuits.head_scores`: the mean weight on the tokens after earlier
-    copies of the current token. The texts consist of random tokens ("tokens", as in `copying`), of
-    random everyday words ("words"), or of held-out sentences ("sentences"), and each text is
-    repeated.
+    The score is the mean weight on the tokens after earlier copies of the current token, as in
+    `qkv.circuits.head_scores`. The texts consist of random tokens ("tokens", as in `copying`), of
+    random everyday words ("words"), or of held-out sentences ("sentences"). Each text is repeated
+    once.
 
     Args:
         model: a decoder.
@@ -233,8 +234,8 @@ def induction(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> dict
         seed: the seed of all random draws.
 
     Returns:
-        For each kind "heads", the scores (layers, heads) as lists, and "best": "score", "layer"
-        and "head".
+        For each kind of text, "heads", the scores (layers, heads) as lists, and "best", a dict with
+        the keys "score", "layer" and "head".
     """
     rng = np.random.default_rng(seed)
     shortest, longest = _SENTENCE
@@ -254,14 +255,14 @@ def _best(scores: Array) -> dict[str, float]:
 
 
 def loops(text: str) -> bool:
-    """Tell whether a text loops.
+    """Return whether a text loops.
 
     A text loops if four words in a row occur three times, if eight words in a row occur twice, or
     if a sentence of at least four words occurs twice; the runs of words may overlap. Ordinary prose
     often repeats three words ("he said that") and short sentences in dialogue ("I see."), so these
-    repetitions are no loops. By this rule, only 7 of the 5,666 stretches of 48 words in the part
-    "choose" of the books loop, and each is a refrain or a quoting answer. So a loop is almost
-    always a fault of the model.
+    repetitions do not count as loops. By this rule, only 7 of the 5,666 passages of 48 words in the
+    part "choose" of the books loop. Each of the 7 passages contains a refrain, or an answer that
+    quotes the question. So a loop is almost always a fault of the model.
 
     >>> loops("He ran and he ran and he ran and he ran."), loops("He ran, and she ran.")
     (True, False)
@@ -275,13 +276,13 @@ def loops(text: str) -> bool:
 
 
 def _most(words: Sequence[str], run: int) -> int:
-    """Return how often the most common run of `count` words occurs."""
+    """Return how often the most common sequence of `count` words occurs."""
     runs = Counter(tuple(words[at : at + run]) for at in range(len(words) - run + 1))
     return max(runs.values(), default=0)
 
 
 def beginnings(path: Path = BEGINNINGS) -> list[str]:
-    """The beginnings of texts that a decoder continues.
+    """Return the beginnings of texts that a decoder continues.
 
     >>> len(beginnings())
     100
@@ -291,7 +292,7 @@ def beginnings(path: Path = BEGINNINGS) -> list[str]:
 
 
 class Continued(NamedTuple):
-    """A continuation.
+    """A continuation of a text.
 
     Attributes:
         text: the new words.
@@ -303,7 +304,7 @@ class Continued(NamedTuple):
 
 
 def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list[Continued]:
-    """Continue texts by 40 words at temperature 0.8 and top-k 40.
+    """Continue texts by 40 words, at temperature 0.8 and with top-k 40.
 
     Short texts cannot loop. So if the model ends a text before it has 40 new words, the model
     continues with a new paragraph, up to `TURNS` times or until all positions are used.
@@ -331,7 +332,7 @@ def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list
 
 
 def _free(model: qkv.Model, prompts: Sequence[str]) -> int:
-    """Return the number of tokens that can be added to every prompt."""
+    """Return how many tokens every prompt can be continued by."""
     assert model.tokenizer is not None
     longest = max((len(ids) for ids in model.tokenizer.ids_batch(prompts)), default=0)
     return min(_TOKENS, (model.max_seq_length or 2 * _TOKENS) - longest)
@@ -361,9 +362,10 @@ def continued(
         seed: the seed of all random draws.
 
     Returns:
-        A dict of counts: "texts"; texts that "loop" (beginning and continuation together);
-        continuations that "end" a sentence; texts that the model "closed" before 40 words; "words"
-        of all continuations, and "unknown" words. "continuations" has the texts.
+        A dict of counts: "texts"; "loop", texts that loop (beginning and continuation together);
+        "end", continuations that end with a complete sentence; "closed", texts that the model ended
+        before 40 words; "words", the words of all continuations; and "unknown", the unknown words
+        among these. "continuations" has the texts.
     """
     texts = beginnings() if texts is None else texts
     found = continuations(model, texts, seed)
@@ -408,7 +410,7 @@ def figures(
 
 
 def in_card(found: Mapping[str, Any]) -> str:
-    """Make the table of a model card from these results."""
+    """Return a Markdown table of the results of `figures`, for a model card."""
     of, read = found["continued"], found["perplexity"]
     n = of["texts"]
     lines = [
@@ -426,20 +428,22 @@ def in_card(found: Mapping[str, Any]) -> str:
     return "\n".join(
         [
             *lines,
-            f"| of {n} continuations by {WORDS} words, those that loop | "
+            f"| continuations that loop, of {n} with {WORDS} words | "
             f"{of['loop']}, {in_words(of['loop'], n)} |",
-            f"| those that the model ended before, and went on with a new paragraph | "
+            "| continuations that the model ended early and continued with a new paragraph | "
             f"{of['closed']}, {in_words(of['closed'], n)} |",
-            f"| those that end a sentence | {of['end']}, {in_words(of['end'], n)} |",
-            f"| words in them that the training books lack | {of['unknown']} of {of['words']:,} |",
+            "| continuations that end with a complete sentence | "
+            f"{of['end']}, {in_words(of['end'], n)} |",
+            "| words of the continuations that the training books lack | "
+            f"{of['unknown']} of {of['words']:,} |",
         ]
     )
 
 
 _INDUCTION = {
-    "tokens": "random tokens that come twice",
-    "words": "random words that come twice",
-    "sentences": "held-out sentences that come twice",
+    "tokens": "random tokens that occur twice",
+    "words": "random words that occur twice",
+    "sentences": "held-out sentences that occur twice",
 }
 
 

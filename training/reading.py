@@ -1,4 +1,4 @@
-"""The training texts of the book models, mixed from books and WordNet by shares of tokens."""
+"""Mix the training texts of the included models from books and WordNet."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from qkv.learn.corpus import Source
 from training.books import has_dropped
 from training.wordnet import Synset, WordNet
 
-SHORT = 4, 14  # number of words of a sentence as people type it
-_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # of dialogue, and of long sentences
+SHORT = 4, 14  # the minimum and maximum number of words of a typed sentence
+_MARKS = re.compile(r"[\"\u2014;:()\[\]]|(?<!\w)'|'(?!\w)")  # marks of dialogue and long sentences
 
 _BETWEEN = re.compile(
     r"\s*[;:\u2014()\[\]\"]+\s*|(?<=[,?!.])'\s*|(?<!\w)'\s*|,\s+(?=(?:and|but|for|so|or|yet|as|"
@@ -23,13 +23,13 @@ _JOINING = re.compile(r"(?i)^(?:and|but|for|so|or|yet|then|that|because|though|a
 
 
 class Mixed:
-    """A mixture of several sources, in which each source keeps its share of the tokens at any time.
+    """A mixture of several sources; each source gives a fixed share of the tokens.
 
     The next sequence comes from the source that is furthest below its share.
 
     Args:
-        sources: the sources by name.
-        shares: the shares by the same names; they need not add up to 1.
+        sources: the sources, keyed by name.
+        shares: the shares, keyed by the same names; the sum of the shares may differ from 1.
 
     Raises:
         ValueError: the names differ, or a share is not above 0.
@@ -50,7 +50,7 @@ class Mixed:
         self._given = dict.fromkeys(self._sources, 0)
 
     def take(self) -> Array:
-        """The next sequence."""
+        """Return the next sequence."""
         name = min(self._given, key=lambda name: self._given[name] / self._shares[name])
         found = self._sources[name].take()
         self._given[name] += len(found)
@@ -71,7 +71,7 @@ class Mixed:
 
 
 def typed(sentence: str) -> str:
-    """Return a sentence as a reader would type it, or "" if no reader would.
+    """Return a sentence as a reader would type it, or "" for an unsuitable sentence.
 
     >>> typed('"We must go home now."'), typed("He said: 'No.'"), typed("I am too old for it.")
     ('We must go home now.', '', 'I am too old for it.')
@@ -84,7 +84,7 @@ def typed(sentence: str) -> str:
 
 
 def clauses(sentence: str) -> list[str]:
-    """Return the clauses of a sentence that a reader might type by themselves.
+    """Return the clauses of a sentence that a reader might type alone.
 
     >>> clauses('"I must go," said Tom at once, and he took his hat.')
     ['said Tom at once', 'he took his hat.']
@@ -101,7 +101,7 @@ def clauses(sentence: str) -> list[str]:
 def cleaned(wordnet: WordNet) -> WordNet:
     """Remove the dropped words from WordNet, and the definitions and examples that contain them.
 
-    A synset without a definition gets its words as its definition.
+    If a synset loses its definition, its words become the definition.
     """
     return replace(
         wordnet,

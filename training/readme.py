@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from qkv.cli import main
 
 PLACE = Path(__file__).resolve().parents[1] / "README.md"
-WIDTH = "80"  # width of the terminal in columns
-# The shown lines of each command: a pattern, and the number of lines from its first match on.
+WIDTH = "80"  # the width of the terminal in columns
+# For each command, the lines to show: a pattern, and the number of lines from its first match.
 LINES = {
     "walk": [
         (r"\d+\. Scores: ", 1),
@@ -38,7 +38,7 @@ def written(text: str) -> str:
 
 
 def _shown(command: str, verb: str) -> Iterator[str]:
-    """Return the shown lines of a command's output, with `...` for the lines between."""
+    """Return the lines of a command's output to show, with `...` in place of other lines."""
     _, _, *arguments = shlex.split(command)
     printed = CliRunner().invoke(main, arguments, env={"COLUMNS": WIDTH}, catch_exceptions=False)
     lines, at = [line.rstrip() for line in printed.stdout.splitlines()], 0

@@ -1,7 +1,8 @@
 """Write the roles of a model's heads into its folder: `python -m training.role_file FOLDER`.
 
-The page of `qkv.play` shows the roles in its map. The file has the largest role of each head from
-the model card (`training.roles` measures roles, `training.ship` writes the card and this file):
+The page of `qkv.play` shows the roles in its map. The file contains the largest role of each head
+in the model card. `training.roles` measures the roles, and `training.ship` writes the card and this
+file:
 
     {"1.0": ["next", 0.87], "3.2": ["hidden adjective to noun", 0.42]}
 """
@@ -23,7 +24,7 @@ _ROW = re.compile(r"^\| (\d+\.\d+) \| ([a-z][a-z ]*) (\d\.\d\d)[ ,]", re.MULTILI
 
 
 def roles_in(card: str) -> dict[str, tuple[str, float]]:
-    """Return the first (largest) role of each head in a card's table.
+    """Return the largest role of each head, which is the first in the head's row of a card's table.
 
     >>> roles_in('''| head | roles |
     ... | --- | --- |
@@ -35,7 +36,7 @@ def roles_in(card: str) -> dict[str, tuple[str, float]]:
 
 
 def keep(folder: Path) -> None:
-    """Write the file from the card in the same folder."""
+    """Write the file, with the roles of the card in the same folder."""
     found = roles_in((folder / "README.md").read_text(encoding="utf-8"))
     rows = ",\n".join(f" {json.dumps(head)}: {json.dumps(own)}" for head, own in found.items())
     with replacing(folder / ROLES) as file:

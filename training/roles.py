@@ -1,26 +1,29 @@
 """Find the heads of a model that have a role, by a rule and on held-out examples.
 
-`python -m training.roles MODEL` prints them; MODEL is a folder, a name or nothing for the default.
+`python -m training.roles MODEL` prints these heads. MODEL is a folder or a name; by default, it is
+the default model.
 
 The rule. A head has a role if one of these weights is 0.4 or more:
 
-- the mean weight of all tokens on the previous token, on the next token, on all tokens equal to the
-  looking token (including itself), on the first token ([CLS]) or on the last token ([SEP]), as in
-  `training.senses`;
+- the mean weight of all tokens on the previous token, on the next token, on all equal tokens
+  (including the looking token itself), on the first token ([CLS]) or on the last token ([SEP]), as
+  in `training.senses`;
 - the mean weight of a relation between words, over all pairs of related words. This weight must
-  exceed the weight between other words at the same positions by 0.1 or more at the lower end of the
-  95% interval, both on the examples for choices and on the examples for reports.
+  also exceed the weight between unrelated words at the same positions: the lower end of the 95%
+  interval of the difference must be 0.1 or more. This must hold on the examples for choices and on
+  the examples for reports.
 
-Heads whose only roles are *first* or *last* count as at most three heads.
+Of the heads whose only roles are *first* or *last*, at most three count.
 
-Relations are those of `training.pairs`. Heads of a masked language model act most at the masked
+The relations are those of `training.pairs`. Heads of a masked language model act most at the masked
 word, so each relation is measured twice: in the unchanged sentence, and with [MASK] in place of the
 looking word (*hidden verb to object*). A weight between words is the sum over the subwords of the
 word looked at, and the mean over the subwords of the looking word (Clark et al. 2019, "What Does
 BERT Look At?", section 4). Each pair is compared with unrelated words at the same positions of
-another sentence, masked in the same way. Positions do not count punctuation. We chose the relations
-of objects, and of nouns to prepositions and articles, before any measurement. We chose the other
-relations, and masking, after looking at the heads on the examples for choices.
+another sentence, masked in the same way; punctuation does not count for positions. Before any
+measurement, we chose the relations of objects, and the relations of nouns to prepositions and
+articles. We chose the other relations, and masking, after we had seen the heads on the examples for
+choices.
 """
 
 from __future__ import annotations
@@ -53,9 +56,9 @@ class Measured:
     """The weight between the words of a relation.
 
     Attributes:
-        mean: (layers, heads) over all pairs.
-        other: (layers, heads) over unrelated words at the same positions.
-        low: the lower end of the 95% interval of their difference.
+        mean: (layers, heads), the mean weight over all pairs.
+        other: (layers, heads), the mean weight over unrelated words at the same positions.
+        low: the lower end of the 95% interval of `mean - other`.
         pairs: the number of pairs.
     """
 
@@ -81,9 +84,7 @@ def weights_between(model: qkv.Model, pairs: Sequence[Pair]) -> Array:
             for number in of[texts[place]]:
                 _, looks, at = pairs[number]
                 queries, keys = (_tokens(trace.offsets[row], span) for span in (looks, at))
-                if (
-                    queries and keys
-                ):  # otherwise the word is beyond the longest text that the model takes
+                if queries and keys:  # the word is not beyond the model's maximum length
                     for layer, weights in enumerate(trace.attentions):
                         block = weights[row][:, queries][:, :, keys]
                         found[number, layer] = block.sum(-1).mean(-1)
@@ -95,11 +96,11 @@ def _tokens(offsets: Sequence[Span], span: Span) -> list[int]:
 
 
 def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Measured]:
-    """Measure each relation on the examples of a twelfth, also with masked words if possible."""
+    """Measure each relation on the examples of a twelfth, if possible also with masked words."""
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
-    both: dict[str, list[tuple[Pair, Pair]]] = {}  # the pairs of each relation, and unrelated words
+    both: dict[str, list[tuple[Pair, Pair]]] = {}  # pairs of each relation, unrelated pairs
     for name, pairs in pairs_of(sentences, list(wordnet.uses(twelfth)), wordnet).items():
         others = others_at(pairs, sentences)
         both[name] = [(a, b) for a, b in zip(pairs, others, strict=True) if b is not None]
@@ -130,8 +131,8 @@ def roles(
 ) -> tuple[list[dict[str, Any]], dict[str, Measured]]:
     """Return the roles of each head, and the result of each relation.
 
-    A relation must hold on the examples for choices, and in a report also on the examples for
-    reports.
+    A relation must hold on the examples for choices. In a report, the relation must also hold on
+    the examples for reports.
     """
     found = relations(model, wordnet, twelfth)
     holds = {name: one.holds() for name, one in found.items()}
@@ -148,7 +149,7 @@ def roles(
 
 
 def counted(rows: Sequence[dict[str, Any]]) -> int:
-    """Count heads with a role, at most three of those with only *first* and *last*.
+    """Count the heads with a role; at most three heads with only *first* and *last* count.
 
     >>> counted([{"roles": {"first": 0.5}}] * 5 + [{"roles": {"first": 0.4, "next": 0.8}}])
     4
@@ -212,7 +213,7 @@ def _largest_first(own: dict[str, float]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Look at one model."""
+    """Print the roles of one model's heads."""
     parser = argparse.ArgumentParser(prog="python -m training.roles", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", help="a folder, a name, or nothing for the default")

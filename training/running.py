@@ -1,4 +1,4 @@
-"""A training run: its command line and its stored tokenizer."""
+"""The command line of a training run, and the run's stored tokenizer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from training.wordnet import FOLDER
 def kept_tokenizer(
     folder: Path, resume: bool, given: Tokenizer | None, trained: Callable[[], Tokenizer]
 ) -> Tokenizer:
-    """Return the tokenizer of a run, and store it in the run's folder at the start.
+    """Return the tokenizer of a run; a new run also stores the tokenizer in its folder.
 
-    A resumed run reads the stored tokenizer, so that a new release of the library that trains
-    tokenizers cannot change it.
+    A resumed run reads the stored tokenizer. So a new release of the library that trains tokenizers
+    cannot change the tokenizer of a run.
 
     Args:
-        folder: of the run.
-        resume: whether the run continues.
-        given: the tokenizer of an earlier run, to reuse.
-        trained: trains a new tokenizer.
+        folder: the folder of the run.
+        resume: whether to continue a stopped run.
+        given: the tokenizer of an earlier run, which the new run uses again.
+        trained: the function that trains a new tokenizer.
     """
     kept = tokenizer_path(folder)
     if resume:
@@ -49,13 +49,13 @@ def trained(
     optimizer: AdamW,
     **limits: Any,
 ) -> Trained:
-    """Train with a recipe, which the checkpoints keep.
+    """Train with a recipe; the checkpoints contain the recipe.
 
     Args:
         recipe: the settings, with `rate`, `warmup` and `seed`.
         network: the network to train.
         parts: the objectives.
-        folder: of the run.
+        folder: the folder of the run.
         optimizer: the optimizer of this network.
         limits: further arguments of `qkv.learn.train`: steps, minutes, resume, snapshots, products.
     """
@@ -72,7 +72,7 @@ def trained(
 
 
 def mean_of(*runs: Path) -> qkv.Model:
-    """Load the model of the first run, with the mean of all runs' weights."""
+    """Load the model of the first run, and replace its weights by the mean of all runs' weights."""
     models = [qkv.load(run, dtype=np.float32) for run in runs]
     arrays = [model.parameters for model in models]
     return models[0].with_parameters(
@@ -93,14 +93,15 @@ def run(
     """Train with the settings of the command line.
 
     Args:
-        name: of the module.
-        about: the description for `--help`.
+        name: the name of the module.
+        about: the description that `--help` prints.
         recipe: the dataclass of the settings.
-        steps: the number of steps if the user gives neither steps nor minutes.
-        make: called with the recipe, the folder of WordNet's files and the run's folder.
-        arguments: of the command line.
-        reads_books: whether the first argument is the path of the books, which `make` gets after
-            the recipe.
+        steps: the number of steps, if the user gives neither steps nor minutes.
+        make: the function that trains; its arguments are the recipe, the folder of WordNet's files
+            and the run's folder.
+        arguments: the arguments of the command line.
+        reads_books: whether the first argument is the path of the books. If so, `make` gets this
+            path after the recipe.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {name}", description=about)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -111,7 +112,7 @@ def run(
     parser.add_argument("--steps", type=int, help=f"how many ({steps} without --minutes)")
     parser.add_argument("--threads", type=int, help="how many (all cores)")
     parser.add_argument("--resume", action="store_true", help="continue from the last checkpoint")
-    parser.add_argument("--snapshots", type=int, nargs="*", help="steps after which to keep a copy")
+    parser.add_argument("--snapshots", type=int, nargs="*", help="snapshots at these steps")
     parser.add_argument("--tokenizer", type=Path, help="the tokenizer.json of an earlier run")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     group = parser.add_argument_group("the recipe")

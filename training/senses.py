@@ -1,27 +1,29 @@
-"""Measure how well a model's vectors tell word senses, and what its heads do, on held-out examples.
+"""Measure how well a model's vectors distinguish word senses, and where its heads look.
 
-`python -m training.senses MODEL` prints both; MODEL is a folder, a name or nothing for the default.
+`python -m training.senses MODEL` prints both results. MODEL is a folder or a name; by default, it
+is the default model.
 
-Method. A use is a held-out example that contains a word of its synset, spelled as in the synset or
-with an ending. The vector of a use is the mean of the rows of the word's tokens. The vector of a
-sense is the mean of all rows of its definition, including [CLS] and [SEP]. Both vectors are read at
+Method. A use is a held-out example that contains a word of the example's synset, spelled as in the
+synset or with an ending. The vector of a use is the mean of the vectors of the word's tokens. The
+vector of a sense is the mean of the vectors of all tokens of its definition, including [CLS] and
+[SEP]. Both vectors are read at
 the same point of the model: the token table, the embeddings (including positions and norm), or the
 output of a layer, counted from 0.
 
-*Sense*: the share of uses whose right sense has the largest cosine among the word's senses of this
-part of speech, at least two. *AUC*: take two uses of one word, as one part of speech. The AUC is
-the probability that the cosine of two uses in the same sense is larger than the cosine of two uses
-in different senses, over all pairs of held-out uses.
+*Sense* is a share of uses: the right sense must have the largest cosine among the senses that the
+word has as this part of speech. Only words with at least two such senses count. *AUC* compares
+pairs of uses of one word as one part of speech. The AUC is the probability that a pair of uses with
+the same sense has a larger cosine than a pair of uses with different senses.
 
 For all-MiniLM-L6-v2, at the embeddings, layer 4 and the last layer, sense is 0.299, 0.351 and 0.374
 (random guessing: 0.292), and AUC is 0.609, 0.716 and 0.627 (random: 0.500), from 2,723 uses and 562
-pairs. Only 72 of the pairs have one sense, so the error of an AUC is about 0.03.
+pairs. Only in 72 of the pairs, both uses have the same sense, so the error of an AUC is about 0.03.
 
 We tried other choices and did not keep them. With all inflected forms, sense is 0.294, 0.347, 0.371
 and AUC is 0.625, 0.739, 0.665. With all inflected forms and no special tokens in the mean of a
-definition, sense is 0.288, 0.341, 0.368; with the senses of every part of speech it is 0.258,
-0.296, 0.317; and with "word, synonyms: definition" instead of the definition, in which the word
-finds itself, it is 0.294, 0.347, 0.428.
+definition, sense is 0.288, 0.341, 0.368; with the senses of every part of speech, sense is 0.258,
+0.296, 0.317. With "word, synonyms: definition" instead of the definition, sense is 0.294, 0.347,
+0.428; but this text contains the word itself, so the comparison is too easy.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ from training.guesses import named
 from training.shares import in_words
 from training.wordnet import CHOSEN, FOLDER, REPORTED, Use, WordNet, is_in, read
 
-LETTERS = 16_000  # number of letters of the texts in one batch
-MASKED = 0.15  # share of masked words in a sentence
+LETTERS = 16_000  # the number of letters of the texts in one batch
+MASKED = 0.15  # the share of masked words in a sentence
 HEAD_SCORES = ("previous", "next", "same", "first", "last", "uniform")
 
 
 def evaluate(model: qkv.Model, wordnet: WordNet, twelfth: int = REPORTED) -> dict[str, Any]:
-    """Measure everything about a model, in numbers that JSON can hold."""
+    """Return all measurements of a model, as values that JSON can store."""
     uses = held_out_uses(wordnet, twelfth)
     sentences = held_out_sentences(wordnet, twelfth)
     return {
@@ -79,7 +81,7 @@ def held_out_sentences(wordnet: WordNet, twelfth: int = REPORTED) -> list[str]:
 
 
 def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str, Any]:
-    """Return sense and AUC of each layer, and of random guessing."""
+    """Return the sense and AUC of each layer, and of random guessing."""
     choices = [wordnet.senses(use.lemma, wordnet.synsets[use.synset].part) for use in uses]
     needed = sorted({number for found in choices if len(found) > 1 for number in found})
     spans = [(use.start, use.end) for use in uses]
@@ -113,7 +115,7 @@ def senses(model: qkv.Model, wordnet: WordNet, uses: Sequence[Use]) -> dict[str,
 
 
 def _pairs(wordnet: WordNet, uses: Sequence[Use]) -> tuple[Array, Array, Array]:
-    """Return pairs of uses of one word in different sentences, and whether both have one sense."""
+    """Return pairs of uses of one word in two sentences, and whether their senses are equal."""
     groups: dict[tuple[str, str], list[int]] = {}
     for at, use in enumerate(uses):
         groups.setdefault((use.lemma, wordnet.synsets[use.synset].part), []).append(at)
@@ -129,9 +131,10 @@ def _pairs(wordnet: WordNet, uses: Sequence[Use]) -> tuple[Array, Array, Array]:
 
 
 def auc(scores: Array, positive: Array) -> float:
-    """Return the probability that a positive scores higher than a negative; ties count half.
+    """Return the probability that a positive has a higher score than a negative; ties count half.
 
-    Scores that differ by less than 1e-6 are equal. NaN without positives or without negatives.
+    Scores that differ by less than 1e-6 count as equal. The result is NaN without positives or
+    without negatives.
 
     >>> auc(np.array([0.9, 0.5, 0.5, 0.1]), np.array([True, True, False, False]))
     0.875
@@ -146,10 +149,11 @@ def auc(scores: Array, positive: Array) -> float:
 def vectors(
     model: qkv.Model, texts: Sequence[str], spans: Sequence[tuple[int, int]] | None = None
 ) -> Array:
-    """Return the mean of the rows of each text, or of a span of its characters.
+    """Return the mean of the token vectors of each text, or of a span of its characters.
 
     Returns:
-        (K, n, D), for the token table, the embeddings and each layer.
+        (K, n, D): K is 2 plus the number of layers, for the token table, the embeddings and each
+        layer.
     """
     names = ["embed", "blocks.0.hook_resid_pre", "resid_post"]
     design: Any = getattr(model.design, "encoder", model.design)
@@ -174,8 +178,8 @@ def vectors(
 def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
     """Count the masked words of which a model names every subword.
 
-    In each sentence 15% of the words, at least one, are masked. The seed alone chooses them, not
-    the vocabulary. None for a model without a head.
+    In each sentence, 15% of the words are masked, but at least one word. The choice of words
+    depends only on the seed, not on the vocabulary. The result is None for a model without a head.
     """
     return _masked(model, sentences, seed, is_piece, "words")
 
@@ -183,7 +187,8 @@ def masked_words(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> A
 def masked_tokens(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> Any:
     """Count the masked tokens that a model names.
 
-    In each sentence 15% of the tokens, at least one, are masked. None for a model without a head.
+    In each sentence, 15% of the tokens are masked, but at least one token. The result is None for a
+    model without a head.
     """
     return _masked(model, sentences, seed, lambda token: False, "tokens")
 
@@ -191,11 +196,11 @@ def masked_tokens(model: qkv.Model, sentences: Sequence[str], seed: int = 0) -> 
 def _masked(
     model: qkv.Model, sentences: Sequence[str], seed: int, joins: Callable[[str], bool], name: str
 ) -> Any:
-    """Count the named masked units; a unit is a token and the subwords that continue it."""
+    """Count the masked units that a model names; a unit is one token, or a whole word."""
     tokenizer = model.tokenizer
     assert tokenizer is not None
     rng = np.random.default_rng(seed)
-    hidden: list[tuple[Array, list[list[int]]]] = []  # ids, and the positions of each unit
+    hidden: list[tuple[Array, list[list[int]]]] = []  # the ids, and the positions of each unit
     for text in tokenizer.tokenize_batch(sentences):
         real = [k for k, special in enumerate(text.special) if not special]
         starts = [k for k in real if not joins(text.tokens[k])]
@@ -216,11 +221,11 @@ def _masked(
 
 
 def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
-    """Return each head's mean weight, over all tokens, on certain tokens.
+    """Return the mean weight that the tokens give to certain tokens, for each head.
 
-    These are the previous and the next token, if they exist; all tokens equal to the looking token,
-    itself included; the first and the last token ([CLS] and [SEP] of a BERT). `uniform` is the
-    entropy of the head's weights as a share of its maximum.
+    The names of the results say which tokens: the previous or the next token, all tokens equal to
+    the looking token (including the looking token itself), or the first or the last token ([CLS]
+    and [SEP] in a BERT). `uniform` is the entropy of the head's weights, divided by its maximum.
     """
     sums = np.zeros((len(HEAD_SCORES), model.num_layers, model.num_heads))
     counts = np.zeros(len(HEAD_SCORES))
@@ -231,10 +236,10 @@ def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
         real = ids >= 0
         same = (ids[:, :, None] == ids[:, None]) & real[:, None]  # (B, T, T)
         rows, last = np.arange(len(ids)), trace.lengths - 1
-        most = np.maximum(np.log2(trace.lengths), 1)  # of a text of one token: nothing to share
+        most = np.maximum(np.log2(trace.lengths), 1)  # a text of one token has only one weight
         counts += [real[:, 1:].sum()] * 2 + [real.sum()] * 4
-        for layer, weights in enumerate(trace.attentions):  # (B, H, T, T), 0 in the padding
-            behind = real[:, None, 1:]  # not the first one
+        for layer, weights in enumerate(trace.attentions):  # (B, H, T, T), with 0 in the padding
+            behind = real[:, None, 1:]  # the first token has no previous token
             bits = -weights * np.log2(weights, where=weights > 0, out=np.zeros_like(weights))
             for k, found in enumerate(
                 (
@@ -259,14 +264,14 @@ def heads(model: qkv.Model, sentences: Sequence[str]) -> list[dict[str, Any]]:
 def traces(
     model: qkv.Model, texts: Sequence[str], names: Sequence[str]
 ) -> Iterator[tuple[list[int], Trace]]:
-    """Yield traces of texts of similar length, and the texts' indices."""
+    """Yield traces of batches of texts with similar lengths, and the indices of these texts."""
     order = sorted(range(len(texts)), key=lambda k: len(texts[k]))
     sizes = np.cumsum([len(texts[k]) for k in order]) // LETTERS
     cuts = [0, *(np.flatnonzero(np.diff(sizes)) + 1), len(order)]
     for begin, end in pairwise(int(cut) for cut in cuts):
         part = order[begin:end]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # the warning that some texts are cut
+            warnings.simplefilter("ignore", UserWarning)  # no warning about truncated texts
             yield part, model.trace([texts[k] for k in part], names=names)
 
 

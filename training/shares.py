@@ -1,4 +1,4 @@
-"""Shares of tries, with their confidence intervals."""
+"""Shares of successful tries, and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _SIGMAS = 1.959964  # the quantile of a normal distribution that bounds its cent
 
 
 def wilson(right: int, tries: int) -> tuple[float, float]:
-    """Return the interval of 95% around a share.
+    """Return the 95% confidence interval of a share.
 
     Source:
         Wilson 1927, "Probable inference, the law of succession, and statistical inference".
@@ -28,7 +28,7 @@ def wilson(right: int, tries: int) -> tuple[float, float]:
 
 
 def in_words(right: int, tries: int) -> str:
-    """Format a share and its interval.
+    """Format a share and its confidence interval.
 
     >>> in_words(10, 100)
     '10.0% (5.5 to 17.4)'

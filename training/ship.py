@@ -1,7 +1,7 @@
-"""Make a folder of the package from a run: `python -m training.ship RUN`.
+"""Make the folder of the model `wordnet`: `python -m training.ship RUN`.
 
-RUN is the folder of `training.make`. The new folder holds the model in float16, its tokenizer, a
-card with results on held-out examples, and WordNet's licence.
+RUN is the folder of a run of `training.make`. The new folder contains the model in float16, its
+tokenizer, a card with results on held-out examples, and WordNet's licence.
 """
 
 from __future__ import annotations
@@ -45,42 +45,44 @@ pipeline_tag: fill-mask
 # WordNet encoder
 
 A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
-lower-case WordPieces, {length} positions, {numbers:.1f} million parameters in float16. It is made
-for studying a model and for trying things out without a download. It knows words from their
-dictionary definitions and little else; for search or ranking, use a larger model.
+lower-case WordPieces, {length} positions, {numbers:.1f} million parameters in float16. The
+model is for studying attention and for experiments without a download. It knows words mainly from
+their dictionary definitions; for search or ranking, use a larger model.
 
 ## Training
 
-Trained with `qkv.learn` alone, from WordNet 3.0 as Debian's `wordnet-base` has it: {steps:,} steps,
-{tokens:,} tokens, {minutes:.0f} minutes{in_runs}. A masked word is to be named in "word, synonyms:
-definition. examples"{alone}; {together}; {in_sight}after {begin:.0%} of the {run} a word in an
-example sentence, or before its own definition with half of that hidden, is also drawn to the mean
-of the rows of its sense's definition, and away from other definitions, those of its other senses
-among them. How often each sense is drawn is taken from the logits, after {late:.0%} of the run
-{late_prior:g} times over, for the sake of senses without a sentence. `make dictionary` repeats the
-training. Another processor rounds differently, so its numbers will be close to these, but not
-equal.
+Trained with `qkv.learn` alone, on WordNet 3.0 from Debian's `wordnet-base`: {steps:,} steps,
+{tokens:,} tokens, {minutes:.0f} minutes{in_runs}. The model learned to name masked words in texts
+of the form "word, synonyms: definition. examples"{alone}. {together}. {in_sight}After {begin:.0%}
+of the {run}, it also learned senses, from words in example sentences and from words before their
+own definitions (with half of the definition masked). This objective pulls the vector of a word
+towards the mean vector of the definition of its sense, and away from other definitions, such as
+those of its other senses. The log frequency of each sense is added to the logits, and after
+{late:.0%} of the run {late_prior:g} times this number, which favours senses without a sentence.
+`make dictionary` repeats the training. On another processor, the numbers are close to these but not
+equal, because the processor rounds differently.
 
 Recipe: {recipe}{then}
 
 ## What it knows
 
 Measured on example sentences of WordNet that neither the tokenizer nor the training has seen: the
-sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices} *Sense*: how often the
-nearest definition to a word's vector, among the definitions of all its senses, is right ({uses:,}
-uses). *AUC*: the probability that two uses of a word in the same sense are nearer to each other
-than two uses in different senses ({pairs} pairs, {same} of them in the same sense). The token table
-has vectors without context.
+sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. {choices} *Sense*: the
+share of uses of a word in which the right definition, among the definitions of its senses, is the
+nearest to the vector of the word ({uses:,} uses). *AUC*: the probability that two uses of a word in
+the same sense are nearer to each other than two uses in different senses ({pairs} pairs, {same} of
+them in the same sense). The vectors of the token table have no context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
-Of the masked tokens in these sentences (15%, at least one in each) it names {tokens_named}, of as
-many masked words, with all their pieces, {words_named}. In {examples} of these sentences with 5 to
-16 words, one content word that occurs once is masked: the first guess is another content word of
-the sentence in {another} and right in {right}. Of {everyday} everyday words {pieces} are in pieces
-or unknown{which}. Brackets contain 95% intervals.
+If 15% of the tokens in each sentence are masked (at least one), the model names {tokens_named} of
+these tokens. If 15% of the words are masked, it names {words_named} of these words with all their
+subwords. In {examples} of these sentences with 5 to 16 words, one content word that occurs once is
+masked: the first guess is another content word of the sentence in {another}, and it is right in
+{right}. Of {everyday} everyday words {pieces} are split or unknown{which}. Brackets contain 95%
+intervals.
 
 ## What its heads do
 
@@ -111,11 +113,11 @@ def ship(
 
     Args:
         run: the folder of an encoder's run.
-        place: the folder to write; by default the package's folder for such a model.
+        place: the folder to write; by default the folder of the included model.
         wordnet_folder: the folder of WordNet's files.
-        peer: a model to compare senses with, if it can be loaded.
-        earlier: a model to compare copying with, on words that are whole in both vocabularies.
-        mean: ship the mean of the run's first and last weights.
+        peer: a model to compare on senses, if it can be loaded.
+        earlier: a model to compare on copying, with words that are one token in both vocabularies.
+        mean: whether to write the mean of the run's first and last weights.
 
     Returns:
         The folder and the figures.
@@ -125,8 +127,8 @@ def ship(
         ValueError: `mean` is set and the run did not start from another run.
 
     Source:
-        Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean: it
-        keeps the gains of a short run and loses less earlier knowledge.
+        Wortsman et al. 2022, "Robust fine-tuning of zero-shot models", equation 1, for the mean of
+        weights, which keeps the gains of a short run and loses less earlier knowledge.
     """
     abouts = abouts_of(run)
     lacking = abouts[0]["settings"]["recipe"].get("after") if abouts else run
@@ -155,14 +157,14 @@ def keep_card(place: Path, text: str, wordnet_folder: Path) -> None:
 
 
 def _mean(run: Path, after: str | None) -> qkv.Model:
-    """Load the model of a run, with the mean of its first and last weights."""
+    """Load the model of a run, with the mean of the run's first and last weights."""
     if not after:
-        raise ValueError(f"ship: {run} went on from no other run: take it without --mean")
+        raise ValueError(f"ship: {run} did not continue another run: leave out --mean")
     return mean_of(run, Path(after))
 
 
 def keep_lesson(model: qkv.Model, place: Path) -> None:
-    """Write the roles from an encoder's card, and the lesson's cards found for it."""
+    """Write the roles of an encoder's heads from its card, and the cards of the lesson."""
     role_file.keep(place)
     kept = play_cards.lesson(model)
     if gone := play_cards.missing(kept):
@@ -171,12 +173,12 @@ def keep_lesson(model: qkv.Model, place: Path) -> None:
 
 
 def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
-    """Keep in the folder the stories, of the run or else the folder, that hold for the model."""
+    """Write the stories of the run, or else of the folder, that hold for the model."""
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
     gone = len(kept["stories"]) - len(still["stories"])
     if gone:
-        print(f"ship: {gone} stories hold no more: choose others with training.stories --keep")
+        print(f"ship: {gone} stories no longer hold: choose others with training.stories --keep")
     told.keep(place, still)
     return still
 
@@ -187,12 +189,12 @@ def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
         try:
             return senses(qkv.load(peer), wordnet, held_out_uses(wordnet))
         except FileNotFoundError:
-            print(f"ship: {peer} was not found: the card goes without its figures")
+            print(f"ship: {peer} was not found: the card does not compare it")
     return None
 
 
 def _of_words(model: qkv.Model, earlier: Path | None, wordnet: WordNet) -> dict[str, Any]:
-    """Measure a model's repeated words, its split words, and the roles of its heads."""
+    """Measure a model's repeated words and split words, and the roles of its heads."""
     assert model.tokenizer is not None
     models = [model] if earlier is None else [model, qkv.load(earlier)]
     tokenizers = [one.tokenizer for one in models if one.tokenizer is not None]
@@ -212,7 +214,7 @@ def card(
     abouts: Sequence[Mapping[str, Any]],
     mean: bool = False,
 ) -> str:
-    """Write the model card; `abouts` are the records of its runs, the first run first."""
+    """Write the model card; `abouts` are the records of the model's runs, in order."""
     recipe, *later = (about["settings"]["recipe"] for about in abouts)
     last = later[-1] if later else recipe
     rows = {"chance": found["chance"]}
@@ -237,7 +239,7 @@ def card(
         recipe=recipes(abouts),
         then=(
             " Then the mean of the weights before and after that"
-            " (how it was chosen, says `training/make.py`)."
+            " (`training/make.py` explains the choice)."
             if mean
             else ""
         ),
@@ -254,12 +256,12 @@ def card(
 
 
 def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, str]:
-    """Return the card's values for masked words and everyday words."""
+    """Return the values of the card about masked words and everyday words."""
     now, *before = found["copying"]
     another, right = (
         in_words(now[name], now["examples"])
         + "".join(
-            f" (the model before it: {in_words(one[name], one['examples'])})" for one in before
+            f" (the previous model: {in_words(one[name], one['examples'])})" for one in before
         )
         for name in ("another", "right")
     )
@@ -269,7 +271,7 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
     )
     pieces, alone = found["pieces"], recipe.get("alone", 0)
     return {
-        "alone": f" and, {alone} times as often, in each example by itself" if alone else "",
+        "alone": f", and in {alone} copies of each example as a separate text" if alone else "",
         "together": _TOGETHER[recipe.get("alike", "token")],
         "in_sight": _IN_SIGHT.format(recipe["in_sight"]) if recipe.get("in_sight") else "",
         "choices": _CHOICES[recipe.get("held_out", 1)],
@@ -281,18 +283,18 @@ def _words_in_words(found: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict
 
 
 _TOGETHER = {
-    "token": "a word may be seen elsewhere in its text",
-    "word": "all its occurrences in its text are hidden or left together\n"
-    "(inflected forms too made no difference in a trial, see `training/make.py`)",
-    "base": "all its occurrences and inflected forms in its text are hidden or left together",
+    "token": "A masked word may be visible elsewhere in its text",
+    "word": "All occurrences of a word in its text are masked together or not at all\n"
+    "(masking inflected forms too made no difference, see `training/make.py`)",
+    "base": "All occurrences and inflected forms of a word are masked together or not at all",
 }
 _IN_SIGHT = (
-    "at the end {:g} is added, while it learns, to the logits of the content words in sight,\n"
-    "so that it gives them less by itself (why, says `training/make.py`);\n"
+    "At the end of training, {:g} is added to the logits of visible content words,\n"
+    "so that the model learns to make these logits smaller (see `training/make.py`).\n"
 )
 _CHOICES = {
-    1: "It has learned from those with 1, on which choices were made before.",
-    2: "Choices were made on those with 1, which it has not seen either.",
+    1: "It was trained on the examples with 1, which were used for choices before.",
+    2: "The examples with 1 were used for choices; it was not trained on them either.",
 }
 
 

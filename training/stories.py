@@ -1,25 +1,28 @@
-"""Find sentences in which masking one word, or ablating one head, changes the first guess.
+"""Find sentences in which masking a word or ablating a head changes the first guess.
 
-`python -m training.stories MODEL` prints the stories that it finds, the best first; MODEL is a
-folder, a name, or nothing for the shipped encoder. `--keep 3 8 21` writes the stories with these
-numbers to stories.json beside the model, and into its card: README, pages and tests read them.
+`python -m training.stories MODEL` prints the stories that it finds, the best first. MODEL is a
+folder or a name; by default, it is the included encoder. `--keep 3 8 21` writes the stories with
+these numbers to stories.json in the model's folder, and into the model's card. README, pages and
+tests read this file.
 
-Search. `stories.txt` has frames with one missing word, and fillers for them, over 2,500 sentences;
-none is random, and none is an example of WordNet. In each sentence the search masks every word in
-turn (`hide`), and removes every head in turn (`ablate`).
+Search. `stories.txt` has sentences with one missing word (frames) and words for the frames
+(fillers), which make over 2,500 sentences. No sentence is random or an example of WordNet. In each
+sentence, the search masks every word in turn (`hide`), and ablates every head in turn (`ablate`).
 
-A story is a first guess before an edit and another one after it, where
+A story has a first guess before an edit, and another first guess after the edit. Conditions:
 
-- both are different whole words in WordNet, no function words, with a probability of 4% or more;
-- neither repeats a content word of the sentence: the word, a form of it, or a word with a like
+- both guesses are whole words in WordNet but not function words, and have a probability of 4% or
+  more;
+- no guess repeats a content word of the sentence, a form of this word, or a word with a similar
   beginning or end (see `Repeats`);
 - the edit at least halves the probability of the first guess.
 
-Order. First come stories whose first guess is a right word of the filler; then those whose masked
-word, or the word that the head looks at most from the gap, is a word of the filler; then those
-whose second guess is a word written for the family; then those with the larger *swing*, the fall of
-the log odds of the first guess against the second. Each sentence gives at most one word and one
-head. Only a reader can judge whether a story is understood at once.
+Order. Four criteria determine the order, in this sequence: the first guess is a right word of the
+filler; the edit concerns a word of the filler (the masked word, or the word that the head looks at
+most from the gap); the second guess is a word written for the family; the *swing* is large. The
+swing is the fall of the log odds of the first guess against the second guess. Each sentence gives
+at most one story with a word and one with a head. Only a reader can judge whether a story is easy
+to understand.
 """
 
 from __future__ import annotations
@@ -44,14 +47,14 @@ from training.told import STORIES, keep, story
 from training.wordnet import FOLDER, read
 
 NAME = "books"  # the included model
-LEAST = 0.04  # the chance of a guess
-RATIO = 2.0  # by which the chance of the first guess falls
-TOP = 40  # found ones that are printed
-RANKED = 5  # guesses that are kept of each run
+LEAST = 0.04  # the minimum probability of a guess
+RATIO = 2.0  # the minimum factor by which the first guess becomes less probable
+TOP = 40  # the number of stories to print
+RANKED = 5  # the number of guesses kept from each run
 _AT_ONCE = 64  # texts
 
-_Edit = tuple[int, ...] | tuple[tuple[int, int], ...]  # places that are hidden, or heads
-Ranked = tuple[tuple[str, float], ...]  # words and their chances, the likeliest first
+_Edit = tuple[int, ...] | tuple[tuple[int, int], ...]  # masked positions, or ablated heads
+Ranked = tuple[tuple[str, float], ...]  # words and their probabilities, the most probable first
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,8 @@ class Found:
         hide: the masked word, if the edit masks a word.
         ablate: (layer, head), if the edit removes a head.
         median: for a head, the fall of the log odds without the median head.
-        looks: the word that the head looks at most from the gap, and the weight.
-        alike: whether masking the word that the head looks at leads to the same guess.
+        looks: the word with the head's largest weight from the gap, and this weight.
+        alike: whether masking the word that the head looks at most leads to the same guess.
     """
 
     candidate: Candidate
@@ -84,7 +87,7 @@ class Found:
 
     @property
     def marks(self) -> tuple[bool, bool, bool]:
-        """Tell if the first guess is right, the filler is its cause, and the second guess fits."""
+        """Return whether the guess is right, the filler causes it, and the second guess fits."""
         word = self.hide or self.looks[0]
         one = self.candidate
         return self.before[0][0] in one.right, word in one.cue, self.after[0][0] in one.fits
@@ -96,7 +99,7 @@ class Found:
 
     @property
     def reason(self) -> str:
-        """Return the reason in one sentence."""
+        """Return the reason for the change of the guess, as one sentence."""
         hidden = self.hide or self.looks[0]
         told = self.candidate.why.replace("{hidden}", hidden)
         if hidden not in self.candidate.cue:
@@ -110,7 +113,7 @@ class Found:
 
     @property
     def told(self) -> dict[str, Any]:
-        """Return the data for `training.told.story`."""
+        """Return the story as data for `training.told.story`."""
         return {
             "sentence": self.candidate.sentence,
             "hide": [self.hide] if self.hide else [],
@@ -131,7 +134,7 @@ class _Run:
 
 
 class _Guesser:
-    """Probabilities of all words of the vocabulary, for many sentences at once."""
+    """Computes the probabilities of all words of the vocabulary, for many sentences at once."""
 
     def __init__(self, model: qkv.Model) -> None:
         tokenizer = model.tokenizer
@@ -149,7 +152,7 @@ class _Guesser:
         """Return an unedited sentence, and the tokens of each of its words."""
         sentence = candidate.sentence
         text = self.tokenizer.tokenize(sentence.replace(MASK, self.mask))
-        grown = len(self.mask) - len(MASK)  # characters after the mask are shifted by this distance
+        grown = len(self.mask) - len(MASK)  # the shift of the text after the mask
         start = sentence.index(MASK)
         words = {}
         for word, spans in candidate.words.items():
@@ -162,7 +165,7 @@ class _Guesser:
         return _Run(number, text.ids.tolist(), text.tokens.index(self.mask)), words
 
     def chances(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
-        """Return each run's log probabilities (V,) at the gap; runs with one edit share a batch."""
+        """Return each run's log probabilities (V,) at the gap; equal edits share a batch."""
         order = sorted(runs, key=lambda run: (run.ablate, run.hide, len(run.ids), run.number))
         changes = [
             k
@@ -194,7 +197,7 @@ class _Guesser:
     def looks(
         self, run: _Run, words: Mapping[str, Sequence[int]], head: tuple[int, int]
     ) -> tuple[str, float]:
-        """Return the word that a head looks at most from the gap, and the weight."""
+        """Return the word with the largest weight from the gap in a head, and this weight."""
         [weights] = self.model.trace([run.ids], names=["pattern"])["pattern", head[0]][:, head[1]]
         found = {word: float(weights[run.place, list(at)].sum()) for word, at in words.items()}
         best = max(found, key=lambda word: found[word])
@@ -210,7 +213,7 @@ def search(
         model: an encoder that names missing words.
         given: the sentences.
         repeats: the test of repeated words.
-        least: the least probability of both guesses.
+        least: the minimum probability of both guesses.
 
     Raises:
         ValueError: the model names no missing words.
@@ -264,7 +267,7 @@ def _explained(
     words: Mapping[str, tuple[int, ...]],
     every: Mapping[_Edit, tuple[float, str]],
 ) -> Found:
-    """Complete a story with its word or head; `every` has the effect of each edit."""
+    """Complete a story with its word or head; `every` has the effects of all edits."""
     if run.hide:
         return replace(found, hide=next(word for word, at in words.items() if at == run.hide))
     [head] = run.ablate

@@ -8,8 +8,8 @@ stories.json and, as a table, in its card:
         "before": {"word": "cat", "chance": 0.31}, "after": {"word": "bird", "chance": 0.12},
         "reason": "The hidden word says whose young it is."}]}
 
-The file also has the number of searched sentences and of found stories, so that readers do not
-mistake five chosen stories for the usual case.
+The file also has the number of searched sentences and the number of found stories, so that readers
+do not think that five chosen stories are typical.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
     """Make a story for the file, with a model's guesses.
 
     Args:
-        model: the model that guesses.
+        model: the model whose guesses the story shows.
         given: "sentence", "hide", a list of words, "ablate", a list of heads, and "reason".
     """
     edit = {name: given[name] for name in ("hide", "ablate")}
@@ -57,20 +57,20 @@ def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def kept_in(folder: Path) -> dict[str, Any]:
-    """Read the stories of a folder, if it has any."""
+    """Read the stories of a model's folder, if the folder has stories."""
     path = folder / STORIES
     found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else NONE
     return found
 
 
 def again(model: qkv.Model, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep only the stories that hold for a model, with its own probabilities."""
+    """Return the stories that hold for a model, with the probabilities of this model."""
     told = [now for one in kept["stories"] if (now := _told(model, one)) is not None]
     return {**kept, "stories": told}
 
 
 def _told(model: qkv.Model, one: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Update a story's probabilities; return None if guesses differ or a head is missing."""
+    """Update a story's probabilities; return None if a guess differs or a head is missing."""
     try:
         now = story(model, one)
     except ValueError:  # the head does not exist, or the vocabulary lacks a word
@@ -79,7 +79,7 @@ def _told(model: qkv.Model, one: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def keep(folder: Path, kept: Mapping[str, Any]) -> None:
-    """Write stories into the folder of a model, and into its card, if it has a card."""
+    """Write stories into a model's folder, and into the card in the folder, if there is a card."""
     with replacing(folder / STORIES) as file:
         file.write((json.dumps(kept, indent=2) + "\n").encode())
     card = folder / "README.md"
@@ -90,7 +90,7 @@ def keep(folder: Path, kept: Mapping[str, Any]) -> None:
 
 
 def in_card(card: str, kept: Mapping[str, Any]) -> str:
-    r"""Put stories into a card, before its licence, replacing earlier ones; drop an empty section.
+    r"""Replace the section with stories in a card, or insert it before the licence.
 
     >>> in_card("# Model\n\n## Licence\n\nFree.\n", NONE)
     '# Model\n\n## Licence\n\nFree.\n'
@@ -101,7 +101,7 @@ def in_card(card: str, kept: Mapping[str, Any]) -> str:
 
 
 def section(kept: Mapping[str, Any]) -> str:
-    """Make the section of a card."""
+    """Return the section with stories for a card."""
     if not kept["stories"]:
         return ""
     rows = [

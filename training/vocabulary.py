@@ -1,17 +1,17 @@
-"""The tokenizer of the included model: common words are whole tokens, others are subwords.
+"""Make the tokenizer of the included encoder: common words are whole tokens.
 
-`python -m training.vocabulary -o tokenizer.json` makes it, and prints how many of the everyday
-words are split.
+`python -m training.vocabulary -o tokenizer.json` makes the tokenizer, and prints how many of the
+everyday words it splits.
 
 Ordinary WordPiece training joins the most frequent neighbours everywhere, so much of a vocabulary
 goes to endings and parts of names. Here the most common words of definitions and examples,
 including inflected words, are whole entries; the rest of the vocabulary is trained by the usual
 rule (Wu et al. 2016, section 4.1) on all other words of the texts.
 
-Small counts say little about a word's frequency: "cooks" occurs five times in these texts, "cook"
-and its forms 346 times. So each form gets a quarter of the count of all forms. Definitions have
-five times as many words as examples but are less like speech, so definitions and examples have the
-same total weight.
+Small counts say little about a word's frequency: "cooks" occurs five times in these texts, but
+"cook" and its forms occur 346 times. So each form gets a quarter of the total count of all forms.
+Definitions have five times as many words as examples, but examples are more like speech. So
+definitions and examples have the same total weight.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from training import command, everyday
 from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 ENTRIES = 16_384
-WHOLE = 0.85  # of the entries; 13,926 words
-OF_FORMS = 0.25  # the share of the count of all its forms that a word gets
+WHOLE = 0.85  # the share of whole words in the vocabulary: 13,926 words
+OF_FORMS = 0.25  # a word gets this share of the count of all its forms
 _SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 
 
 def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tokenizer:
     """Train a lower-case tokenizer like BERT's.
 
-    The order of its tokens is: special tokens, the most common words, the rest.
+    The special tokens come first in the vocabulary, then the most common words, then all other
+    tokens.
 
     Args:
-        wordnet: the texts; held-out examples are not read.
-        entries: the largest V.
-        whole: the least share of whole words; 0 for the usual training alone.
+        wordnet: the training texts; held-out examples are left out.
+        entries: V, the maximum number of tokens in the vocabulary.
+        whole: the minimum share of whole words; 0 for ordinary WordPiece training.
     """
     texts = list(documents(wordnet))
     if not whole:
@@ -54,7 +55,7 @@ def built(wordnet: WordNet, entries: int = ENTRIES, whole: float = WHOLE) -> Tok
 
 
 def running_text(wordnet: WordNet) -> tuple[list[str], list[str]]:
-    """Return `(definitions, examples)`: definitions without their words, and training examples."""
+    """Return the definitions without the defined words, and the training examples."""
     definitions = [synset.definition for synset in wordnet.synsets]
     examples = [text for synset in wordnet.synsets for text in synset.examples]
     return definitions, list(filter(wordnet.may_learn, examples))
@@ -66,13 +67,13 @@ def commonest(
     base: Callable[[str], str] = str,
     of_forms: float = OF_FORMS,
 ) -> list[str]:
-    """Return all words of letters, in the tokenizer's lower case, the most common first.
+    """Return all words that consist of letters, in lower case, the most common first.
 
     Args:
         definitions: texts to count.
         examples: more texts to count, with the same total weight as the definitions.
-        base: gives the base form of a content word.
-        of_forms: the share of the count of all its forms that a word gets.
+        base: the function that returns the base form of a content word.
+        of_forms: a word gets this share of the count of all its forms.
 
     >>> texts = ["The cat sat.", "the Caf\N{LATIN SMALL LETTER E WITH ACUTE} 1945, the cat"]
     >>> commonest(texts), commonest(texts, ["cat"])
@@ -94,16 +95,17 @@ def commonest(
 def commonest_of_books(
     books: Iterable[Iterable[Sequence[str]]], wordnet: WordNet
 ) -> tuple[list[str], Counter[str]]:
-    """Return the words of books and WordNet's examples, the most common first, with their counts.
+    """Return the words of books and of WordNet's examples with their counts, most common first.
 
-    A word's count is its share of the books' words, plus its share of the examples' words (modern
-    English), plus a quarter of its share of the definitions' words. A word also gets a quarter of
-    the count of all its forms. A word in fewer than six books and in no text of WordNet is left
-    out, because it is usually a name from a novel.
+    The count of a word is a sum of three shares: its share of the words in books, its share of the
+    words in examples (modern English), and a quarter of its share of the words in definitions. A
+    word also gets a quarter of
+    the count of all its forms. A word that occurs in fewer than six books and in no text of WordNet
+    is left out, because it is usually a name from a novel.
 
     Args:
         books: the passages of each book, from `training.books.read`.
-        wordnet: WordNet; held-out examples are not read.
+        wordnet: WordNet; its held-out examples are left out.
 
     >>> empty = WordNet([], {}, dict.fromkeys("nvar", {}), frozenset())
     >>> commonest_of_books([[["The cat sat.", "The end."]]] * 6 + [[["Pip sat."]]], empty)[0]
@@ -139,13 +141,13 @@ def commonest_of_books(
 def with_whole_words(
     texts: Sequence[str], words: Sequence[str], entries: int, whole: int
 ) -> SubwordTokenizer:
-    """Train a tokenizer of whole words and subwords; more words fill the remaining entries.
+    """Train a tokenizer of whole words and subwords, and fill the remaining entries with words.
 
     Args:
         texts: the texts on which subwords are trained.
         words: words, the most common first.
         entries: V.
-        whole: the number of words that are entries before subwords are trained.
+        whole: the number of words that become entries before subwords are trained.
 
     >>> texts = ["the cat sat on mats"] * 9
     >>> tokenizer = with_whole_words(texts, ["the", "cat", "sat", "on", "mats"], 40, 3)
@@ -178,7 +180,7 @@ def _text(tokenizer: SubwordTokenizer) -> str:
 
 
 def _cut(text: str) -> list[tuple[str, tuple[int, int]]]:
-    """Split a text into words and marks, as BERT's tokenizer does before it finds subwords."""
+    """Split a text into words and marks, the first step of BERT's tokenizer."""
     small, cut = _rules()
     found: list[tuple[str, tuple[int, int]]] = cut.pre_tokenize_str(small.normalize_str(text))
     return found
@@ -192,7 +194,7 @@ def _rules() -> tuple[Any, Any]:
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:
-    """Make the tokenizer, and report how many everyday words it splits."""
+    """Make the tokenizer, and print how many everyday words it splits."""
     parser = argparse.ArgumentParser(prog="python -m training.vocabulary", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("-o", "--out", type=Path, required=True, help="the tokenizer.json")

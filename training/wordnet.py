@@ -1,4 +1,4 @@
-"""WordNet 3.0: words, senses, definitions, examples, and the held-out examples."""
+"""Read WordNet 3.0: words, senses, definitions, examples, and the held-out examples."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/usr/share/wordnet")
-TWELFTHS = 12  # the number of parts into which examples are divided, by their text alone
-REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choices
-KEPT = 2  # first twelfths, kept from tokenizer and training
+TWELFTHS = 12  # the number of parts of the examples; an example's part depends only on its text
+REPORTED, CHOSEN = 0, 1  # the twelfth for reports and the twelfth for choices
+KEPT = 2  # the tokenizer and the training do not read this many first twelfths
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 # Endings, and the endings that replace them when a word is looked up (Debian's `man 7WN morphy`).
@@ -29,7 +29,7 @@ _ENDINGS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 _WORD = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*")
 _QUOTED = re.compile(r'"([^"]*)"')
-_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # the position that an adjective may have
+_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # the positions that an adjective may have
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Synset:
 
     Attributes:
         part: the part of speech: "n", "v", "a" or "r" (an adverb).
-        lemmas: the words as spelled; compounds contain blanks.
+        lemmas: the words in WordNet's spelling; compounds contain blanks.
         definition: the meaning of the words.
         examples: sentences, or parts of sentences, that use one of the words.
     """
@@ -58,7 +58,7 @@ class Use:
         lemma: the word in lower case, as in `WordNet.senses`.
         synset: the number of the synset.
         start: the index in the sentence at which the (inflected) word begins.
-        end: the index after the word.
+        end: the index after the word's last character.
     """
 
     sentence: str
@@ -74,12 +74,12 @@ class WordNet:
 
     Attributes:
         synsets: all synsets in the order of the files: nouns, verbs, adjectives, adverbs.
-        index: a word in small letters and its part of speech -> the numbers of its synsets, the
-            most common sense first.
-        exceptions: for each part of speech, irregular forms -> the words they are forms of.
+        index: maps a lower-case word and its part of speech to the numbers of the word's synsets,
+            the most common sense first.
+        exceptions: for each part of speech, maps irregular forms to their base words.
         held_out: the words of each held-out example.
-        kept: the number of first twelfths that are held out: `KEPT`, or 1 in a final run, which
-            also learns from the examples for choices.
+        kept: the number of first twelfths that are held out. The number is `KEPT`, or 1 in a final
+            run, which also learns from the examples for choices.
     """
 
     synsets: list[Synset]
@@ -89,12 +89,12 @@ class WordNet:
     kept: int = KEPT
 
     def senses(self, lemma: str, part: str | None = None) -> tuple[int, ...]:
-        """Return the synsets of a word as one part of speech, or as any."""
+        """Return the synsets of a word as one part of speech, or as any part of speech."""
         parts = PARTS.values() if part is None else [part]
         return tuple(number for one in parts for number in self.index.get((lemma, one), ()))
 
     def bases(self, word: str, part: str) -> set[str]:
-        """Return the words of which a lower-case word may be a form, including the word itself."""
+        """Return the possible base words of a lower-case word, including the word itself."""
         found = {word, *self.exceptions[part].get(word, ())}
         if part == "n" and word.endswith("ful"):
             return found
@@ -104,9 +104,10 @@ class WordNet:
         return found
 
     def base(self, word: str) -> str:
-        """Return the base of a lower-case word, as any part of speech.
+        """Return the base word of a lower-case word, as any part of speech.
 
-        The base is the shortest in WordNet, or the word itself if WordNet has no other.
+        The base word is the shortest possible base word in WordNet, or the word itself if WordNet
+        has no other.
         """
         parts = PARTS.values()
         found = {
@@ -117,9 +118,9 @@ class WordNet:
     def uses(self, twelfth: int | None = None) -> Iterator[Use]:
         """Return the examples of a twelfth that contain a word of their synset.
 
-        Without a twelfth, return the training examples: see `may_learn`. If an example contains
-        several words of its synset, a compound is preferred, and then the order of the synset
-        decides. The first occurrence of a word counts.
+        Without a twelfth, return the training examples (see `may_learn`). If an example contains
+        several words of its synset, the use is of a compound, or else of the first word in the
+        order of the synset. Only the first occurrence of the word counts.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
@@ -130,7 +131,7 @@ class WordNet:
                         yield Use(sentence, lemma, number, start, end)
 
     def may_learn(self, sentence: str) -> bool:
-        """Tell whether an example neither is nor contains a held-out example of several words."""
+        """Return whether an example neither is nor contains a held-out example of several words."""
         if is_held_out(sentence, self.kept):
             return False
         words = _words(sentence)
@@ -158,7 +159,7 @@ class WordNet:
 
 
 def twelfth_of(sentence: str) -> int:
-    """Return the twelfth of an example, from 0, which depends on its text alone.
+    """Return the number of an example's twelfth, from 0; it depends only on the example's text.
 
     >>> [twelfth_of(text) for text in ("he cashed a check at the bank", "the bank was steep")]
     [5, 6]
@@ -167,12 +168,12 @@ def twelfth_of(sentence: str) -> int:
 
 
 def is_in(sentence: str, twelfth: int) -> bool:
-    """Tell whether an example is in this twelfth."""
+    """Return whether an example is in the given twelfth."""
     return twelfth_of(sentence) == twelfth
 
 
 def is_held_out(sentence: str, kept: int = KEPT) -> bool:
-    """Tell whether an example is in one of the first `kept` twelfths, which training never sees."""
+    """Return whether an example is in the first `kept` twelfths, which training never reads."""
     return any(is_in(sentence, twelfth) for twelfth in range(kept))
 
 
@@ -218,7 +219,7 @@ def documents(wordnet: WordNet) -> Iterator[str]:
     """Return a training text for each synset, "word, synonyms: definition. examples"."""
     for synset in wordnet.synsets:
         examples = [text for text in synset.examples if wordnet.may_learn(text)]
-        if synset.lemmas:  # all examples may be dropped, see `training.reading`
+        if synset.lemmas:  # `training.reading` may have dropped all examples
             yield document(synset, examples)
 
 
@@ -229,7 +230,7 @@ def examples(wordnet: WordNet) -> list[str]:
 
 
 def document(synset: Synset, examples: Sequence[str]) -> str:
-    """Return the document of one synset, with these of its examples.
+    """Return the document of one synset, with the given examples.
 
     Full stops separate the parts; the last part has none, like WordNet's examples.
 
@@ -246,12 +247,12 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def ended(text: str) -> str:
-    """End a text with a full stop, unless it ends with another mark."""
+    """Return a text with a full stop at its end; keep another punctuation mark at the end."""
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def lines_of(path: Path) -> list[str]:
-    """Return the lines of a file without the indented licence at its beginning."""
+    """Return the lines of a file, without the indented licence at the beginning of the file."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -270,7 +271,7 @@ def _synset(line: str, part: str) -> Synset:
 
 
 def _parsed(gloss: str) -> tuple[str, tuple[str, ...]]:
-    """Split a gloss into definition and examples.
+    """Split a gloss (the text of a synset) into definition and examples.
 
     >>> _parsed('a slope in a road; "the bank was steep"; "it banked"- A. Pilot')
     ('a slope in a road', ('the bank was steep', 'it banked'))

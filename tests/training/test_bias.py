@@ -142,7 +142,7 @@ def test_a_decoder_continues_what_ends_with_its_gap() -> None:
 def test_words_that_are_no_tokens_are_named() -> None:
     model = encoder()
     model.tokenizer = train_tokenizer(["the nurse said that was tired"] * 9, "wordpiece", 40)
-    with pytest.raises(ValueError, match=r'^bias: "he" or "she" is no token of .*more texts$'):
+    with pytest.raises(ValueError, match=r'^bias: "he" or "she" is not a token of .*more texts$'):
         leaning(model, PROMPTS_OF_TWO["he or she"])
 
 

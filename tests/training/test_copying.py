@@ -80,7 +80,9 @@ def test_the_first_guess_by_hand() -> None:
     assert copying.copying(says("baker"), examples)["another"] == 10  # in "Baker's" too
     assert copying.copying(says("of"), examples)["another"] == 0  # a function word
     odd = Example("put xyzzy on the table", 4, 9, frozenset())
-    with pytest.raises(ValueError, match="1 examples are given and 1 have words that are no token"):
+    with pytest.raises(
+        ValueError, match="1 examples are given and 1 have words that are not one token"
+    ):
         copying.copying(model, [odd])
 
 

@@ -49,11 +49,11 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     last = found["layers"]["layer 0"]
     assert f"| this one, layer 0 | {last['sense']:.3f} | {last['auc']:.3f} |" in text
     assert "5 steps" in text
-    assert "all its occurrences in its text are hidden or left together" in text
-    assert "Choices were made on those with 1, which it has not seen either." in text
+    assert "All occurrences of a word in its text are masked together or not at all" in text
+    assert "used for choices; it was not trained on them either." in text
     assert f"Of 200 everyday words {len(found['pieces'])} are" in text
     words = found["masked"]
-    assert f"with all their pieces, {in_words(0, words['words'])}" in text or words["top1"]
+    assert f"it names {in_words(0, words['words'])}" in text or words["top1"]
     assert "heads have a role" in text
     assert isinstance(json.loads((place / "roles.json").read_text()), dict)
     assert (place / "LICENSE.wordnet").read_text() == "a licence, indented\n"
@@ -70,7 +70,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
     assert (second / "tokenizer.json").read_bytes() == (first / "tokenizer.json").read_bytes()
     for name, array in begun.parameters.items():
         np.testing.assert_allclose(done.parameters[name], array, atol=0.03)  # two steps of 0.01
-    with pytest.raises(ValueError, match="went on from no other run: take it without --mean"):
+    with pytest.raises(ValueError, match="did not continue another run: leave out --mean"):
         ship.ship(first, place, folder, peer=None, mean=True)
     ship.ship(second, place, folder, peer=None, mean=True)
     shipped = qkv.load(place).parameters
@@ -78,13 +78,16 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
         expected = ((array + done.parameters[name]) / 2).astype(np.float16)
         np.testing.assert_array_equal(shipped[name], expected.astype(np.float32))
     text = (place / "README.md").read_text()
-    assert "Then the mean of the weights before and after that (how it was chosen, says" in text
+    assert (
+        "Then the mean of the weights before and after that (`training/make.py` explains the choice)"
+        in text
+    )
     assert "5 steps" in text
     other = "held_out 1, in_sight 2.0, rate 0.01"
     assert f"Then 2 steps from there, with these changes: {other}." in text
     assert str(tmp_path) not in text
-    assert "It has learned from those with 1" in text
-    assert "content words in sight" in text
+    assert "It was trained on the examples with 1" in text
+    assert "visible content words" in text
 
 
 def test_stories_are_taken_along_if_the_model_tells_them(
@@ -100,7 +103,7 @@ def test_stories_are_taken_along_if_the_model_tells_them(
     kept = told.kept_in(place)
     assert [story["sentence"] for story in kept["stories"]] == ["an ox and a [MASK]"]
     assert told.section(kept) in (place / "README.md").read_text()
-    assert "ship: 1 stories hold no more" in capsys.readouterr().out
+    assert "ship: 1 stories no longer hold" in capsys.readouterr().out
     (run / told.STORIES).unlink()
     ship.ship(run, place, folder, peer=None)  # then those of the folder stay
     assert told.kept_in(place) == kept
@@ -132,13 +135,13 @@ def test_the_card_says_what_the_model_before_it_does_on_the_same() -> None:
         "pieces": ["fridge", "okay"],
     }
     text = ship._words_in_words(found, {"alike": "base", "held_out": 1, "in_sight": 3.0})
-    assert text["another"] == "1.0% (0.5 to 2.0) (the model before it: 14.0% (11.8 to 16.6))"
+    assert text["another"] == "1.0% (0.5 to 2.0) (the previous model: 14.0% (11.8 to 16.6))"
     assert text["right"].startswith("8.0% (6.3 to 10.1)")
     assert text["words_named"] == "25.0% (21.0 to 29.5)"
     assert text["tokens_named"] == "50.0% (40.4 to 59.6)"
     assert (text["pieces"], text["which"]) == ("2", " (fridge, okay)")
     assert "inflected forms" in text["together"]
-    assert "has learned from those with 1" in text["choices"]
+    assert "was trained on the examples with 1" in text["choices"]
 
 
 def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:

@@ -132,5 +132,7 @@ def test_the_search_finds_them_again(model: qkv.Model) -> None:
 def test_a_model_without_such_sentences_has_none(tmp_path: Path) -> None:
     assert lesson(qkv.load("random"))["cards"] == []
     assert found([]) is None
-    with pytest.raises(ValueError, match="play_cards: books is no folder to keep cards in"):
+    with pytest.raises(
+        ValueError, match="play_cards: books is not a folder: name the folder of a model"
+    ):
         main(["books", "--keep"])

@@ -286,7 +286,7 @@ def test_the_command_measures_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         in_card(of).splitlines()[2].startswith("| perplexity per known word of held-out books (7 w")
     )
     assert "(20 words)" in said[1]  # of three passages, two of which begin with a "The" that counts
-    assert "| of 2 continuations by 4 words, those that loop | 0, 0.0% (0.0 to 65.8) |" in said[1]
+    assert "| continuations that loop, of 2 with 4 words | 0, 0.0% (0.0 to 65.8) |" in said[1]
 
 
 def test_copying_is_measured_in_the_second_copy(monkeypatch: pytest.MonkeyPatch) -> None:
