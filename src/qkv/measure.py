@@ -18,6 +18,7 @@ from qkv.ops.kernel import backend, body, compiled, get_num_threads
 from qkv.ops.threads import run_all
 
 Call = Callable[[], Any]
+Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
 LEAST = 2e-3  # In seconds; shorter calls run several times per round.
@@ -30,7 +31,7 @@ def in_turn(
     rounds: int = ROUNDS,
     seconds: float = 1.0,
     pause: float = 0.0,
-    advance: Callable[[int], None] = lambda _: None,
+    advance: Advance = lambda _: None,
 ) -> dict[str, list[float]]:
     """Measure the times of several calls in rounds; every round runs each call once.
 
@@ -268,10 +269,7 @@ def random_inputs(
 
 
 def survey(
-    tasks: Iterable[Task] = TASKS,
-    *,
-    rounds: int = ROUNDS,
-    advance: Callable[[int], None] = lambda _: None,
+    tasks: Iterable[Task] = TASKS, *, rounds: int = ROUNDS, advance: Advance = lambda _: None
 ) -> list[dict[str, Any]]:
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
@@ -286,7 +284,7 @@ def survey(
     return [_measured(task, rounds, advance) for task in tasks]
 
 
-def _measured(task: Task, rounds: int, advance: Callable[[int], None]) -> dict[str, Any]:
+def _measured(task: Task, rounds: int, advance: Advance) -> dict[str, Any]:
     """Measure one task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal

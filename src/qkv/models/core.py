@@ -125,7 +125,6 @@ class Core:
         sentence: Sentence | None = None,
         generation: Mapping[str, Any] | None = None,
         notices: Mapping[str, str] | None = None,
-        reader: TextReader | None = None,
     ) -> None:
         self.config, self.design = config, design
         for key, array in weights.parameters.items():
@@ -135,7 +134,7 @@ class Core:
         # the other JSON files in the folder of config.json; None for a missing file
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
         self._routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
-        self.reader = reader or TextReader(name, tokenizer, sentence or Sentence())
+        self.reader = self._new_reader(name, tokenizer, sentence or Sentence())
         self._build()
         self.sentence.width(self._vector_size)  # raises if the sizes of the modules do not match
         limits = filter(None, (design.max_seq_length, self.sentence.max_seq_length))
@@ -175,6 +174,10 @@ class Core:
             f"<Model {name}: {kind}, {self.num_layers} layers, {self.num_heads} heads, "
             f"vectors of {self.dim}{routes}>"
         )
+
+    def _new_reader(self, name: str, tokenizer: Any, sentence: Sentence) -> TextReader:
+        """Return the object that converts the model's inputs to batches."""
+        return TextReader(name, tokenizer, sentence)
 
     def _build(self) -> None:
         """Build the network from the parameters; this runs again after the parameters change."""

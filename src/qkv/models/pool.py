@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+import numpy as np
+
 from qkv.arrays import whole_number
 from qkv.models.loading import load
 from qkv.models.model import Model
 from qkv.models.run.truncation import Cut, counting
-from qkv.models.sentence.encode import EmptyText
+from qkv.models.sentence.encode import OPTIONS, EmptyText, Encoder, checked_texts
 from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 
@@ -75,22 +77,14 @@ class Pool:
         self._executor.shutdown(cancel_futures=True)
         self._folder.cleanup()
 
-    def encode(
-        self,
-        texts: Sequence[str],
-        chunk_size: int | None,
-        show: bool | None,
-        limit: int | None,
-        **options: Any,
-    ) -> list[Any]:
-        """Return the results of `Model.encode` for chunks of these texts, in order.
+    def encode(self, encoder: Encoder, texts: Any, size: int | None, show: bool | None) -> Any:
+        """Return the result of `Model.encode` for texts, computed in chunks.
 
         Args:
-            texts: strings.
-            chunk_size: as in `Model.encode`.
-            show: whether to show a progress bar.
-            limit: the maximum number of tokens of a text.
-            options: the other options of `Model.encode`.
+            encoder: the options of `Model.encode`.
+            texts: any iterable of texts.
+            size: the number of texts in a chunk, the option `chunk_size` of `Model.encode`.
+            show: whether to show a progress bar; None shows it on a terminal.
 
         Raises:
             ValueError: as in `Model.encode`.
@@ -98,9 +92,11 @@ class Pool:
         """
         from concurrent.futures.process import BrokenProcessPool
 
-        if chunk_size is None:
-            chunk_size = min(MOST, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
-        size = whole_number(chunk_size, call="encode", name="chunk_size", least=1)
+        texts = [*checked_texts(texts, "encode")]
+        options = {name: getattr(encoder, name) for name in OPTIONS}
+        if size is None:
+            size = min(MOST, math.ceil(len(texts) / self.processes / CHUNKS) or 1)
+        size = whole_number(size, call="encode", name="chunk_size", least=1)
         starts = range(0, len(texts), size)
         try:
             waiting = [
@@ -109,7 +105,7 @@ class Pool:
             ]
         except RuntimeError as error:
             raise RuntimeError("encode: the pool was closed: start another") from error
-        cut, chunks = Cut(limit), []
+        cut, chunks = Cut(encoder.limit), []
         try:
             with progress("encode", len(texts), show) as advance:
                 for first, future in zip(starts, waiting, strict=True):
@@ -126,7 +122,9 @@ class Pool:
             for future in waiting:
                 future.cancel()
         cut.warn()
-        return chunks
+        if encoder.output_value == "sentence_embedding":
+            return np.concatenate([encoder.all([]), *chunks])
+        return [vectors for chunk in chunks for vectors in chunk]
 
 
 _model: Any = None  # the model of this process, if a pool started it

@@ -19,12 +19,13 @@ from qkv.models.network.design import SCALE, DualDesign, VisionDesign
 from qkv.models.network.pooling import to_length_one
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.batches import parts
-from qkv.models.run.inputs import TextReader
+from qkv.models.run.inputs import Batch, TextReader
 from qkv.models.sentence.vectors import similarity
 from qkv.models.tasks.call import ModelOutput, output_of
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
 
+Towers = Mapping[str, tuple[dict[str, Any], Names]]  # for each tower, its config and its names
 FIRST = "[CLS]"  # the name of the token before the patches
 
 
@@ -174,16 +175,12 @@ class ImageReader(TextReader):
             return [[word]] if is_patch or word == FIRST else []
         return [[word]] if word in patch_names(*self.design.grid) else []
 
-    def run(
-        self, network: Transformer, batch: Sequence[Tokenized], **options: Any
-    ) -> tuple[Array, Array]:
+    def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
         """Run images; return vectors (B * (N + 1), D), and each image's first row, (B + 1,)."""
         images = np.stack([image.pixels for image in batch if isinstance(image, Picture)])
-        return self.run_images(network, images, **options)
+        return self.packed(network, images, **options)
 
-    def run_images(
-        self, network: Transformer, images: Array, **options: Any
-    ) -> tuple[Array, Array]:
+    def packed(self, network: Transformer, images: Array, **options: Any) -> tuple[Array, Array]:
         """Run pixel values (B, C, H, W), as `run` does."""
         size = self.length_of(images)
         cu_lengths = np.arange(len(images) + 1) * size
@@ -284,7 +281,7 @@ def call_images(
     edits = edits_of(edit, ablate, hide, call="model")
     batch, edited = model._fit(edits, reader.patches(images))
     options = model._with_means(edited, batch).packed(range(len(images)), batch)
-    rows, _ = reader.run_images(model.network, images, **options)
+    rows, _ = reader.packed(model.network, images, **options)
     seen = np.ones((len(images), reader.length_of(images)), bool)
     return output_of(model.network, rows, seen)
 
@@ -302,19 +299,14 @@ class VisionModel(Model):
     design: VisionDesign
     reader: ImageReader
 
-    def __init__(
-        self,
-        *,
-        name: str,
-        design: VisionDesign,
-        pixels: Pixels | None = None,
-        sentence: Sentence | None = None,
-        **others: Any,
-    ) -> None:
-        reader = ImageReader(name, None, sentence or Sentence(), pixels=pixels, design=design)
-        super().__init__(name=name, design=design, reader=reader, **others)
+    def __init__(self, *, pixels: Pixels | None = None, **others: Any) -> None:
+        self._pixels = pixels
+        super().__init__(**others)
         self._json_files[PREPROCESSOR] = None if pixels is None else pixels.values
         self._json_files[PROCESSOR] = None  # preprocessor_config.json holds all settings
+
+    def _new_reader(self, name: str, tokenizer: Any, sentence: Sentence) -> ImageReader:
+        return ImageReader(name, None, sentence, pixels=self._pixels, design=self.design)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -402,17 +394,10 @@ class DualEncoder(Model):
 
     design: DualDesign
 
-    def __init__(
-        self,
-        *,
-        towers: Mapping[str, tuple[dict[str, Any], Names]],
-        pixels: Pixels | None = None,
-        sentence: Sentence | None = None,
-        **others: Any,
-    ) -> None:
-        self._towers, self._pixels, self._read_by = towers, pixels, sentence
+    def __init__(self, *, towers: Towers, pixels: Pixels | None = None, **others: Any) -> None:
+        self._towers, self._pixels = towers, pixels
         self._made: tuple[Any, Model, VisionModel] | None = None
-        super().__init__(sentence=sentence, **others)
+        super().__init__(**others)
         self.reader = replace(self.reader, has_images=True)
         self._json_files |= {PREPROCESSOR: pixels and pixels.values, PROCESSOR: None}
 
@@ -423,7 +408,7 @@ class DualEncoder(Model):
                 tower._build()
             return
         design = self.design
-        beside: dict[str, Any] = {"tokenizer": self.tokenizer, "sentence": self._read_by}
+        beside: dict[str, Any] = {"tokenizer": self.tokenizer, "sentence": self.sentence}
         self._made = (
             arrays,
             Model(design=design.text, **beside, **self._tower("text")),

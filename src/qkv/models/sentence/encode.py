@@ -473,7 +473,7 @@ def encode(
             raise ValueError(
                 "encode: pool cannot be combined with ablate, hide or edit: omit one of them"
             )
-        vectors = _by_pool(pool, encoder, texts, chunk_size, show_progress_bar)
+        vectors = pool.encode(encoder, texts, chunk_size, show_progress_bar)
     else:
         vectors = encoder.all(texts, show_progress_bar, edits)
     if precision != "float32":
@@ -481,18 +481,6 @@ def encode(
     if torch is not None:
         vectors = as_tensors(vectors, torch, joined=convert_to_tensor)
     return vectors[0] if isinstance(inputs, str) else vectors
-
-
-def _by_pool(
-    pool: Any, encoder: Encoder, texts: Any, chunk_size: int | None, show: bool | None
-) -> Any:
-    """Return a pool's results for texts, with the options of an encoder."""
-    options = {name: getattr(encoder, name) for name in OPTIONS}
-    checked = [*checked_texts(texts, "encode")]
-    parts = pool.encode(checked, chunk_size, show, encoder.limit, **options) if checked else []
-    if encoder.output_value == "sentence_embedding":
-        return np.concatenate([encoder.all([]), *parts])
-    return [vectors for part in parts for vectors in part]
 
 
 def encode_query(

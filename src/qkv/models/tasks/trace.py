@@ -1,7 +1,8 @@
 """Run texts and keep all or some activations: `Model.trace` and `Model.trace_stream`."""
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -16,7 +17,7 @@ from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.run.batches import Layout, batches, joined, layout_of
 from qkv.models.run.edit import EditedRun
 from qkv.models.run.fit_edits import check, hide_value, spliced_names
-from qkv.models.run.inputs import Texts
+from qkv.models.run.inputs import Batch, Texts
 from qkv.models.run.truncation import Cut, counting
 from qkv.models.tasks.call import pair_network
 from qkv.text import Tokenized
@@ -261,9 +262,8 @@ def trace(
     >>> trace["attn_out", 0].any(-1)
     array([[ True, False,  True]])
     """
-    kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
     edits = edits_of(edit, ablate, hide, call="trace")
-    return _traced(model, texts, kept, edits, batch_size=batch_size)
+    return _Tracer(model, edits, layers, names, top_k, logits)(texts, batch_size)
 
 
 def trace_stream(
@@ -313,23 +313,24 @@ def trace_stream(
     >>> [len(trace) for trace in qkv.load("random").trace_stream(texts, batch_size=40)]
     [40, 40, 20]
     """
-    kept: dict[str, Any] = {"layers": layers, "names": names, "top_k": top_k, "logits": logits}
     edits = edits_of(edit, ablate, hide, call="trace_stream")
-    _keeping(model, "trace_stream", _known_names(model, edits), **kept)
+    tracer = _Tracer(model, edits, layers, names, top_k, logits)
     check(edits, model.network, model.reader)
-    absent = {hide_value(record) for record in edits.records if record.source == "hide"}
+    tracer.absent = absent = {
+        hide_value(record) for record in edits.records if record.source == "hide"
+    }
     in_batches = batches(texts, batch_size)
 
     def traces() -> Iterator[Trace]:
-        cut, first = Cut(model.max_seq_length), 0
+        cut = Cut(model.max_seq_length)
         for part in in_batches:
             with counting(cut):
-                batch_trace = _traced(model, part, kept, edits, first=first, absent=absent)
-            first += len(batch_trace)
+                batch_trace = tracer(part)
+            tracer.first += len(batch_trace)
             yield batch_trace
             del batch_trace
         cut.warn()
-        if absent and first:
+        if absent and tracer.first:
             raise ValueError(
                 f"trace_stream: hide has {shown(min(absent, key=str))}, which is in none of the "
                 "texts: omit it"
@@ -338,71 +339,79 @@ def trace_stream(
     return traces()
 
 
-def _known_names(model: Core, edits: Edits) -> list[str]:
-    """Return all names that a trace may have after these edits."""
-    return [*model.network.hook_names, *spliced_names(edits, model.network)]
+@dataclass
+class _Tracer:
+    """Traces texts, with checked options.
 
+    Attributes:
+        model: the model.
+        edits: the user's edits.
+        layers: an option of `trace`, like the next three attributes.
+        first: the index of the next text among all texts of the call.
+        absent: as in `fit`.
+    """
 
-def _keeping(
-    model: Core, call: str, known: Sequence[str], logits: bool = False, **kept: Any
-) -> Callable[[str], bool]:
-    """Return a function that decides whether a trace keeps a name."""
-    if logits:
-        model._need_words(call)
-        if not model.continues:
-            wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
-            raise ValueError(
-                f"{call}: {model.name} gives logits only for the text that it writes: {wanted}"
-            )
-    return names_to_keep(known, call=call, **kept)
+    model: Core
+    edits: Edits
+    layers: int | Iterable[int] | None
+    names: Names | None
+    top_k: int | None
+    logits: bool
+    first: int = 0
+    absent: set[Any] | None = None
 
+    def __post_init__(self) -> None:
+        model, call = self.model, self.edits.call
+        known = [*model.network.hook_names, *spliced_names(self.edits, model.network)]
+        if self.logits:
+            model._need_words(call)
+            if not model.continues:
+                wanted = "add target=..." if call == "trace" else "call trace(text, target=...)"
+                raise ValueError(
+                    f"{call}: {model.name} gives logits only for the text that it writes: {wanted}"
+                )
+        self.keep = names_to_keep(known, self.layers, self.names, self.top_k, call=call)
+        self.stop = None if self.logits else layers_to_run(known, self.keep)
 
-def _traced(
-    model: Core,
-    texts: Any,
-    kept: Mapping[str, Any],
-    edits: Edits,
-    *,
-    batch_size: int | None = None,
-    first: int = 0,
-    absent: set[Any] | None = None,
-) -> Trace:
-    """Return the trace of texts; errors count texts from `first`; `absent` is as in `fit`."""
-    call, known = edits.call, _known_names(model, edits)
-    keep = _keeping(model, call, known, **kept)
-    if batch_size is not None:
-        batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
-    stop = None if kept["logits"] else layers_to_run(known, keep)
-    single, batch = model.reader.read(texts, call, first)
-    batch, edited = model._fit(edits, batch, first=first, absent=absent)
-    edited = model._with_means(edited, batch, batch_size, stop=stop)
-    edited.check_summaries(kept["top_k"])
-    if edited.calls and batch_size is None:
-        batch_size = len(batch)
+    def __call__(self, texts: Any, batch_size: int | None = None) -> Trace:
+        """Return the trace of texts."""
+        model, call, first = self.model, self.edits.call, self.first
+        if batch_size is not None:
+            batch_size = whole_number(batch_size, call=call, name="batch_size", least=1)
+        single, batch = model.reader.read(texts, call, first)
+        batch, edited = model._fit(self.edits, batch, first=first, absent=self.absent)
+        edited = model._with_means(edited, batch, batch_size, self.stop)
+        edited.check_summaries(self.top_k)
+        if edited.calls and batch_size is None:
+            batch_size = len(batch)
 
-    def run(part: range) -> dict[str, Array]:
-        own = batch[part.start : part.stop]
-        ran = model.run(own, edited, keep, texts=part, top_k=kept["top_k"], stop=stop)
-        if kept["logits"]:
-            rows = model.network.logits(ran.rows)  # (total, V)
-            ran.arrays["logits"] = rows[None] if len(own) == 1 else padded(rows, ran.cu_lengths)
-        return ran.arrays
+        def run(part: range) -> dict[str, Array]:
+            own, options = batch[part.start : part.stop], {"top_k": self.top_k, "stop": self.stop}
+            ran = model.run(own, edited, self.keep, texts=part, **options)
+            if self.logits:
+                rows = model.network.logits(ran.rows)  # (total, V)
+                ran.arrays["logits"] = rows[None] if len(own) == 1 else padded(rows, ran.cu_lengths)
+            return ran.arrays
 
-    arrays = joined(batch, batch_size, run)
-    masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
-    return as_trace(model, arrays, batch, model.network, masks, single, edited.asked)
+        arrays = joined(batch, batch_size, run)
+        masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
+        own = {"single": single, "changed": edited.asked}
+        return as_trace(model, arrays, batch, model.network, masks, **own)
 
 
 def as_trace(
-    model: Core,
-    arrays: Arrays,
-    batch: Sequence[Tokenized],
-    network: Transformer,
-    masks: Mapping[int, Array] | None = None,
-    single: bool = False,
-    changed: Mapping[str, Sequence[Any]] | None = None,
+    model: Core, arrays: Arrays, batch: Batch, body: Transformer, masks: Any = None, **others: Any
 ) -> Trace:
-    """Build a `Trace` from the arrays that a network recorded for a batch."""
+    """Build a `Trace` from the arrays that a network recorded for a batch.
+
+    Args:
+        model: the model.
+        arrays: the recorded activations, keyed by name.
+        batch: the tokens of each text.
+        body: the network that ran.
+        masks: the visible keys of each layer with masked keys, as from `EditedRun.masks`.
+        others: `single` and `changed` of the trace.
+    """
     return Trace(
         arrays,
         tokens=[text.tokens for text in batch],
@@ -410,13 +419,12 @@ def as_trace(
         offsets=[text.offsets for text in batch],
         special=[text.special for text in batch],
         texts=[text.text for text in batch],
-        settings=network.settings(max(map(len, batch)), masks),
-        single=single,
+        settings=body.settings(max(map(len, batch)), masks),
         model=model.name,
-        changed=changed,
         last_is_normed=model.design.last_is_normed,
-        num_layers=len(network.layers),
-        untrained=network.untrained,
+        num_layers=len(body.layers),
+        untrained=body.untrained,
+        **others,
     )
 
 
@@ -480,8 +488,8 @@ def trace_pair(
 
 def traced_pair(
     model: Core,
-    batch: Sequence[Tokenized],
-    written: Sequence[Tokenized],
+    batch: Batch,
+    written: Batch,
     edited: EditedRun,
     keep: Callable[[str], bool] = kept_unasked,
     top_k: int | None = None,
@@ -500,8 +508,8 @@ def traced_pair(
     read_to = layers_to_run(names, keep, "encoder") if write_to == 0 else None
     edited = model._with_means(edited, batch, len(batch))
     masks, visible = edited.masks(layout, longest), edited.visible(layout, longest)
-    own = layout_of(layout.texts, written)._replace(other=layout)
-    read, write = (edited.recorder(side, keep) or Recorder(keep) for side in (layout, own))
+    beside = layout_of(layout.texts, written)._replace(other=layout)
+    read, write = (edited.recorder(side, keep) or Recorder(keep) for side in (layout, beside))
     encoder_options = {"record": read.under("encoder."), "masks": masks, "stop": read_to}
     encoded = Encoded(*model.reader.run(network, batch, top_k=top_k, **encoder_options), visible)
     record = write.under("decoder.")
@@ -515,11 +523,11 @@ def traced_pair(
         if at.side == "decoder" and is_own:
             array[~real] = 0  # computed for padding
         parts["cross" if at.crosses else at.side][side_of(name)[1]] = array
-    changed = edited.asked
+    own = {"single": single, "changed": edited.asked}
     across = {} if visible is None else {"attn_mask": visible}
     return Seq2SeqTrace(
-        as_trace(model, parts["encoder"], batch, network, masks, single, changed),
-        as_trace(model, parts["decoder"], written, network.decoder, None, single, changed),
+        as_trace(model, parts["encoder"], batch, network, masks, **own),
+        as_trace(model, parts["decoder"], written, network.decoder, **own),
         parts["cross"],
         settings={
             i: {**layer.options, **across} for i, layer in enumerate(network.cross_attention)
