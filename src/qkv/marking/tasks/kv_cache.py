@@ -196,7 +196,7 @@ class StepMarking(StepwiseMarking):
         self.find(overwritten([replace(self.runs[0], given_back=given_back)]))
         if not self.wrong and self._writes_to_cache():
             self.limits.append(
-                "It writes to its cache: before you continue from a cache in two ways, copy it."
+                "It writes to its cache: copy the cache before you use the cache in two calls."
             )
 
     @property
