@@ -27,7 +27,7 @@ export const MATRICES = new WeakMap(); // the options of each heat map, by the m
  * - onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): the positions of cells
  * - onnumber(c) or (null): the reader points at number c of a vector
  * - cell: {min, max, height}; bar: the name of the scale | false; say: writes a number of the scale
- * - absent: the meaning of a grey cell, one that does not exist
+ * - absent: the meaning of a grey cell, which is not in the matrix
  * @param {Ui} ui
  * @param {any} options
  */

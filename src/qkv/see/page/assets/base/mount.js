@@ -94,7 +94,7 @@ function mount(host, data, styles, view) {
     view(box, data, ui);
     const notes = (data.notes || []).map((/** @type {number} */ line) => el("p", { class: "note" }, line));
     if (box.querySelector(":scope > .sentence, :scope > .lead")) box.append(...notes);
-    box.append(el("slot", { name: ABOUT })); // see about.py
+    box.append(el("slot", { name: ABOUT })); // html.py writes these documents
   } catch (error) {
     fill(root, el("slot"), el("slot", { name: ABOUT })); // if a view fails, keep the static picture
     throw error;

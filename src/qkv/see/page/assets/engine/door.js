@@ -43,7 +43,7 @@ function workerFor(url, text) {
   /** @type {Error | null} */
   let broken = null;
   const model = new Promise((resolve, reject) => waiting.set(0, { resolve, reject }));
-  model.catch(() => {}); // each question reports the error itself
+  model.catch(() => {}); // each question reports this error to its own caller
 
   worker.onmessage = ({ data: { ready, id = 0, error, done, value } }) => {
     const asker = waiting.get(id);

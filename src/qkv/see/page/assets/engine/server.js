@@ -110,7 +110,7 @@ export function openServer(model, form) {
     where: "on the server",
     model: Promise.resolve(/** @type {any} */ (model)),
 
-    /** The same as in door.js; `blocks` exist if the page can show them. */
+    /** Like `run` of door.js; `blocks` exist if the page can show them. */
     async run(text, edits = [], options = {}) {
       const one = ask(text, edits, options);
       going.add(one);
@@ -121,10 +121,10 @@ export function openServer(model, form) {
       }
     },
 
-    /** The same as in door.js, with one run for each token, since the server keeps no cache. */
+    /** Like `generate` of door.js, with one run for each token, since the server keeps no cache. */
     generate: model.next ? write : undefined,
 
-    /** The same as in door.js. */
+    /** Like `sweep` of door.js. */
     async sweep(text, edits, onpart, { at, signal } = {}) {
       for (let layer = model.layers - 1; layer >= 0; layer--)
         for (let head = 0; head < model.heads; head++) {

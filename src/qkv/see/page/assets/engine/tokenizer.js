@@ -27,8 +27,9 @@ import { wordpieceOf } from "./wordpiece.js";
  * @typedef {{ids: Map<string, number>, names: string[], mask: string | null, before: Token[], after: Token[],
  *            trims: {first: boolean}[], raw: Finder, read: Finder, normalize: Normalizer, cut: Cutter, model: Model,
  *            join: Decoder, special: Set<number>}} Tokenizer
- * `ids` has the added tokens too, and `names` is the way back; `raw` finds added tokens in a text as it was given,
- * `read` in a text that is normalized; `trims` leave blanks out of a token's place, `first` that of the first word too.
+ * `ids` maps tokens, including added tokens, to ids; `names` maps ids to tokens. `raw` finds added tokens in the given
+ * text, and `read` finds them in the normalized text. With `trims`, a token's position excludes the blanks at its ends;
+ * `first`: this also holds for the first word.
  */
 
 const MASKS = ["[MASK]", "<mask>"]; // the mask tokens, like in text/tokenizer.py

@@ -116,7 +116,7 @@ export const start = starting((box, payload, ui) => {
   function chart(what, high_, low_) {
     const node = el("div", { class: "replay-chart", onclick: (/** @type {MouseEvent} */ { clientX }) => x && near((k) => Math.abs(x(steps[k]) - clientX + node.getBoundingClientRect().left)) });
     /** @type {(step: number) => number} */
-    let x; // set when the chart is drawn
+    let x; // the mapping from steps to pixels; set when the chart is drawn
     function draw() {
       const width = node.clientWidth;
       const tall = width < 420 ? low_ : high_;
@@ -133,7 +133,7 @@ export const start = starting((box, payload, ui) => {
       /** @param {string} text @param {number} px @param {number} py @param {string} anchor */
       const words_ = (text, px, py, anchor) => svg("text", { x: px, y: py, "text-anchor": anchor }, text);
       const here = x(steps[now()]);
-      const every = Math.ceil((8 * count(knots.at(-1)).length + 12) / wide); // so that names do not overlap
+      const every = Math.ceil((8 * count(knots.at(-1)).length + 12) / wide); // label only every nth step, so that names do not overlap
       const names = knots.filter((_, k) => (knots.length - 1 - k) % every < 1);
       fill(
         node,
@@ -170,7 +170,7 @@ export const start = starting((box, payload, ui) => {
     const k = state.score;
     const all = layers.flatMap((_, l) => Array.from({ length: H }, (__, h) => ({ l, h, values: course(k, l, h) })));
     const chosen = all.findIndex(({ l, h }) => l === state.l && h === state.h);
-    all.push(...all.splice(chosen, 1)); // on top
+    all.push(...all.splice(chosen, 1)); // the chosen line is drawn last, on top of the others
     const lines = all.map(({ l, h, values }) => ({ points: points(values), name: `${called(l, h)}: ${share(values[now()])}`, faint: l !== state.l || h !== state.h, look: l === state.l && h === state.h ? line(k) : {}, value: values[now()] }));
     const reach = all.filter(({ values }) => values.at(-1) >= data.becomes).length;
     return { label: `${scores[k].of} of all ${all.length} heads: ${reach} end at ${number(data.becomes, 1)} or more`, low: 0, high: 1, lines };
@@ -235,7 +235,7 @@ export const start = starting((box, payload, ui) => {
     const [before, after] = [0, last].map((k) => cells(k, l, h));
     /** @param {number} k */
     const rise = (k) => after[k] - (last ? before[k] : 0);
-    const best = after.reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the same at each step
+    const best = after.reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the cell whose weight rose most from the first to the last step
     /** @param {number} i @param {number} j */
     const value = (i, j) => (hides(l, h, i, j) ? NaN : weight(state.at, l, h, i, j));
     const home = [Math.floor(best / L), best % L];

@@ -51,7 +51,7 @@ import "./block.css";
 
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the width of a ribbon
-const FAR = 6; // in lines: over a longer distance, a ribbon goes around other nodes
+const FAR = 6; // a ribbon over more than this number of lines goes around other nodes
 const THIN = 2; // the width for numbers that are no vectors, or no vectors of the residual stream
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the node before them
@@ -234,7 +234,7 @@ export function blockPart(ui, { onshow, panel }) {
   const body = el("div", { class: "block-body" }, picture, list);
   const node = el("div", { class: "block" }, words, body);
   /** @type {Flow} */
-  let flow; // once it is set
+  let flow; // undefined before the first update
   /** @type {[number, string, Record<string, number> | null]} */
   let [token, made, before] = [0, "", null];
   const tabs = roving(list, {

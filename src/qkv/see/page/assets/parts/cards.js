@@ -127,7 +127,7 @@ export function cardsPart(ui, store) {
   const end = el("button", { type: "button", onclick: close }, "End");
   const node = el("section", { class: "cards", "data-part": "cards", "aria-label": "Lesson", hidden: true },
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
-  const measured = new Map(); // by card
+  const measured = new Map(); // the results of measurements, by card
   /** @type {[number, any, any]} */
   let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // the open card, what is drawn, the state before
 
@@ -151,7 +151,7 @@ export function cardsPart(ui, store) {
     fill(options, card.options.map((label, i) => el("button", { type: "button", onclick: () => guess(i) },
       el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, values)), el("span", { class: "figure" }))));
     back.disabled = at === 0;
-    end.hidden = at + 1 === cards.length; // there, the button Next does this
+    end.hidden = at + 1 === cards.length; // on the last card, the button Next closes the lesson
     if (drawn !== null || kept) title.focus({ preventScroll: true }); // the reader opened the lesson, not an address
     drawn = at;
   }

@@ -98,7 +98,7 @@ export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const table = foldedTable("The bars as a table", "table of the bars");
   const node = el("div", { class: "sum" }, chart, said, written, after, table.node);
   /** @type {Bars} */
-  let shown; // once it is set
+  let shown; // undefined before the first update
   /** @type {number | null} */
   let pointed = null; // the bar under the pointer
   let place = { left: 0, wide: 1 };

@@ -8,8 +8,8 @@ import { fixed } from "../base/text.js";
  * @param {number} wide  in pixels
  * @param {number[]} values
  * @param {{low: number, high: number, name: (i: number) => string, say?: (x: number) => string, label?: string}} about
- *     `low`, `high`: the ends of the axis; `name`: what stands below a point; `say`: how a number is written; `label`:
- *     what those who listen hear of it, where no table says the same
+ *     `low`, `high`: the ends of the axis; `name`: the text below a point; `say`: the format of a number; `label`:
+ *     the description for screen readers, if no table has the same numbers
  */
 export function lineChart(wide, values, { low, high, name, say = (x) => fixed(x, 3), label }) {
   const [tall, left, span] = [160, 44, high - low];

@@ -16,7 +16,7 @@ import { matricesIn } from "./save.js";
 /** @typedef {import("./save.js").Table} Table */
 /** @typedef {import("../store/store.js").Store} Store */
 
-const MOST_ROWS = 500_000; // of a table
+const MOST_ROWS = 500_000; // the largest number of rows of a saved table
 
 /**
  * A table of all links of some heads: the weight, the weight before the reader's changes, and the score if it is

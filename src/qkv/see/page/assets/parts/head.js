@@ -26,9 +26,9 @@ import "./head.css";
 
 /**
  * @typedef {{at: (t: number, c: number) => number, high: number}} Vectors  number c of a token's vector; the largest of all
- * @typedef {{d: number, q: Vectors, k: Vectors, v: Vectors, z: Vectors}} HeadVectors  `d`: how many numbers each has
- * @typedef {{run: Run, head: Head, far: Head | null, at: At, high: number, vectors: HeadVectors | null}} Shown  a head as it
- *     is to be seen: `far`: that it is held against, `high`: the end of the scale
+ * @typedef {{d: number, q: Vectors, k: Vectors, v: Vectors, z: Vectors}} HeadVectors  `d`: the size of a vector
+ * @typedef {{run: Run, head: Head, far: Head | null, at: At, high: number, vectors: HeadVectors | null}} Shown  a head
+ *     and its view; `far`: the head with which it is compared; `high`: the end of the scale
  * @typedef {{paintBar: typeof import("./paint.js").paintBar, weightHandles: typeof import("./weight.js").weightHandles}} Hands
  * @typedef {ReturnType<typeof headPart>} HeadPart
  */
@@ -112,7 +112,7 @@ export function headPart(ui, store, hands = null) {
     update,
   };
   /** @type {Now} */
-  let now; // both are set after a run
+  let now; // `now` and the variable below are undefined before the first run
   /** @type {Shown} */
   let shown;
   /** @type {[number | null, number, boolean, string]} */

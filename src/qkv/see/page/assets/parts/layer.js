@@ -83,7 +83,7 @@ export function stepsPart(ui, store) {
       first = false;
       return view.set(flow, { was: run === original ? null : addedIn(original, state.layer, flow.start[0]), ...opens });
     };
-    const shows = parameters === undefined ? [] : [make, draw]; // without them, the last picture stays
+    const shows = parameters === undefined ? [] : [make, draw]; // while the parameters are loading, the last picture stays
     return turn([() => table.set(/** @type {Now} */ (next)), ...shows]);
   }
   return { node, update };

@@ -10,9 +10,9 @@ import { count, visible } from "../base/text.js";
 
 /**
  * @typedef {{head: Head, active: number[], held: boolean, high: number}} Shown  `active`: the rows in view; `held`: whether
- *     they are; `high`: the end of the scale
- * @typedef {{c?: number, name: string, kind: string, values: number[], hidden?: boolean, mine?: boolean}} Key  one in the
- *     list, or several together, which have no column; `values`: of each row in view
+ *     the reader keeps these rows in view; `high`: the end of the scale
+ * @typedef {{c?: number, name: string, kind: string, values: number[], hidden?: boolean, mine?: boolean}} Key  one key
+ *     of the list, or several keys together, which have no column; `values`: the weights from the rows in view
  */
 
 export const ROW = 26; // the height of one token, in CSS pixels
@@ -72,7 +72,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
     keys,
   );
   /** @type {Shown} */
-  let now; // once it is set
+  let now; // undefined before the first update
   /** @type {Key[]} */
   let listed = [];
   /** @param {number} k */

@@ -23,10 +23,10 @@ import "./map.css";
 /** @typedef {import("./sight.js").Seen} Seen */
 
 /**
- * @typedef {[number, number, string]} Placed  layer and head, from 0 within what is held, and the head's figure
- * @typedef {{moved: number, word: string, from: number, to: number}} Effect  of removing a head: the probability that went to other
- *     words, the likeliest word, its probability before and after
- * @typedef {{value: number | null, text: string, said: string}} Value  that a colouring gives a head
+ * @typedef {[number, number, string]} Placed  indices of layer and head in the page, and the head's figure
+ * @typedef {{moved: number, word: string, from: number, to: number}} Effect  the effect of removing a head: the probability that
+ *     moves to other words, the likeliest word, and the probability of this word before and after
+ * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
  * @typedef {{layer: number, head: number, name: string, called: string, said: string, term: string, figure_: string, thumb: HTMLElement,
  *            figure: HTMLElement, button: HTMLElement, power: HTMLElement, node: HTMLElement}} Cell
  */
@@ -187,7 +187,7 @@ export function mapPart(ui, store) {
   const roles = store.data?.roles ?? {};
   const usual = Object.keys(roles).length ? "mixed" : ""; // heads that were not measured have no role
   /** @type {Now} */
-  let now; // both are set after a run
+  let now; // `now` and the variable below are undefined before the first run
   /** @type {Seen} */
   let seen;
   /** @type {[Cell[], string, string, string]} */

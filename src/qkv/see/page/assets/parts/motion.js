@@ -302,7 +302,7 @@ export function motionPart(ui) {
   /** @type {Now | null} */
   let now = null;
   /** @type {Arising} */
-  let row; // where there is one
+  let row; // undefined if the run has no row for the query
   /** @type {Colours | null} */
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */

@@ -98,9 +98,9 @@ export function paintBar(ui, store, step) {
   const node = el("div", { class: "bar paint" }, on.node, scope.node, query.node, key.node, button, note);
   const hand = oneAtATime(store);
   /** @type {HeatMap} */
-  let map; // once it is there
+  let map; // undefined before the heat map exists
   /** @type {{head: Head, at: At, own: number, key: number}} */
-  let told; // once it is set
+  let told; // undefined before the first update
   /** @type {Stroke | null} */
   let stroke = null; // base: the edits before the stroke; hides: whether it hides links; cells: by "row column"; last: the current cell
   let painted = false; // whether the pointer has painted, so that the click after it paints nothing

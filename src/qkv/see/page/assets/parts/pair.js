@@ -49,7 +49,7 @@ function axisOf(one, other) {
  */
 function sideOf(ui, { heard, onpick }) {
   /** @type {{head: Head, held: number[], cursor: number, at: At, high: number}} */
-  const self = { head: /** @type {any} */ (null), held: [], cursor: 0, at: /** @type {any} */ (null), high: 1 }; // set together
+  const self = { head: /** @type {any} */ (null), held: [], cursor: 0, at: /** @type {any} */ (null), high: 1 }; // `update` sets all fields together
   /** @type {number | null} */
   let hover = null; // the row under the pointer or the focus
   const heading = el("h4", {});
@@ -130,7 +130,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   const room = el("div", { class: "both-maps" }, maps.map((map, k) => el("div", {}, titles[k], map.node)));
   const node = el("div", { class: "both" }, el("div", { class: "both-sides" }, sides.map((side) => side.node)), room, table.node);
   /** @type {Shown} */
-  let now; // once it is set
+  let now; // undefined before the first update
   let [pointing, quiet] = [false, false]; // quiet: several changes are drawn together
   let shown = ""; // the heads that the heat maps show
 
@@ -172,7 +172,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Outlines the rows in view: in each map those of its text, in the map of differences those of both texts.
+   * Outlines the rows in view: each map has the rows of its text; the map of differences has the rows of both texts.
    * @param {Record<string, any>[]} next
    */
   function mark(next = []) {

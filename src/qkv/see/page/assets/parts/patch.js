@@ -18,7 +18,7 @@ import { listOf, spelled } from "./words.js";
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("./words.js").Said} Said */
 
-export const ALL = "all"; // of tokens, or of heads
+export const ALL = "all"; // the value of the option that stands for all tokens, or for all heads
 const OF_HEAD = ["z", "q", "k", "v", "pattern"];
 const TAKEN = [
   ["resid_pre", "residual stream before the layer"],
@@ -116,7 +116,7 @@ export function patchPanel(ui, store) {
   /** @type {{text: string, run: Run | null, error: string}} */
   let other = { text: "", run: null, error: "" };
   /** @type {Now} */
-  let told; // once it is set
+  let told; // undefined before the first update
   const read = reading(store, ([run], error) => {
     other = { ...other, run, error };
     draw();

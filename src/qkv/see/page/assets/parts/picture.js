@@ -6,10 +6,10 @@ import { el, svg } from "../base/elements.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {Pick<DOMRect, "left" | "top" | "width" | "height">} Box */
-/** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  what each shows, as SVG */
+/** @typedef {Map<HTMLCanvasElement, SVGElement>} Canvases  the contents of each canvas as SVG */
 
-const [MARGIN, PIXELS] = [16, 128]; // around a picture; how many pixels a side a small picture has that becomes vectors
-const [UNFOLDED, SHARP] = [4e6, 2]; // pixels of a heat map that is drawn beyond its window; of PNG for one of CSS
+const [MARGIN, PIXELS] = [16, 128]; // the margin of a picture; canvases of at most this many pixels a side are written as vectors
+const [UNFOLDED, SHARP] = [4e6, 2]; // the most pixels of a heat map that is drawn whole; the PNG pixels for each CSS pixel
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
 let ids = 0; // the number of names in use
@@ -81,7 +81,7 @@ function drawnOf(ui, node, canvases, caption) {
     svg("title", {}, forXml(caption)), svg("rect", { width, height, fill: plainColour(ui.color("--paper"))[0] }), out);
 
   /**
-   * `within`: an element around it cuts it off.
+   * `within`: whether an ancestor cuts the element off.
    * @param {HTMLElement} element
    * @param {SVGElement} into
    */

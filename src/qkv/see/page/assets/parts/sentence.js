@@ -246,7 +246,7 @@ function chosenWord(store) {
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
   /** @type {Now} */
-  let now; // all three are set after a run
+  let now; // `now` and the two variables below are undefined before the first run
   /** @type {Chip} */
   let span;
   /** @type {Set<string>} */

@@ -16,11 +16,11 @@ import { SIGHT } from "../store/state.js";
 
 /**
  * @typedef {{first: number, last: number, name: string}} Span  the tokens of a row or a column, `last` left out
- * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: by column; `rest`: what is not held
- * @typedef {{l: number, h: number}} Place  a head: its layer and its number, from 0 within what is held
+ * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: by column; `rest`: the weight that the page does not have
+ * @typedef {{l: number, h: number}} Place  indices of a layer and a head in the page
  * @typedef {PlayState & Place} At  what the page shows, and the head
  * @typedef {ReturnType<typeof sight>} Seen
- * @typedef {ReturnType<typeof arrange>} Head  as it is to be seen
+ * @typedef {ReturnType<typeof arrange>} Head  the visible part of a head
  * @typedef {{rows: Span[], columns: Span[], made: (l: number, h: number) => Pick<Row, "values">[]}} Drawable
  * @typedef {{title: string, fields: string[][]}} Told  a cell in words: names and values
  */
@@ -129,7 +129,7 @@ export function arrange(seen, { l, h }) {
   });
   return {
     ...seen,
-    where: source.changed ? `head ${text.layers[l]}.${h}` : `layer ${text.layers[l]}, head ${h}`, // like in a terminal
+    where: source.changed ? `head ${text.layers[l]}.${h}` : `layer ${text.layers[l]}, head ${h}`, // a terminal names heads in the same way
     sparse: Boolean(text.summary),
     /** @param {number} r */
     known: (r) => made[r].known, // [[column, value], ...], largest first

@@ -35,7 +35,7 @@ export function stage(ui, onword = null) {
   /** @type {any} */
   let gap = null; // {node, word, share}: the guess
   /** @type {Float64Array | null} */
-  let weights = null; // of each word
+  let weights = null; // the weight of each word
   let from = -1; // the word at which the lines begin
 
   /** @param {Now} now */
@@ -76,7 +76,7 @@ export function stage(ui, onword = null) {
     else {
       old.className = "leaving";
       const leaves = old.getAnimations().map((/** @type {Animation} */ { finished }) => finished);
-      Promise.allSettled(leaves).then(() => old.remove()); // at once if nothing is animated
+      Promise.allSettled(leaves).then(() => old.remove()); // if nothing is animated, the old words are removed at once
       for (const other of gap.guess.querySelectorAll(".leaving")) if (other !== old) other.remove();
       gap.guess.append(next);
     }
@@ -121,9 +121,9 @@ export function stage(ui, onword = null) {
 
   /**
    * @param {Now} now
-   * @param {boolean} bare  whether it is without lines
-   * @param {{heads?: [number, number][], query?: number}} shows  the lines: layer and head of each that they are of, all unless
-   *     given, and the token that they begin at, that of the guess unless given
+   * @param {boolean} bare  whether the sentence has no lines
+   * @param {{heads?: [number, number][], query?: number}} shows  `heads`: the heads whose weights the lines
+   *     show, by default all heads; `query`: the token at which the lines begin, by default the guess
    */
   function update(now, bare = false, { heads, query } = {}) {
     const made = JSON.stringify([now.sentence, now.words, now.state.place]);

@@ -105,7 +105,7 @@ function steeringPanel(ui, store) {
   let texts = { towards: "", away: "", runs: null, error: "" };
   let [slid, known] = [-Infinity, "null"]; // the time of the slider's last move; the `steer` of the state that the fields show
   /** @type {Now} */
-  let told; // once it is set
+  let told; // undefined before the first update
   const read = reading(store, (runs, error) => {
     texts = { ...texts, runs: error ? null : /** @type {Run[]} */ (runs), error };
     draw();

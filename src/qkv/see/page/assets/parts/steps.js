@@ -27,7 +27,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @type {Map<string, Cell>} */
   const picks = new Map(); // from the name of a step to the cell whose sum is shown
   /** @type {Flow} */
-  let flow; // both are set with a flow
+  let flow; // `flow` and the variable below are undefined before the first flow
   /** @type {ReturnType<typeof sumsOf>} */
   let sums;
   /** @type {[number, number, string[], Record<string, number> | null]} */

@@ -8,7 +8,7 @@ import "./strips.css";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 
 const TALL = 22; // the height of a strip, in pixels
-const MOST = 14; // strips
+const MOST = 14; // the largest number of strips
 
 /** @param {Ui} ui */
 export function strips(ui) {

@@ -42,8 +42,8 @@ export function numbersOf(data, shape, { rows = null, columns = null } = {}) {
 }
 
 /**
- * A sum of products: the numbers of both sides and their places in the sum; which of them are written out, in this
- * order; how many there are in all, of which a page may have but the largest; what is added; and what all come to.
+ * A sum of products. `left`, `right`: the factors that the page has; `places`: their indices in the sum; `written`: the
+ * products that are written out, in this order; `count`: the number of all products; `whole`: the value of the sum.
  * @typedef {{left: number[], right: number[], places: number[], written: number[], count: number, bias: number, whole: number}} Sum
  */
 

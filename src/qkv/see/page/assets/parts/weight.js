@@ -90,7 +90,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     el("span", { class: "dim" }, "or drag the end of a bar"), back);
   const hand = oneAtATime(store);
   /** @type {Chosen} */
-  let told; // once it is set
+  let told; // undefined before the first update
   let drawn = ""; // the keys with handles
   /** @type {{c: number, place: number, node: HTMLElement, grip: HTMLElement}[]} */
   let sliders = [];

@@ -39,7 +39,7 @@ export function watchScreen(ui, store) {
   let paths = null;
   let playing = 0;
   let asked = 0;
-  let moves = false; // set when it is drawn
+  let moves = false; // whether changes of the picture are animated; false for the first picture
 
   async function compute() {
     const mine = (asked += 1);

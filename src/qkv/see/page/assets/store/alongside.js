@@ -34,7 +34,7 @@ export function alongside(one, other) {
 }
 
 /**
- * The positions of a longest common subsequence; of several, the one whose tokens are nearest to each other.
+ * The positions of a longest common subsequence. Of several such subsequences, the most compact is taken.
  * @param {string[]} one
  * @param {string[]} other
  */

@@ -63,7 +63,7 @@ function withSwaps(text, { offsets }, edits) {
   let [found, last] = ["", 0];
   /** @type {[number, number][]} */
   const moved = offsets.map(([start, end], t) => {
-    if (start === end) return [start, end]; // the tokenizer added it
+    if (start === end) return [start, end]; // the tokenizer added this token, so the token has no characters
     const own = text.slice(start, end);
     found += text.slice(last, start);
     last = end;

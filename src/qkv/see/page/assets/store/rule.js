@@ -11,12 +11,12 @@ import { maskOf } from "./places.js";
 /** @typedef {import("../engine/door.js").Run} Run */
 
 const STANDS_OUT = 0.1; // a smaller difference of a weight or a probability is no finding
-const OF_POSITIONS = 0.4; // from this average weight on a distance or a word, a head attends to a position
+const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
 const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // at most this many heads are tried, in the last layers; for texts of at most this many tokens
 
 /**
- * @typedef {{text: string, layer: number, head: number, query: number | null, said: string}} Ruled  the head of a text,
- *     the token that a look at it begins with, and what is said of it
+ * @typedef {{text: string, layer: number, head: number, query: number | null, said: string}} Ruled  the head that
+ *     the rule chooses for a text, the query that is shown first, and a sentence about the head
  * @typedef {{first: number, last: number, name: string, special: boolean, isWord: boolean}} WordSpan
  */
 

@@ -49,7 +49,7 @@ export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0,
 /** @type {Record<string, any>} */
 export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
 export const LONGEST = 100_000; // the largest number of characters in a text; a browser accepts an address with two such texts
-const MOST_MASKS = 4_000_000; // in an address
+const MOST_MASKS = 4_000_000; // the largest number of masks in an address
 /** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // parts that can be shown without the rest of their region
 const PLACES = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
@@ -74,7 +74,7 @@ export function toHash(state, start) {
   /** @param {any} of @param {string} name */
   const written = (of, name) => JSON.stringify(name === "edits" ? joinedMasks(of.edits) : of[name]);
   const fields = Object.keys(start).filter((name) => written(state, name) !== written(start, name));
-  const moves = fields.some((name) => name === "text" || name === "edits"); // positions mean nothing without them
+  const moves = fields.some((name) => name === "text" || name === "edits"); // positions belong to one text with its edits
   if (start.view !== "lab" && fields.some((name) => OF_LAB.includes(name))) fields.push("view");
   const all = [...new Set(moves ? [...Object.keys(PLAIN), ...fields] : fields)];
   const put = new URLSearchParams();

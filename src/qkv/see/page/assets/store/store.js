@@ -77,7 +77,7 @@ export function playStore(data, heard) {
   const address = openingOf(data);
   let state = fromHash(address, start) ?? start;
   /** @type {Shown | null} */
-  let shown = null; // the last results
+  let shown = null; // the results for the state that the page shows
   /** @type {Read | null} */
   let tokens = null; // the tokens of a text
   /** @type {Read | null} */
