@@ -9,7 +9,7 @@ namespace QKV_BODY {
 // The smaller of two numbers; NaN if `b` is NaN.
 QKV_INLINE Floats smaller(Floats a, Floats b) {
 #if defined(__AVX512F__)
-  return (Floats)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);  // GCC 12 does not choose this instruction
+  return (Floats)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);  // not found by GCC 12
 #else
   return a < b ? a : b;
 #endif
@@ -18,10 +18,9 @@ QKV_INLINE Floats smaller(Floats a, Floats b) {
 // Phi(x) = (1 + erf(x / sqrt(2))) / 2 of the normal distribution, with an error below 1.1e-7
 // (1.6e-7 without fused multiply-adds).
 //
-// Phi(x) = 1/2 + x * R(x * x). R is a polynomial around the middle of 0 ... LAST**2. It was fitted
-// so that x * R is nearest (least squares, reweighted; each coefficient was rounded before the next
-// was fitted). Beyond LAST, Phi is within half a unit of 0 or 1, and the result is exactly 0 or 1,
-// because LAST was chosen so that x * R rounds to 1/2.
+// Phi(x) = 1/2 + x * R(x * x). The polynomial R has its origin in the middle of 0 ... LAST**2. R was
+// fitted to Phi by reweighted least squares; each coefficient was rounded before the next coefficient
+// was fitted. For |x| > LAST, the result is exactly 0 or 1, because x * R rounds to -1/2 or 1/2.
 template <int N>
 QKV_INLINE void normal(const Floats (&x)[N], Floats (&phi)[N]) {
   constexpr float LAST = 0x1.580002p+2f, MIDDLE = 0x1.ce4p+3f;
@@ -90,10 +89,11 @@ QKV_INLINE void activate(Floats (&x)[N]) {
   if constexpr (A == Activation::quick_gelu) quick_gelu(x);
 }
 
-// ---- derivatives: the function replaces x by the derivative at x
+// ---- derivatives: each function replaces x by the derivative at x
 // ---------------------------------
 //
-// x is limited to the range outside which the derivative is constant, to avoid infinity times 0.
+// x is clipped to a range outside which the derivative is constant. Otherwise infinity would be
+// multiplied by 0.
 
 QKV_INLINE Floats bounded(Floats x, float by) { return smaller(splat(by), larger(splat(-by), x)); }
 
@@ -143,7 +143,7 @@ QKV_INLINE void quick_gelu_slope(Floats (&x)[N]) {
   }
 }
 
-// The derivative at NaN is 1, as in torch: the forward pass has already returned NaN.
+// The derivative at NaN is 1, as in torch. The forward pass has already returned NaN.
 template <int N>
 QKV_INLINE void relu_slope(Floats (&x)[N]) {
   QKV_UNROLL for (int n = 0; n < N; ++n)

@@ -1,8 +1,8 @@
-// How a method of qkv._kernel reads its arguments from Python: arrays (buffer protocol) and
+// Functions that read the arguments of a method of qkv._kernel: arrays (by the buffer protocol) and
 // numbers.
 //
-// The Python code has already checked every argument and raised errors for users. This file only
-// checks that no shape leads outside of a buffer.
+// The Python code has already checked every argument. This file only checks that no access leaves a
+// buffer.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -43,8 +43,8 @@ inline Type type_of(const char* format, Py_ssize_t size) {
   throw Raised();
 }
 
-// An array from Python, which is held as long as this object lives; None gives an empty array. Axes
-// are counted from the end (-1 is the last axis), and missing axes have length 1.
+// An array from Python, which stays valid as long as this object lives. None gives an empty array.
+// Axes are counted from the end: -1 is the last axis. Missing axes have length 1.
 class Array {
  public:
   Array(PyObject* object, bool writable = false) {
@@ -73,7 +73,7 @@ class Array {
   void* data() const { return view_.buf; }
   int axes() const { return view_.ndim; }
   int64_t length(int axis) const { return has(axis) ? view_.shape[view_.ndim + axis] : 1; }
-  int64_t step(int axis) const {  // in elements; 0 along an axis of length 1
+  int64_t step(int axis) const {  // the step in elements; 0 along an axis of length 1
     return length(axis) == 1 ? 0 : view_.strides[view_.ndim + axis] / view_.itemsize;
   }
   bool is_contiguous() const {
@@ -89,7 +89,7 @@ class Array {
     for (int axis = -axes(); axis < 0; ++axis) all *= length(axis);
     return all;
   }
-  // Whether the array has this many contiguous elements of this type.
+  // Whether the array has `count` contiguous elements of this type.
   bool is(Type type, int64_t elements) const {
     return held_ && type_ == type && is_contiguous() && count() == elements;
   }
@@ -138,7 +138,7 @@ inline void need_contiguous_rows(std::initializer_list<const Array*> arrays) {
     need(array->length(-1) < 2 || array->step(-1) == 1, "the last axis is not contiguous");
 }
 
-// A float32 matrix (rows, columns) with contiguous rows; -1 stands for any size.
+// Reads a float32 matrix (rows, columns) with contiguous rows; -1 allows any size.
 inline void need_matrix(const Array& array, int64_t rows, int64_t columns) {
   need(array && array.type() == Type::float32 && array.axes() == 2 &&
            (rows < 0 || array.length(-2) == rows) && (columns < 0 || array.length(-1) == columns),
@@ -146,7 +146,7 @@ inline void need_matrix(const Array& array, int64_t rows, int64_t columns) {
   need_contiguous_rows({&array});
 }
 
-// `count` contiguous float32 numbers, or nullptr if the argument is missing.
+// Reads `count` contiguous float32 numbers; nullptr if the argument is None.
 inline float* floats_or_none(const Array& array, int64_t count) {
   if (!array) return nullptr;
   need(array.is(Type::float32, count), "an array is not so many contiguous float32");

@@ -1,4 +1,4 @@
-// Attention over many queries: each chunk of queries runs over blocks of keys (Dao et al. 2022).
+// Attention of many queries: each chunk of queries reads the keys block by block (Dao et al. 2022).
 #pragma once
 
 #include "schedule.h"
@@ -7,18 +7,18 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int TILES = 112 / TILE;      // of a chunk
-constexpr int QUERIES = TILES * TILE;  // queries of a chunk, which stay in the cache
+constexpr int TILES = 112 / TILE;      // tiles of a chunk
+constexpr int QUERIES = TILES * TILE;  // queries of a chunk; a chunk fits in the cache
 
 // The buffers that a worker needs for its tasks, in addition to the packed head.
 struct Scratch {
   Buffer<float> queries, scores, context;
   Running rows[TILES];
-  bool exact[QUERIES];  // queries to compute again in double precision
+  bool exact[QUERIES];  // marks queries to compute again in double precision
   RowScratch row;
   ExactRow exact_row;
 
-  // Allocates all memory that a task may need, so that no task fails halfway.
+  // Allocates all memory that a task may need, so that no task fails for lack of memory.
   void need(int64_t keys, int64_t size, int64_t value_size) {
     queries.need(QUERIES * STEP);
     scores.need(TILE * STEP);
@@ -31,7 +31,7 @@ struct Scratch {
 struct TileOfBlock {
   int64_t index, begin;     // the tile, and its first row, within its chunk
   int64_t block;
-  Range seen;               // columns of the block that any row of the tile may see
+  Range seen;               // the columns of the block that rows of the tile may see
   bool plain;
 };
 
@@ -43,12 +43,12 @@ inline Range columns_of(const Attention& a, int64_t row, int64_t i, int64_t bloc
   return {at_most(begin, end), end};
 }
 
-// The factor of a tile's scores, if the scores need no other change.
+// Returns the factor of a tile's scores if the scores need only this factor.
 inline float factor_of(const Attention& a, bool plain) {
   return plain ? float(a.scale * double(LOG2_E)) : 1.0f;
 }
 
-// The unchanged products of a tile's rows with panels of keys, in some columns.
+// Computes the products of a tile's rows with panels of keys, in some columns.
 template <class Product, int ROWS>
 inline void multiply_panels(const float* keys, int64_t depth, Range columns, const float* queries,
                             float* scores) {
@@ -66,7 +66,7 @@ inline void multiply_panels(const float* keys, int64_t depth, Range columns, con
         });
 }
 
-// The products of a tile's rows with the keys of a block.
+// Computes the scores of a tile's rows with the keys of a block.
 template <class Product, int ROWS>
 inline void multiply_keys(const Attention& a, const Packed& head, int64_t block, Range columns,
                           const float* queries, float* scores) {
@@ -94,7 +94,7 @@ void tile_of_block(const Attention& a, const Chunk& chunk, const Packed& head,
       finish_row(a, p, tile.block * BLOCK, columns.begin, columns.end, seen, row, s.row);
     else if (seen.begin > columns.begin || seen.end < columns.end)
       hide_outside(row, columns.begin, columns.end, seen);
-    if (a.weights) {  // scores for now, because the sum is not known yet
+    if (a.weights) {  // store scores, because the sum is not known yet
       float* weights = static_cast<float*>(a.weights.data) + cell(a.weights, p, tile.block * BLOCK);
       for (int64_t c = seen.begin; c < seen.end; ++c) weights[c] = row[c];
     }
@@ -165,8 +165,8 @@ inline void load_queries(const Attention& a, const Place& first, int64_t count, 
                         &s.queries[size_t(r * STEP)]);
 }
 
-// Call `compute(rows, tile)` for each tile of a chunk's first `real` queries and each block of keys
-// that any query of the tile may see, block by block.
+// Calls `compute(rows, tile)` for each tile of a chunk's first `real` queries and each block of keys
+// that the tile may see, block by block.
 template <class Compute>
 QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t real,
                               Compute compute) {
@@ -177,7 +177,7 @@ QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t re
   Range keys{keys_of(a, first.row, first.i).begin, keys_of(a, first.row, first.i + real - 1).end};
   for (int64_t block = keys.begin / BLOCK; block * BLOCK < keys.end; ++block) {
     for (int64_t t = 0; t < tiles; ++t) {
-      int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;  // of nearly equal height
+      int64_t begin = t * real / tiles, end = (t + 1) * real / tiles;  // all tiles have nearly the same height
       Range seen{columns_of(a, first.row, first.i + begin, block).begin,
                  columns_of(a, first.row, first.i + end - 1, block).end};
       if (seen.begin >= seen.end) continue;
@@ -187,7 +187,7 @@ QKV_INLINE void for_each_tile(const Attention& a, const Chunk& chunk, int64_t re
   }
 }
 
-// Finishes a query that is padding, which sees only its sinks.
+// Computes the result of a padded query, which sees only its sinks.
 inline void finish_padding(const Attention& a, const Place& p) {
   int64_t out = cell(a.out, p, 0);
   for (int64_t c = 0; c < a.value_size; ++c) put(a.out, out + c, 0);
@@ -200,16 +200,16 @@ inline void finish_padding(const Attention& a, const Place& p) {
   static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = base + std::log(sum);
 }
 
-// Beyond this limit (in powers of 2), float32 scores are too coarse to be distinguished from their
-// maximum, and weights are too far from a log-sum-exp of 53 bits.
+// If a score (an exponent of 2) is larger than this limit, float32 is too coarse for the differences
+// between scores, and weights do not match a log-sum-exp with 53 bits.
 constexpr double COARSE = 1e7;
 
-// Whether the sum of a query's row is reliable.
+// Whether the sum of a query's weights is exact enough.
 inline bool is_sound(const Running& rows, int64_t i) {
   return rows.total[i] > 0 && rows.total[i] < HUGE_VAL && std::fabs(double(rows.top[i])) <= COARSE;
 }
 
-// After all keys: divide the context of a tile's `count` queries by their sums. Queries that saw
+// Divides the context of a tile's `count` queries by their sums, after all keys. Queries that saw
 // infinity, NaN or no key are computed again.
 inline void finish_rows(const Attention& a, Place p, int64_t count, const Running& rows,
                         const bool* exact, float* context, int64_t wide,
@@ -227,7 +227,7 @@ inline void finish_rows(const Attention& a, Place p, int64_t count, const Runnin
     bool sound = is_sound(rows, i);
     if (exact[i] || !sound || !all_zero(trace)) {
       attend_exactly(a, p, exact_row);
-      // a summary computes the scores again in float32, so the sum must be the sum of these scores
+      // a summary computes the scores again in float32, so it needs the sum of these float32 scores
       if (a.top_k && sound)
         static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)] = rows.log_sum_exp(i);
       continue;

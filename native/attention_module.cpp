@@ -6,8 +6,8 @@
 namespace qkv {
 namespace {
 
-// The offset of each row of `array`. A row is one index into the axes before the last `inner` axes;
-// these axes have the lengths of `like`, or length 1 for a repeated axis.
+// Returns the offset of each row of `array`. A row is one index into all axes before the last `inner`
+// axes. These leading axes have the lengths of the axes of `like`, or length 1 if they are repeated.
 std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
   int outer = std::max(0, like.axes() - inner);
   need(array.axes() <= std::max(like.axes(), inner), "an array has too many axes");
@@ -25,7 +25,8 @@ std::vector<int64_t> starts(const Array& array, const Array& like, int inner) {
   return found;
 }
 
-// The indices of the arguments for a batch and for packed rows; QUERY to LSE have the same index.
+// The positions of the arguments for a batch and for packed rows. QUERY to LSE have the same position
+// in both.
 namespace batch {
 enum {
   BODY, QUERY, KEY, VALUE, OUT, LSE, MASK, BIAS, SLOPES, SINKS, OFFSET, QUERY_LENGTHS, KEY_LENGTHS,
@@ -45,7 +46,7 @@ struct Call {
   const Array query, key, value, out, lse, slopes, sinks;
   Attention a;
 
-  // `args` begins with the arguments named QUERY to SLOPES; `computed`: out and lse are results.
+  // `args` begins with the arguments QUERY to SLOPES. If `computed`, out and lse are results.
   Call(PyObject* const* args, PyObject* const* per_head, bool computed)
       : query(args[0]), key(args[1]), value(args[2]), out(args[3], computed),
         lse(args[4], computed), slopes(per_head[0]), sinks(per_head[1]) {
@@ -83,7 +84,7 @@ struct Call {
     }
   }
 
-  // One whole number for all rows, or an array with one for each.
+  // Reads a whole number for all rows, or an array with a number for each row.
   const int64_t* per_row(PyObject* given, int64_t least, int64_t most) {
     std::vector<int64_t> numbers;
     if (PyLong_Check(given)) {
@@ -164,7 +165,7 @@ struct Batch : Call {
       if (array.length(axis) != query.length(axis)) return false;
     return true;
   }
-  // Whether an array is (..., Hq, i, j) without repeated axes.
+  // Whether an array has the shape (..., Hq, i, j) without repeated axes.
   bool is_result(const Array& array, int64_t i, int64_t j) const {
     return array.axes() == query.axes() && has_leading_axes_of_query(array) &&
            array.length(-3) == query.length(-3) && array.length(-2) == i && array.length(-1) == j;
@@ -220,7 +221,7 @@ struct Packed : Call {
     window_and_scale(args + packed::LEFT);
   }
 
-  // Whether an array is (total, heads, size) with the same total and heads as `other`.
+  // Whether an array has the shape (total, heads, size), with the total and the heads of `other`.
   static bool is_like(const Array& array, const Array& other, int64_t size) {
     return array.axes() == 3 && array.length(-3) == other.length(-3) &&
            array.length(-2) == other.length(-2) && array.length(-1) == size;
@@ -257,11 +258,11 @@ struct Packed : Call {
   }
 };
 
-// The arguments of gradients, for batches and packed rows, in addition to the forward call.
+// The arguments of a backward pass, for batches and packed rows, in addition to the forward call.
 struct GradientArrays {
   const double most;
   const Array upstream, query, key, value;
-  const Array slopes, sinks, unsound;  // of each row: (rows, Hq), (rows, Hq, n), (rows, Hkv)
+  const Array slopes, sinks, unsound;  // (rows, Hq), (rows, Hq, n), (rows, Hkv)
 
   GradientArrays(const Call& call, PyObject* const* args, PyObject* const* per_row)
       : most(real(args[0])), upstream(args[1]), query(args[2], true), key(args[3], true),
@@ -269,17 +270,17 @@ struct GradientArrays {
         unsound(per_row[2], true) {
     need(call.lse && upstream && query && key && value && unsound, "an array is missing");
     need(call.a.value_size <= MAX_SIZE, "value must have a size of at most MAX_SIZE");
-    need(is_working_float(upstream.type()), "the gradient of out is of no working type");
+    need(is_working_float(upstream.type()), "the gradient of out must be float16, bfloat16 or float32");
     need_contiguous_rows({&upstream, &query, &key, &value});
     for (const Array* array : {&query, &key, &value})
       need(array->type() == Type::float32, "gradients are not float32");
   }
 
-  // All arguments except the gradients of arrays.
+  // Reads all arguments except the gradients of query, key, value and bias.
   Gradient begin(const Attention& a) const {
     int64_t heads = a.kv_heads * a.group;
     auto numbers = [&](const Array& array, Type type, int64_t each) {
-      need(array.is(type, a.rows * each), "numbers of the rows do not fit");
+      need(array.is(type, a.rows * each), "sums per row do not fit");
       return array.data();
     };
     Gradient g;
@@ -337,14 +338,14 @@ PyObject* summarize(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Array indices(more[0], true), weights(more[1], true), received(more[2], true);
     need(call.lse && indices && weights && received, "an array is missing");
     a.top_k = indices.length(-1);
-    need(a.top_k >= 1, "ranks do not fit");
+    need(a.top_k >= 1, "top_k must be at least 1");
     need(indices.type() == Type::integer && weights.type() == Type::float32 &&
              received.type() == Type::float64,
-         "a summary is int64, float32 and float64");
+         "the summary must be int64, float32 and float64");
     need(call.is_result(indices, call.length, a.top_k) &&
              call.is_result(weights, call.length, a.top_k) &&
              call.is_result(received, 1, call.keys),
-         "a summary does not fit");
+         "the shapes of the summary do not fit");
     need_contiguous_rows({&indices, &weights});
     a.top_indices = call.query_cells(indices, call.length, a.top_k);
     a.top_weights = call.query_cells(weights, call.length, a.top_k);

@@ -1,4 +1,4 @@
-// One body: everything the kernel computes, for the instruction set that this file is compiled for.
+// One body: all functions of the kernel, for the instruction set that this file is compiled for.
 #include "body.h"
 
 #include "attention.h"

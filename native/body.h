@@ -1,4 +1,4 @@
-// The bodies: one source, compiled once for each instruction set. isa.cpp chooses a body.
+// The bodies: body.cpp, compiled once for each instruction set. isa.cpp chooses a body.
 #pragma once
 
 #include <cstddef>
@@ -10,21 +10,20 @@ namespace qkv {
 
 struct Body {
   const char* name;  // "avx512", "avx2" or "portable"
-  bool bfloat16;     // whether it multiplies bfloat16 with BF16 instructions
+  bool bfloat16;     // whether the body uses BF16 instructions
 
   void (*attend)(const Attention&, int threads);
-  void (*summarize)(const Attention&, int threads);  // attend, and the summary
+  void (*summarize)(const Attention&, int threads);  // computes attention and its summary
 
   void (*differentiate)(const Attention&, const Gradient&, int threads);
 
-  // Weights are packed once for many products. `type` is the type of W and of the packed numbers:
-  // float32 products take float32 weights, and half precision takes weights of the same type.
+  // Packs a weight W once for many products. `type` is the type of W and of the packed numbers.
   size_t (*packed_bytes)(int64_t in, int64_t out, Type type);
   void (*pack)(const void* weight, int64_t in_step, int64_t out_step, int64_t in, int64_t out,
                Type type, void* packed, int threads);
   void (*linear)(const Linear&, int threads);
   void (*norm)(const Norm&, int threads);
-  void (*narrow)(const float* x, int64_t count, void* y, int threads);  // to bfloat16
+  void (*narrow)(const float* x, int64_t count, void* y, int threads);  // converts to bfloat16
 
   void (*outer)(const Outer&, int threads);
   // y = activation(x), or grad * activation'(x) if grad is given
@@ -32,12 +31,12 @@ struct Body {
   void (*norm_grad)(const NormGrad&, int threads);
   void (*cross_entropy)(const CrossEntropy&, int threads);
   void (*adamw)(const AdamW&, int threads);
-  double (*squares)(const float* x, int64_t count, int threads);  // their sum
+  double (*squares)(const float* x, int64_t count, int threads);  // returns the sum of squares
 
-  double (*multiply_adds)(Type type, int threads);  // floating-point operations a second, measured
-  double (*read_rate)(int threads);                 // bytes a second, measured
+  double (*multiply_adds)(Type type, int threads);  // measured floating-point operations per second
+  double (*read_rate)(int threads);                 // measured bytes per second
 };
 
-const std::vector<const Body*>& bodies();  // the bodies that this machine can run, the best first
+const std::vector<const Body*>& bodies();  // the bodies that this machine can run, the fastest first
 
 }  // namespace qkv

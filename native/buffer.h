@@ -1,4 +1,5 @@
-// Scratch buffers: aligned to a cache line, not initialised, freed at the end of their scope.
+// Scratch buffers, which are aligned to a cache line, not initialised, and freed at the end of their
+// scope.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@ class Buffer {
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
 
-  // Makes room for `count` elements; the contents are lost if the buffer has to grow.
+  // Makes room for `count` elements. If the buffer has to grow, its contents are lost.
   void need(size_t count) {
     if (count <= count_) return;
     drop();

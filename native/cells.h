@@ -24,7 +24,7 @@ inline int64_t cell(const Cells& cells, const Place& p, int64_t j) {
          j * cells.j;
 }
 
-// The keys that query i of a row may see by lengths, causality and window.
+// The range of keys that lengths, causality and window allow query i of a row to see.
 inline Range keys_of(const Attention& a, int64_t row, int64_t i) {
   if (i >= a.query_length[row]) return {0, 0};
   int64_t at = i + a.offset[row];
@@ -34,7 +34,7 @@ inline Range keys_of(const Attention& a, int64_t row, int64_t i) {
   return {at_most(begin, end), end};
 }
 
-// Whether the masks let query i see key j, which is within `keys_of`.
+// Whether the masks let query i see key j; key j must be in the range `keys_of`.
 inline bool mask_allows(const Attention& a, const Place& p, int64_t j) {
   if (a.mask) {
     double m = number_at(a.mask.data, a.mask.type, cell(a.mask, p, j));
@@ -43,14 +43,14 @@ inline bool mask_allows(const Attention& a, const Place& p, int64_t j) {
   return !a.bias || number_at(a.bias.data, a.bias.type, cell(a.bias, p, j)) != -HUGE_VAL;
 }
 
-// A number to add to scores: if it is finite in float64, the result is finite in float32.
+// Limits a finite number that is added to scores to the range of float32.
 inline double narrowed(double x) {
   const double most = std::numeric_limits<float>::max();
   if (std::isinf(x) || x != x) return x;
   return x > most ? most : x < -most ? -most : x;
 }
 
-// Loads up to WIDTH numbers of an array of any float type as floats; `count` may be larger.
+// Loads the first `count` numbers, at most WIDTH, of an array of any float type as floats.
 QKV_INLINE Floats load_floats(const Cells& from, int64_t at, int64_t count) {
   if (from.type == Type::float32) {
     const float* x = static_cast<const float*>(from.data) + at;
@@ -65,7 +65,7 @@ QKV_INLINE Floats load_floats(const Cells& from, int64_t at, int64_t count) {
   return from.type == Type::float16 ? from_float16(bits) : from_bfloat16(bits);
 }
 
-// Stores one result.
+// Stores one number in the type of the cells.
 inline void put(const Cells& out, int64_t at, float x) {
   if (out.type == Type::float32) static_cast<float*>(out.data)[at] = x;
   if (out.type == Type::float16) static_cast<uint16_t*>(out.data)[at] = to_float16(x);

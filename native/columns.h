@@ -6,7 +6,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// Loads the first `count` numbers of a vector, and zeros for the rest; fast for any count.
+// Loads the first `count` numbers of a vector, and zeros for the rest.
 class First {
  public:
   explicit First(int64_t count) : count_(count < 0 ? 0 : count < WIDTH ? count : WIDTH) {}
@@ -28,9 +28,9 @@ class First {
   int64_t count_;
 };
 
-// Copies `count` columns of `rows` rows into tiles of STEP columns: [tile][row][STEP], `tile_step`
-// apart. Each tile has space for whole vectors after its last row, and zeros replace missing
-// columns. The sums of the columns are added to `sums`, if given.
+// Copies `count` columns of `rows` rows into tiles of STEP columns: [tile][row][STEP]. The tiles are
+// `tile_step` numbers apart. Each tile has space for whole vectors after its last row, and zeros
+// replace missing columns. The sums of the columns are added to `sums`, if given.
 template <int STEP>
 inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t count, float* to,
                          int64_t tile_step, float* sums) {
@@ -54,7 +54,7 @@ inline void copy_columns(const float* from, int64_t step, int64_t rows, int64_t 
   }
 }
 
-// Copies PANEL columns, each of which is contiguous, `step` apart, without sums.
+// Copies PANEL columns without sums. Each column is contiguous, and columns are `step` apart.
 inline void copy_transposed(const float* from, int64_t step, int64_t rows, int64_t count, float* to) {
   for (int64_t c = 0; c < PANEL; c += WIDTH) {
     for (int64_t k = 0; k < rows; k += WIDTH) {

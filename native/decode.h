@@ -1,8 +1,9 @@
-// Attention of few queries over many keys, as in decoding with a cache: reading limits the speed.
+// Attention of few queries over many keys, as in decoding with a cache. The speed of memory limits the
+// speed of this code.
 //
-// Keys and values are read once, in place, for all queries that share them (all queries of all
-// heads of a group). A task is a run of SPLIT keys of one head. The task that finishes last joins
-// the parts in order.
+// Keys and values are read once, in place, for all queries of all heads that share a key head. A task
+// computes SPLIT consecutive keys of one key head. The task that finishes last joins the results of
+// all tasks of the key head, in order.
 #pragma once
 
 #include "attention.h"
@@ -10,9 +11,9 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t SHORT = 16;   // the largest number of queries for this path
-constexpr int64_t SPLIT = 1024; // keys of a part, a multiple of BLOCK
-constexpr int FOUR = 4;         // queries that are multiplied by a key together
+constexpr int64_t SHORT = 16;   // the maximum number of queries for this code
+constexpr int64_t SPLIT = 1024; // keys of a task, a multiple of BLOCK
+constexpr int FOUR = 4;         // queries that are multiplied with a key at the same time
 
 inline bool is_short(const Attention& a) {
   for (int64_t row = 0; row < a.rows; ++row)
@@ -20,9 +21,9 @@ inline bool is_short(const Attention& a) {
   return true;
 }
 
-// Products of ROWS queries with WIDTH / ROWS keys at key_at[0], key_at[1] ...; the result is sorted
-// by key. Queries are STEP apart and padded with zeros. Each key is read completely before the next
-// key, because contiguous memory is read fastest.
+// Computes the products of ROWS queries with WIDTH / ROWS keys at key_at[0], key_at[1] and so on. The
+// result is sorted by key. Queries are STEP apart and padded with zeros. Each key is read completely
+// before the next key, because contiguous memory is read fastest.
 template <class T, int ROWS>
 QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const int64_t* key_at,
                                 int64_t size) {
@@ -50,8 +51,8 @@ QKV_INLINE Floats multiply_rows(const float* queries, const Cells& key, const in
   return fold(sums, Sum{});
 }
 
-// The products of ROWS queries with the keys of some columns of a block. Further columns, up to a
-// multiple of WIDTH, are undefined.
+// Computes the products of ROWS queries with the keys of some columns of a block. Columns after the
+// last key, up to a multiple of WIDTH, are undefined.
 template <class T, int ROWS>
 void multiply_short(const float* queries, const Cells& key, int64_t block_at, int64_t size,
                     Range columns, float* scores) {
@@ -65,7 +66,7 @@ void multiply_short(const float* queries, const Cells& key, int64_t block_at, in
   }
 }
 
-// weights @ values, for ROWS rows and the keys of some columns.
+// Computes weights @ values for ROWS rows and the keys of some columns.
 template <class T, int ROWS>
 void weigh_short(const float* weights, const Cells& value, int64_t block_at, int64_t size,
                  Range columns, float* context, int64_t wide) {
@@ -111,10 +112,10 @@ void weigh_short(const float* weights, const Cells& value, int64_t block_at, int
   }
 }
 
-// The partial results of a run of keys, for the (group, length) rows of one head.
+// The results of one task, for the (group, length) rows of one key head.
 struct Part {
-  Running* rows;   // one for each FOUR rows
-  float* context;  // `wide` apart
+  Running* rows;   // one for every FOUR rows
+  float* context;  // rows are `wide` apart
   uint8_t* exact;
 };
 
@@ -124,8 +125,8 @@ struct ShortScratch {
   ExactRow exact_row;
 };
 
-// Converts the values of a block to floats, with 0 for infinity and NaN; `exact` marks the rows
-// that see such a value.
+// Converts the values of a block to floats; infinity and NaN become 0. `exact` marks the rows that see
+// infinity or NaN.
 inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int64_t block,
                          Range columns, uint8_t* exact, Buffer<float>& clean) {
   clean.need(size_t(BLOCK * a.value_size));
@@ -152,7 +153,7 @@ inline Cells clean_block(const Attention& a, const Place& head, int64_t at, int6
   return cells;
 }
 
-// Computes at most ROWS rows of one head with one block of keys.
+// Computes up to ROWS rows of one key head with one block of keys.
 template <class T, int ROWS>
 void short_block(const Attention& a, const Place& head, int64_t first, int64_t count,
                  int64_t block, Range columns, const Part& part, ShortScratch& s) {
@@ -197,7 +198,7 @@ void short_block(const Attention& a, const Place& head, int64_t first, int64_t c
   }
 }
 
-// Computes one run of keys for all rows that share these keys.
+// Computes one task: consecutive keys, for all rows that share these keys.
 template <class T>
 void short_part(const Attention& a, const Place& head, Range keys, const Part& part,
                 ShortScratch& s) {
@@ -209,7 +210,7 @@ void short_part(const Attention& a, const Place& head, Range keys, const Part& p
     part.exact[r] = 0;
     if (p.i < a.query_length[p.row])
       copy_depth<Single>(a.query, cell(a.query, p, 0), a.size, &s.queries[size_t(r * STEP)]);
-    else  // padding, which is not read
+    else  // padding is not read
       std::memset(&s.queries[size_t(r * STEP)], 0, STEP * sizeof(float));
   }
   std::memset(part.context, 0, size_t(rows * wide) * sizeof(float));
@@ -227,7 +228,7 @@ void short_part(const Attention& a, const Place& head, Range keys, const Part& p
   }
 }
 
-// Join the parts of one head in their order, and finish its rows.
+// Joins the results of all tasks of one key head in order, and finishes its rows.
 inline void join_parts(const Attention& a, const Place& head, const Part* parts, int64_t count,
                        ShortScratch& s) {
   int64_t length = a.length[head.row], wide = rounded_up(a.value_size, WIDTH);
@@ -273,7 +274,7 @@ void attend_parts(const Attention& a, int threads) {
     int64_t row = h / a.kv_heads, here = a.group * a.length[row];
     Range keys = keys_of_row(a, row);
     int64_t parts = (keys.end + SPLIT - 1) / SPLIT - keys.begin / SPLIT;
-    if (keys.end <= keys.begin) parts = 1;  // no keys to see, but rows to finish
+    if (keys.end <= keys.begin) parts = 1;  // without keys, the rows must still be finished
     first_task[size_t(h)] = tasks;
     first_row[size_t(h)] = rows;
     tasks += here ? parts : 0;

@@ -4,7 +4,7 @@
 namespace qkv {
 namespace {
 
-// Packed weights are always a float32 array, whatever type they hold.
+// Reads packed weights, which are always passed as a float32 array.
 void need_packed(const Body& body, const Array& packed, int64_t in, int64_t out, Type type) {
   need(packed.is(Type::float32, packed.count()) &&
            size_t(packed.count()) * sizeof(float) == body.packed_bytes(in, out, type),

@@ -1,8 +1,9 @@
-// One query at a time in double precision, for queries whose float32 result is infinity or NaN.
+// Attention of one query in double precision, for queries whose float32 result is infinity or NaN.
 //
 // The fast loops do not test whether numbers are finite. If the result of a query is not finite, or
-// if it saw no finite score, the query is computed again here. So masked numbers never affect a
-// result, a visible NaN always does, and sums beyond the range of float32 are right.
+// if the query saw no finite score, the query is computed again here. So masked numbers never affect
+// a result, a visible NaN always affects the result, and sums outside the range of float32 are
+// correct.
 #pragma once
 
 #include "buffer.h"
@@ -14,7 +15,7 @@ namespace QKV_BODY {
 
 typedef double Doubles __attribute__((vector_size(8 * WIDTH)));
 
-// Weights of one query in double precision, and its log-sum-exp.
+// The weights of one query in double precision, and the log-sum-exp of its scores.
 class ExactRow {
  public:
   // Allocates memory for `keys` keys in advance, so that no later step can fail.
@@ -40,7 +41,7 @@ class ExactRow {
       if (!visible_[k]) continue;
       any_ = true;
       double s = weights_[k] = score(a, p, range_.begin + k);
-      if (s > top || s != s) top = s;  // NaN stays, because no number is greater
+      if (s > top || s != s) top = s;  // if top is NaN, it stays NaN
     }
     if (top == -HUGE_VAL) top = 0;
     double total = 0;
@@ -58,7 +59,7 @@ class ExactRow {
   double weight(int64_t j) const { return weights_[j - range_.begin]; }
   bool visible(int64_t j) const { return visible_[j - range_.begin]; }
 
-  // All columns of the weighted mean of the values.
+  // Computes the weighted mean of the values, for all columns.
   const double* context(const Attention& a, const Place& p) {
     for (int64_t c = 0; c < a.value_size; ++c) context_[c] = 0;
     for (int64_t j = range_.begin; any_ && j < range_.end; ++j) {
@@ -109,7 +110,7 @@ class ExactRow {
   Buffer<uint8_t> visible_;
 };
 
-// Out, log-sum-exp and weights of one query.
+// Computes output, log-sum-exp and weights of one query.
 inline void attend_exactly(const Attention& a, const Place& p, ExactRow& row) {
   row.compute(a, p);
   int64_t out = cell(a.out, p, 0);

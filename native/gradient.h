@@ -2,9 +2,10 @@
 // B).
 //
 // A unit of work is one block of keys of a key head, with all queries that may see the block. Only
-// this unit adds to the gradients of these keys and values. All blocks add to the gradient of a
-// query, one after another from the last block to the first: a unit waits until the unit of the
-// next block has finished a chunk. So every sum has a fixed order, whatever thread computes it.
+// this unit adds to the gradients of the block's keys and values. Every unit of a key head adds to
+// the gradients of the queries, from the last block to the first: before a unit adds to a chunk of
+// queries, it waits until the unit of the next block has finished this chunk. So the order of every
+// sum is fixed, and no result depends on the threads.
 #pragma once
 
 #include "gradient_chunk.h"
@@ -24,7 +25,7 @@ inline Range chunk_of(int64_t queries, int64_t chunk) {
   return {chunk * queries / chunks, (chunk + 1) * queries / chunks};
 }
 
-// The keys that any query of a chunk may see.
+// The range of keys that the queries of a chunk may see.
 inline Range keys_of_chunk(const Attention& a, int64_t row, Range queries) {
   Range keys{keys_of(a, row, queries.begin).begin, keys_of(a, row, queries.end - 1).end};
   return {at_most(keys.begin, keys.end), keys.end};
@@ -35,7 +36,7 @@ inline void clear_rows(const Cells& to, Place p, Range rows, int64_t size) {
     std::memset(static_cast<float*>(to.data) + cell(to, p, 0), 0, size_t(size) * sizeof(float));
 }
 
-// Sets the gradients to which no block of keys adds.
+// Sets the gradients to 0 for queries that see no key, and for keys that no query sees.
 inline void clear_unseen(const Differentiation& d, const Place& p) {
   const Attention& a = d.a;
   int64_t real = real_queries(a, p.row);
@@ -84,7 +85,7 @@ inline void prepare_head(Differentiation& d, Place p) {
     if (!std::isfinite(sums[k])) d.unsound[d.head(p)] = true;
 }
 
-// One unit; `block` counts from key 0.
+// Computes one unit; block 0 begins at key 0.
 inline void differentiate_block(Differentiation& d, int64_t row, int64_t kv_head, int64_t block,
                                 GradientScratch& s) {
   const Attention& a = d.a;
@@ -139,7 +140,7 @@ inline void ask_for_small(const Differentiation& d, int64_t head) {
   ask_for(d.g.upstream, cell(d.g.upstream, p, 0), count, a.value_size);
 }
 
-// Prefetches the memory of all heads of a row: see `fetch`.
+// Prefetches the memory of all heads of a row, as `fetch` does.
 inline void fetch_row(const Differentiation& d, int64_t row) {
   const Attention& a = d.a;
   int64_t queries = real_queries(a, row), keys = a.key_length[row];
@@ -151,7 +152,7 @@ inline void fetch_row(const Differentiation& d, int64_t row) {
   for (const Cells* cells : {&a.value, &d.g.value}) fetch(a, *cells, row, keys, 1, a.value_size);
 }
 
-// Whether several heads or rows add to the same numbers of the bias.
+// Whether several heads or rows share numbers of the bias.
 inline bool shares_bias(const Attention& a, const Cells& bias) {
   if (!bias) return false;
   if (bias.head == 0 && a.kv_heads > 1) return true;
@@ -192,8 +193,8 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
 
   next = 0;
   if (shared) {
-    // one worker computes a block of keys for all heads, so no other worker adds to the bias of the
-    // block
+    // one worker computes a block of keys for all heads, so that no other worker adds to the bias of
+    // this block
     on_threads(g.bias.j == 0 ? 1 : threads, [&](int) {
       GradientScratch scratch;
       scratch.need(a.size, a.value_size);
@@ -229,7 +230,7 @@ inline void differentiate(const Attention& a, const Gradient& g, int threads) {
           help_with(head);
         }
       }
-      for (int64_t head = 0; !all_small && head < heads; ++head)  // help with heads of other workers
+      for (int64_t head = 0; !all_small && head < heads; ++head)  // help other workers with their heads
         if (!is_small(head)) help_with(head);
     });
   }

@@ -1,5 +1,5 @@
-// A chunk of queries and a block of keys: weights from the log-sum-exp of the forward pass, and the
-// gradients that the chunk and the block add to each other.
+// One chunk of queries and one block of keys: their weights, computed from the log-sum-exp of the
+// forward pass, and the parts of the gradients that come from this pair.
 #pragma once
 
 #include "attention.h"
@@ -7,26 +7,26 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int TRANSPOSED_STEP = QUERIES + 16;  // between rows of transposed queries
+constexpr int TRANSPOSED_STEP = QUERIES + 16;  // the distance between rows of transposed queries
 
-// The results of the forward pass for each query: see `prepare_head`.
+// The results of the forward pass for each query, which `prepare_head` fills.
 struct Saved {
   explicit Saved(size_t count) : base(count), rest(count), delta(count) {}
-  Buffer<float> base, rest;  // sum: log-sum-exp in powers of 2; infinity if no key is seen
+  Buffer<float> base, rest;  // base + rest is the log-sum-exp to base 2; infinity if the query sees no key
   Buffer<float> delta;       // sum(grad_out * out)
 };
 
 // The buffers that a worker needs for its units.
 struct GradientScratch {
-  Buffer<float> keys, values;            // of the block: panels of keys
-  Buffer<float> key_rows;                // of the block: panels of columns
+  Buffer<float> keys, values;            // the block in panels of keys
+  Buffer<float> key_rows;                // the block in panels of columns
   Buffer<float> key_sums, value_sums;    // (d, STEP), (dv, STEP)
-  Buffer<float> queries, upstream;       // of the chunk: rows
+  Buffer<float> queries, upstream;       // the rows of the chunk
   // (d, TRANSPOSED_STEP), (dv, TRANSPOSED_STEP)
   Buffer<float> transposed_queries, transposed_upstream;
-  Buffer<float> weights, changes;        // P and dS of chunk and block, rows
-  Buffer<float> query_sums;              // the sums that the block adds
-  Range columns[TILES];                  // of each tile, in whole panels
+  Buffer<float> weights, changes;        // the weights P, and dS, the gradient for the scores
+  Buffer<float> query_sums;              // the sums that the block adds to the gradients of queries
+  Range columns[TILES];                  // the columns that each tile sees, in whole panels
   RowScratch row;
   alignas(64) float slope[STEP];
 
@@ -48,7 +48,7 @@ struct GradientScratch {
 struct Differentiation {
   const Attention& a;
   const Gradient& g;
-  // (rows + 1): the number of queries, and of blocks of keys, of one head in all earlier rows
+  // (rows + 1): the numbers of queries and of blocks of keys in all earlier rows, for one head
   Buffer<int64_t> queries_before, blocks_before;
   Saved saved;
   Objects<std::atomic<int64_t>> through;  // (unit): the number of finished chunks
@@ -69,7 +69,7 @@ struct Differentiation {
     return blocks_before[size_t(row + 1)] - blocks_before[size_t(row)];
   }
   int64_t units() const { return blocks_before[size_t(a.rows)] * a.kv_heads; }
-  // The first block that the queries of a key head see; later blocks follow.
+  // Returns the first block of keys that the queries of a key head see.
   size_t unit(int64_t row, int64_t kv_head) const {
     return size_t(blocks_before[size_t(row)] * a.kv_heads + kv_head * blocks(row));
   }
@@ -99,8 +99,8 @@ inline void add_to_bias(const Cells& bias, const Place& p, int64_t first, Range 
   }
 }
 
-// Converts the scores of one query to weights, and the gradients of weights to gradients of scores,
-// without the factor `scale`.
+// Converts the scores of one query to weights, and the gradients for weights to gradients for scores.
+// The caller multiplies these by `scale`.
 inline void change_row(const Differentiation& d, const Place& p, const TileOfBlock& tile,
                        Range columns, float* scores, float* changes, GradientScratch& s,
                        double& slope_sum) {
@@ -142,8 +142,8 @@ inline void change_row(const Differentiation& d, const Place& p, const TileOfBlo
       store(changes + c, load(changes + c) * load(s.slope + c));
 }
 
-// Computes weights and their gradients for a tile of queries and a block of keys, and the sums that
-// the block adds to the queries.
+// Computes the weights of a tile of queries and a block of keys, the gradients for the scores, and the
+// sums that the block adds to the gradients of the queries.
 template <int ROWS>
 void differentiate_tile(const Differentiation& d, const Place& chunk, const TileOfBlock& tile,
                         int64_t count, GradientScratch& s, double& slope_sum) {
@@ -204,8 +204,8 @@ QKV_INLINE AddTransposed add_function(int64_t rows, std::integer_sequence<int, R
   return by_rows[rows - 1];
 }
 
-// sums (size, keys) += rows.T (size, queries) @ weights (queries, keys) of chunk and block, panel
-// by panel of keys; only queries `from` ... `to` see keys of the panel.
+// Computes sums (size, keys) += rows.T (size, queries) @ weights (queries, keys), one panel of keys
+// after the other. Only queries `from` ... `to` see keys of a panel.
 inline void add_panel(const float* transposed, int64_t size, const float* weights, int64_t from,
                       int64_t to, int64_t panel, float* sums) {
   constexpr auto heights = std::make_integer_sequence<int, TILE>{};
@@ -231,8 +231,8 @@ inline void transpose_rows(const float* rows, int64_t count, int64_t size, float
     }
 }
 
-// Writes sums (size, STEP) times a factor to rows of a gradient; returns false if a sum is not
-// finite.
+// Multiplies sums (size, STEP) by a factor, and writes them to rows of a gradient. Returns false if a
+// sum is not finite.
 inline bool store_transposed(const float* sums, int64_t size, int64_t count, float factor,
                          const Cells& to, int64_t at) {
   Floats trace{};
@@ -254,7 +254,7 @@ inline bool store_transposed(const float* sums, int64_t size, int64_t count, flo
   return all_zero(trace);
 }
 
-// Loads the queries of a chunk and their upstream gradients, and transposes both.
+// Loads the queries of a chunk and the gradients for their outputs, and transposes both.
 inline void load_chunk(const Differentiation& d, const Place& first, int64_t count,
                        GradientScratch& s) {
   const Attention& a = d.a;
@@ -271,8 +271,8 @@ inline void load_chunk(const Differentiation& d, const Place& first, int64_t cou
   transpose_rows(s.upstream.data(), count, a.value_size, s.transposed_upstream.data());
 }
 
-// Adds the block's sums to the gradients of the chunk's queries, or writes them if the block is the
-// first; returns false if a number is not finite.
+// Adds the block's sums to the gradients of the chunk's queries; the first block writes its sums.
+// Returns false if a number is not finite.
 inline bool add_queries(const Differentiation& d, const Place& first, int64_t count, bool put,
                         const GradientScratch& s) {
   const Attention& a = d.a;
@@ -291,7 +291,7 @@ inline bool add_queries(const Differentiation& d, const Place& first, int64_t co
   return all_zero(trace);
 }
 
-// Computes a chunk of queries and a block of `count` keys, except the sums of the queries.
+// Computes a chunk of queries and a block of `count` keys, without adding to the queries' gradients.
 inline void differentiate_chunk(const Differentiation& d, const Place& first, int64_t queries,
                                 int64_t block, int64_t count, GradientScratch& s, double& slope_sum) {
   const Attention& a = d.a;
@@ -316,7 +316,7 @@ inline void differentiate_chunk(const Differentiation& d, const Place& first, in
   }
   for (int64_t panel = 0; panel < count; panel += PANEL) {
     auto sees = [&](int64_t t) { return s.columns[t].begin <= panel && panel < s.columns[t].end; };
-    int64_t t = 0;  // the tiles that see any key are neighbours, because ranges only move up
+    int64_t t = 0;  // the tiles that see keys are consecutive, because later queries see later keys
     while (t < tiles && !sees(t)) ++t;
     int64_t from = t * queries / tiles;
     while (t < tiles && sees(t)) ++t;

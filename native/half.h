@@ -1,4 +1,4 @@
-// float16 and bfloat16, to and from float32: one number, a vector, or a whole array.
+// Conversions between float32 and float16 or bfloat16: of a number, a vector or an array.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// Types for their bits.
+// Integer types that hold the bits of float16 and bfloat16.
 struct Float16 {
   uint16_t bits;
 };
@@ -19,7 +19,7 @@ struct Bfloat16 {
 };
 typedef uint16_t HalfBits __attribute__((vector_size(2 * WIDTH)));
 
-// Converts from bits.
+// Converts bits to float32.
 QKV_INLINE float from_bfloat16(uint16_t bits) {
   uint32_t wide = uint32_t(bits) << 16;
   float x;
@@ -38,7 +38,7 @@ QKV_INLINE Floats from_float16(HalfBits bits) {
   Words wide = __builtin_convertvector(bits, Words);
   Words sign = (wide & 0x8000) << 16;
   Words rest = (wide & 0x7fff) << 13;
-  // a multiplication changes the exponent's bias from 15 to 127, and also converts subnormals
+  // this multiplication changes the exponent's bias from 15 to 127, and converts subnormals too
   Floats value = (Floats)rest * 0x1p112f;
   Words special = (Words)(rest >= (0x7c00u << 13));  // infinity and NaN
   value = (Floats)(((Words)value & ~special) | ((rest | 0x7f800000u) & special));
@@ -51,7 +51,7 @@ QKV_INLINE float from_float16(uint16_t bits) {
   return from_float16(v)[0];
 }
 
-// Converts to bits: rounds to nearest, ties to even; NaN stays NaN.
+// Converts float32 to bits: rounds to nearest, and ties to even. NaN stays NaN.
 QKV_INLINE uint16_t to_bfloat16(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
@@ -65,7 +65,7 @@ inline uint16_t to_float16(float x) {
   bits &= 0x7fffffff;
   if (bits > 0x7f800000) return uint16_t(sign | 0x7e00);   // NaN
   if (bits >= 0x477ff000) return uint16_t(sign | 0x7c00);  // rounds to infinity
-  if (bits < 0x38800000) {                                 // subnormal: the adder rounds
+  if (bits < 0x38800000) {                                 // subnormal: the addition rounds
     float scaled;
     std::memcpy(&scaled, &bits, 4);
     scaled += 0.5f;
@@ -137,7 +137,7 @@ QKV_INLINE void put_some(T* to, Floats v, int64_t count) {
 
 // Converts an array of float32 to bfloat16.
 inline void narrow(const float* x, int64_t count, void* y, int threads) {
-  constexpr int64_t PIECE = 1 << 15;  // least number of elements for a thread
+  constexpr int64_t PIECE = 1 << 15;  // the smallest number of elements for a thread
   Bfloat16* to = static_cast<Bfloat16*>(y);
   std::atomic<int64_t> next{0};
   on_threads(count < 4 * PIECE ? 1 : threads, [&](int) {

@@ -1,5 +1,5 @@
-// Finds the bodies that this machine can run, from the processor's features and the registers that
-// the operating system saves.
+// Finds the bodies that this machine can run. They depend on the processor's features, and on the
+// registers that the operating system saves.
 #include <cstdint>
 
 #include "body.h"
@@ -33,7 +33,7 @@ struct Machine {
 #if defined(__x86_64__)
 bool bit(unsigned word, int place) { return word >> place & 1; }
 
-// The registers that the operating system saves when threads take turns (XCR0).
+// Returns XCR0: the registers that the operating system saves when it switches threads.
 __attribute__((target("xsave"))) uint64_t saved() { return _xgetbv(0); }
 
 Machine look() {

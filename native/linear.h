@@ -1,9 +1,9 @@
-// x @ W + bias with an activation, a gate and a residual, for packed weights.
+// Computes x @ W + bias with packed weights, and applies an activation, a gate and a residual.
 //
 // Packed weights are in panels of PANEL columns: [panel][k][PANEL], with zeros after the last
-// column. A register tile is TILE rows of x by one panel. Its sums stay in registers over all of k,
-// so each number of y is one chain of multiply-adds, which does not depend on how threads divide
-// rows and panels. The rows of x are copied to a buffer with a fixed step and broadcast from there.
+// column. A register tile is TILE rows of x by one panel. The sums of a tile stay in registers for
+// all k, so the sum for each number of y does not depend on how threads divide rows and panels. The
+// rows of x are copied to a buffer with a fixed step.
 #pragma once
 
 #include <atomic>
@@ -20,8 +20,8 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// One row of a packed panel. In bfloat16, columns c and c + WIDTH share a word, because they are
-// faster to separate than neighbours.
+// Loads one row of a packed panel. In bfloat16, columns c and c + WIDTH share a word of 32 bits,
+// because this layout is the fastest to unpack.
 QKV_INLINE void take_row(const float* from, Floats& w0, Floats& w1) {
   w0 = load(from);
   w1 = load(from + WIDTH);
@@ -36,8 +36,7 @@ QKV_INLINE void take_row(const Bfloat16* from, Floats& w0, Floats& w1) {
   w1 = (Floats)(both & 0xffff0000u);
 }
 
-// Prefetches a row of a panel. If the work on a row takes long, the processor does not predict the
-// next rows early enough.
+// Prefetches a row of a panel, because the processor itself prefetches the next rows too late.
 constexpr int AHEAD = 16;
 template <class Weight>
 QKV_INLINE void fetch_row(const Weight* row) {
@@ -46,8 +45,8 @@ QKV_INLINE void fetch_row(const Weight* row) {
   }
 }
 
-// How a type of numbers is multiplied, and the type of a packed weight: half precision is converted
-// only when it is used.
+// The type of a product, and the type of packed weights. Half-precision weights are converted to
+// float32 only when they are used.
 template <class T>
 struct Product {
   typedef Single Step;
@@ -61,9 +60,9 @@ struct Product<Bfloat16> {
 };
 #endif
 
-constexpr int64_t X_BLOCK = 384;             // contiguous units of a row in the copy of x
-constexpr int64_t ROW_STEP = X_BLOCK + 16;   // keeps rows from evicting each other from the cache
-constexpr int64_t X_ROWS = 112 / TILE * TILE;  // rows of x that are copied for each pass over W
+constexpr int64_t X_BLOCK = 384;             // the number of contiguous units of a row in the copy of x
+constexpr int64_t ROW_STEP = X_BLOCK + 16;   // rows at this distance do not share cache sets
+constexpr int64_t X_ROWS = 112 / TILE * TILE;  // the number of rows of x that are copied for each pass over W
 
 inline int64_t panels_of(int64_t out) { return (out + PANEL - 1) / PANEL; }
 template <class T>
@@ -72,8 +71,8 @@ inline int64_t units_of(int64_t in) {
   return (in + depth - 1) / depth;
 }
 
-// Computes the sums of ROWS rows and one panel. `x` is in blocks of X_BLOCK units, `block_step`
-// apart.
+// Computes the sums of ROWS rows and one panel. `x` is in blocks of X_BLOCK units, and the blocks are
+// `block_step` apart.
 template <class Step, class Weight, int ROWS>
 void multiply(const float* x, int64_t block_step, const void* panel, int64_t units, float* sums) {
   const Weight* w = static_cast<const Weight*>(panel);
@@ -166,7 +165,7 @@ inline Finish finish_for(Activation activation) {
   }
 }
 
-// Copies `count` numbers of one row as units; zeros fill the last unit.
+// Copies `count` numbers of one row as units, and fills the last unit with zeros.
 inline void copy_units(const float* from, int64_t count, float* to) {
   std::memcpy(to, from, size_t(count) * sizeof(float));
 }
@@ -189,7 +188,7 @@ void multiply_all(const Linear& p, int threads) {
   const int64_t blocks = units > 0 ? (units + X_BLOCK - 1) / X_BLOCK : 1;
 
   // Divides rows into chunks and panels into groups, so that all threads have work. With few rows,
-  // reading weights takes all the time, and long runs are read fastest.
+  // most of the time goes into reading weights, and long consecutive runs are read fastest.
   const int64_t chunks = (p.rows + X_ROWS - 1) / X_ROWS;
   const int64_t pieces = (p.rows <= TILE / 2 ? 2 : 16) * threads;
   int64_t groups = 1;
@@ -202,7 +201,7 @@ void multiply_all(const Linear& p, int threads) {
   on_threads(threads, [&](int) {
     Buffer<float> copy, wide;
     alignas(64) float sums[TILE * PANEL];
-    int64_t held = -1;  // the chunk in the copy
+    int64_t held = -1;  // the chunk that is in the copy
     for (int64_t task; (task = next++) < chunks * groups;) {
       const int64_t chunk = task / groups, group = task % groups;
       const int64_t first = p.rows * chunk / chunks, rows = p.rows * (chunk + 1) / chunks - first;
@@ -222,7 +221,7 @@ void multiply_all(const Linear& p, int threads) {
       const int64_t tiles = (rows + TILE - 1) / TILE;
       for (int64_t panel = panels * group / groups; panel < panels * (group + 1) / groups; ++panel) {
         const Weight* w = static_cast<const Weight*>(p.packed) + panel * units * PANEL;
-        const bool widen = sizeof(Weight) < sizeof(float) && tiles > 1;  // once for all tiles
+        const bool widen = sizeof(Weight) < sizeof(float) && tiles > 1;  // convert a panel once for all tiles
         if (widen) {
           wide.need(size_t(units * PANEL));
           for (int64_t k = 0; k < units * PANEL; k += PANEL) {
@@ -247,7 +246,7 @@ void multiply_all(const Linear& p, int threads) {
   });
 }
 
-// The index in a packed row of the `d`th number of a unit of column `c`.
+// Returns the index, in a packed row, of number `d` of the unit of column `c`.
 template <class T>
 inline int64_t slot(int64_t c, int d) {
   constexpr int depth = Product<T>::Step::DEPTH;

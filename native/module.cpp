@@ -16,7 +16,7 @@ bool is_main_thread() {
 #if defined(__linux__)
   return syscall(SYS_gettid) == getpid();
 #else
-  return true;  // asking on another thread does nothing
+  return true;  // on other threads, Python ignores this check
 #endif
 }
 
@@ -34,8 +34,8 @@ void Unlocked::lock() {
   try {
     PyEval_RestoreThread(state_);
   } catch (...) {
-    // The interpreter is ending and unwinds the stack of this thread (until Python 3.13). Unwinding
-    // would free objects of the interpreter, so wait here instead.
+    // The interpreter is ending, and Python before 3.14 unwinds the stack of this thread. Unwinding would
+    // free objects of the interpreter, so wait here forever.
     for (;;) pause();
   }
 }
@@ -44,7 +44,7 @@ void raise_in_python() {
   try {
     throw;
   } catch (const Raised&) {
-  } catch (const Stopped&) {  // stopped by a signal's handler, which has set an error
+  } catch (const Stopped&) {  // a signal handler has set a Python error
   } catch (const std::bad_alloc&) {
     PyErr_NoMemory();
   } catch (const std::invalid_argument& error) {
@@ -103,26 +103,26 @@ PyCFunction function(Method* method) {
 }
 
 PyMethodDef methods[] = {
-    {"bodies", list_bodies, METH_NOARGS, "Name, and whether bfloat16 is multiplied as it is; best first."},
+    {"bodies", list_bodies, METH_NOARGS, "Names, and whether bfloat16 is multiplied directly; the fastest first."},
     {"attend", function(attend), METH_FASTCALL, "Attention; see qkv/_kernel.pyi."},
     {"attend_packed", function(attend_packed), METH_FASTCALL, "Attention of packed sequences."},
-    {"summarize", function(summarize), METH_FASTCALL, "Attention and what its weights come to."},
+    {"summarize", function(summarize), METH_FASTCALL, "Attention and a summary of its weights."},
     {"differentiate", function(differentiate), METH_FASTCALL, "The gradient of attention."},
     {"differentiate_packed", function(differentiate_packed), METH_FASTCALL,
      "The gradient of attention of packed sequences."},
-    {"packed_size", function(packed_size), METH_FASTCALL, "Floats that packed weights take."},
-    {"pack", function(pack), METH_FASTCALL, "Lay weights out for many products."},
+    {"packed_size", function(packed_size), METH_FASTCALL, "The number of floats in packed weights."},
+    {"pack", function(pack), METH_FASTCALL, "Pack weights for many products."},
     {"linear", function(linear), METH_FASTCALL, "x @ W + bias, activation, gate, residual."},
     {"norm", function(norm), METH_FASTCALL, "LayerNorm or RMSNorm of rows."},
     {"narrow", function(narrow), METH_FASTCALL, "float32 to bfloat16."},
     {"outer", function(outer), METH_FASTCALL, "left.T @ right, and sums of columns."},
-    {"map", function(map), METH_FASTCALL, "An activation, or the gradient of one."},
+    {"map", function(map), METH_FASTCALL, "An activation, or its gradient."},
     {"norm_grad", function(norm_grad), METH_FASTCALL, "The gradient of norm."},
     {"cross_entropy", function(cross_entropy), METH_FASTCALL, "Losses and their gradient."},
     {"adamw", function(adamw), METH_FASTCALL, "One step of AdamW."},
     {"squares", function(squares), METH_FASTCALL, "The sum of all squares."},
-    {"multiply_adds", function(multiply_adds), METH_FASTCALL, "Operations a second at most."},
-    {"read_rate", function(read_rate), METH_FASTCALL, "Bytes a second at most."},
+    {"multiply_adds", function(multiply_adds), METH_FASTCALL, "The highest measured operations per second."},
+    {"read_rate", function(read_rate), METH_FASTCALL, "The highest measured bytes per second."},
     {nullptr, nullptr, 0, nullptr},
 };
 

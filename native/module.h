@@ -1,4 +1,4 @@
-// The methods of qkv._kernel, and the steps around the work of each method.
+// The methods of qkv._kernel, and the code that runs around every method.
 #pragma once
 
 #include "arguments.h"
@@ -6,8 +6,8 @@
 
 namespace qkv {
 
-// Computes without the interpreter's lock, and always takes the lock again. Signals are handled
-// during the work; if a handler raises an error, the work ends.
+// Calls `work` without the interpreter's lock, and takes the lock again afterwards. Signals are
+// handled during the work. If a handler raises an error, the work ends.
 class Unlocked : StopRequest {
  public:
   Unlocked() : state_(PyEval_SaveThread()) {}
@@ -23,7 +23,7 @@ class Unlocked : StopRequest {
 // Sets the Python error for the current C++ exception.
 void raise_in_python();
 
-// Returns a method's result, or sets its error; `work` reads `expected` arguments.
+// Calls `work` with `expected` arguments; returns a method's result, or sets a Python error.
 template <class Work>
 PyObject* guarded(Py_ssize_t count, Py_ssize_t expected, const Work& work) {
   try {

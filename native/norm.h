@@ -13,7 +13,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// The sum of f(x[k]) over a row, computed in several vectors of sums.
+// Returns the sum of f(x[k]) over a row, computed in several vectors.
 template <class T, class F>
 QKV_INLINE float sum_over(const T* x, int64_t size, const F& f) {
   constexpr int VECTORS = 4;
@@ -27,9 +27,9 @@ QKV_INLINE float sum_over(const T* x, int64_t size, const F& f) {
   return total;
 }
 
-// One row. The variance is computed from centred numbers, because the mean of the squares minus the
-// square of the mean loses all digits if the mean is large. Rounding of the first mean leaves a
-// small mean in the centred numbers, which is subtracted too.
+// Normalizes one row. The variance is computed from centred numbers, because the formula "mean of
+// squares minus square of the mean" loses all digits if the mean is large. Because the mean is
+// rounded, the centred numbers still have a small mean, which is subtracted too.
 template <class T>
 inline void norm_row(const Norm& p, const T* x, T* y, float* scale) {
   const float size = float(p.size);
@@ -50,7 +50,7 @@ inline void norm_row(const Norm& p, const T* x, T* y, float* scale) {
 
 template <class T>
 inline void norm_rows(const Norm& p, int threads) {
-  constexpr int64_t PIECE = 8192;  // numbers that are worth a thread's while
+  constexpr int64_t PIECE = 8192;  // the smallest number of elements for a thread
   const int64_t rows = p.size < PIECE ? PIECE / p.size : 1;
   const int64_t pieces = (p.rows + rows - 1) / rows;
   std::atomic<int64_t> next{0};
@@ -67,8 +67,8 @@ inline void norm(const Norm& p, int threads) {
   norm_rows<float>(p, threads);
 }
 
-// The backward pass of one row: the gradient of x, and the terms that the row adds to the gradients
-// of weight and bias.
+// The backward pass of one row: computes the gradient for x, and adds the row's terms to the gradients
+// for weight and bias.
 inline void norm_grad_row(const NormGrad& p, const float* x, const float* upstream, float scale,
                           float* y, float* weight_sums, float* bias_sums) {
   const float size = float(p.size), factor = 1 / scale;
@@ -77,7 +77,7 @@ inline void norm_grad_row(const NormGrad& p, const float* x, const float* upstre
     mean = sum_over(x, p.size, [](Floats v) { return v; }) / size;
     rest = sum_over(x, p.size, [&](Floats v) { return v - mean; }) / size;
   }
-  Floats plain{}, along{};  // sums of g and of g * n; n: normalised numbers, g: their gradient
+  Floats plain{}, along{};  // sums of g and of g * n, where n are normalized numbers and g is their gradient
   for (int64_t k = 0; k < p.size; k += WIDTH) {
     const int64_t count = p.size - k;
     Floats normal = (take_some(x + k, count) - mean - rest) * factor;
@@ -96,9 +96,10 @@ inline void norm_grad_row(const NormGrad& p, const float* x, const float* upstre
   }
 }
 
-// Sums columns over pieces of rows, which depend only on the shape, and then over the pieces.
+// Sums columns first within pieces of rows, and then over the pieces. The pieces depend only on the
+// shape.
 inline void norm_grad(const NormGrad& p, int threads) {
-  constexpr int64_t PIECE = 8192, MOST = 128;  // least elements for a thread; most pieces
+  constexpr int64_t PIECE = 8192, MOST = 128;  // least elements of a thread, most pieces
   int64_t rows = p.size < PIECE ? PIECE / p.size : 1;
   if (rows * MOST < p.rows) rows = (p.rows + MOST - 1) / MOST;
   const int64_t pieces = (p.rows + rows - 1) / rows;

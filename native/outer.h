@@ -1,8 +1,8 @@
-// left.T @ right of two arrays with many rows (the gradient of a weight), and the sums of the
-// columns (the gradient of a bias).
+// Computes left.T @ right of two arrays with many rows (the gradient of a weight), and the sums of
+// their columns (the gradient of a bias).
 //
-// The depth is divided into blocks by the shapes alone. Each block is summed in registers and then
-// added to the result, so that no bit depends on the number of threads.
+// The depth is divided into blocks that depend only on the shapes. Each block is summed in registers
+// and then added to the result, so the result does not depend on the number of threads.
 #pragma once
 
 #include <atomic>
@@ -17,13 +17,13 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// Each copy fits into the L2 cache: the columns of left and of right for one block.
+// Copies of the columns of left and right for one block; each copy fits into the L2 cache.
 constexpr int64_t OUTER_DEPTH = 384;
 constexpr int64_t OUTER_ROWS = 196 / TILE * TILE;
 constexpr int64_t OUTER_COLUMNS = 128;
 
-// Computes one block of TILE rows and one panel from left [depth][TILE] and right [depth][PANEL];
-// writes or adds `rows` rows to the result.
+// Computes one block of TILE rows and one panel from left [depth][TILE] and right [depth][PANEL].
+// Writes or adds the first `rows` rows to the result.
 inline void outer_tile(const Outer& p, const float* left, const float* right, int64_t depth,
                        int64_t row, int64_t rows, int64_t column, bool add) {
   const int64_t columns = p.columns - column;

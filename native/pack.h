@@ -1,9 +1,9 @@
-// Keys and values of one head, in the order in which the register tile reads them.
+// Packs keys and values of one head in the order in which the register tile reads them.
 //
 // Keys are in transposed panels of PANEL keys: [panel][d][PANEL]. Values are in blocks of BLOCK
 // keys, and each block is divided into panels of PANEL columns: [block][column panel][key][PANEL].
-// With `Pair`, two bfloat16 that are neighbours in depth (d for keys, the key for values) share one
-// number.
+// With `Pair`, two bfloat16 numbers share one 32-bit number. They are neighbours along the depth of
+// the product: along d for keys, and along the keys for values.
 #pragma once
 
 #include "exact.h"
@@ -12,12 +12,12 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int BLOCK = 256;       // keys of a block, for one step of the running softmax
-constexpr int STEP = BLOCK + 16; // between rows of a tile: no power of two, which would slow down the cache
+constexpr int BLOCK = 256;       // the keys of one step of the running softmax
+constexpr int STEP = BLOCK + 16; // the distance between rows; powers of two slow down the cache
 static_assert(MAX_SIZE <= STEP, "rows of queries are as long as rows of scores");
 
-// Loads up to WIDTH units of 32 bits that `Product` multiplies, if depth runs along the row. `at`
-// and `count` (which may be larger) count numbers of the array.
+// Loads up to WIDTH of the 32-bit units that `Product` multiplies, from an array whose rows run along
+// the depth. `at` and `count` count numbers of the array.
 template <class Product>
 QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
   if constexpr (Product::DEPTH == 1) {
@@ -31,7 +31,7 @@ QKV_INLINE Floats load_depth(const Cells& from, int64_t at, int64_t count) {
   }
 }
 
-// Depth in numbers of 32 bits.
+// Converts a depth to a number of 32-bit units.
 template <class Product>
 constexpr int64_t depth_of(int64_t size) {
   return (size + Product::DEPTH - 1) / Product::DEPTH;
@@ -47,12 +47,12 @@ inline void copy_depth(const Cells& from, int64_t at, int64_t count, float* to) 
 
 struct Packed {
   Buffer<float> keys, values;
-  Buffer<uint8_t> unsound;         // per key: its value has infinity or NaN, packed as 0
-  Buffer<uint8_t> unsound_blocks;  // per block: any value has infinity or NaN
+  Buffer<uint8_t> unsound;         // for each key: whether its value has infinity or NaN, which are packed as 0
+  Buffer<uint8_t> unsound_blocks;  // for each block: whether a value has infinity or NaN
   int64_t first = 0;               // the first block in the buffers
   int64_t end = 0;                 // the key after the last key
   bool with_values = true;
-  Buffer<double> received;  // for a summary: weights that keys received, (group, part of queries, key)
+  Buffer<double> received;  // for a summary: the sums of weights per key, (group, part of queries, key)
 };
 
 template <class Product>
@@ -94,17 +94,17 @@ inline void pack_keys(const Cells& key, int64_t at, int64_t size, int64_t count,
         if (r < steps) store(panel + (c / Product::DEPTH + r) * PANEL, rows[r]);
     }
   }
-  if (count % PANEL && count % PANEL <= WIDTH) {  // the other half of the last panel
+  if (count % PANEL && count % PANEL <= WIDTH) {  // fill the other half of the last panel
     float* panel = to + count / PANEL * PANEL * depth + WIDTH;
     for (int64_t k = 0; k < depth; ++k) store(panel + k * PANEL, Floats{});
   }
 }
 
-// Packs the values of `count` keys into panels of columns; returns false if a number is infinite or
+// Packs the values of `count` keys into panels of columns. Returns false if a number is infinite or
 // NaN.
 template <class Product>
 inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to) {
-  Floats trace{};  // NaN if a number was infinite or NaN
+  Floats trace{};  // becomes NaN if a number is infinite or NaN
   int64_t steps = (count + Product::DEPTH - 1) / Product::DEPTH;
   for (int64_t k = 0; k < steps; ++k) {
     for (int64_t c = 0; c < size; c += WIDTH) {
@@ -127,8 +127,8 @@ inline bool pack_values(const Cells& value, int64_t at, int64_t size, int64_t co
   return all_zero(trace);
 }
 
-// After `pack_values` returned false: marks the keys with infinite or NaN values, and replaces
-// these numbers by 0.
+// Marks the keys whose values have infinity or NaN, and replaces these numbers by 0. Called if
+// `pack_values` returned false.
 template <class Product>
 inline void clean_values(const Cells& value, int64_t at, int64_t size, int64_t count, float* to,
                          uint8_t* unsound) {

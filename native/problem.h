@@ -1,4 +1,4 @@
-// The arguments of the kernel: plain structs, checked and filled by Python, and read by every body.
+// The arguments of the kernel: structs that the Python module checks and fills, and every body reads.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@ namespace qkv {
 enum class Type : int { boolean, float16, bfloat16, float32, float64, integer };
 
 constexpr int64_t FURTHEST = int64_t(1) << 60;  // the largest offset, positive or negative
-constexpr int64_t FAR = int64_t(1) << 62;       // a window side without bound
+constexpr int64_t FAR = int64_t(1) << 62;       // stands for a window side without a limit
 constexpr int64_t MAX_SIZE = 256;          // the largest d that the buffers can hold
 
-// An array over (row, key head, group, i, j), read in place. A row is one text of the batch
-// (all leading axes as one). Steps count elements; 0 where an axis is broadcast.
+// An array over (row, key head, group, i, j), read in place. A row is one text of the batch; all
+// leading axes together count the rows. Steps count elements; a broadcast axis has step 0.
 struct Cells {
-  void* data = nullptr;  // nullptr: not given
+  void* data = nullptr;  // nullptr if the array is not given
   Type type = Type::float32;
-  const int64_t* rows = nullptr;  // (rows): where each row begins, in elements
+  const int64_t* rows = nullptr;  // (rows): the offset of each row, in elements
   int64_t head = 0, group = 0, i = 0, j = 0;
 
   explicit operator bool() const { return data != nullptr; }
@@ -27,59 +27,59 @@ struct Attention {
   int64_t rows = 0, kv_heads = 0, group = 0;
   int64_t size = 0;        // d, of query and key
   int64_t value_size = 0;  // dv
-  // Per row: the queries and keys in the arrays, the number of real ones (not padding), and the
-  // position of query 0 among the keys.
+  // For each row: the numbers of queries and keys in the arrays, the numbers of real queries and keys
+  // (without padding), and the position of query 0 among the keys.
   const int64_t *length = nullptr, *keys = nullptr;
   const int64_t *query_length = nullptr, *key_length = nullptr;
   const int64_t* offset = nullptr;
-  int64_t left = FAR, right = FAR;  // FAR: no bound
+  int64_t left = FAR, right = FAR;  // FAR means no limit
 
-  Cells query, key, value;  // one float type, not float64; j is 1
-  Cells mask;               // boolean (True = may attend) or float (added; -inf hides)
-  Cells bias;               // float, added; -inf hides
+  Cells query, key, value;  // all of one float type, but not float64; axis j has length 1
+  Cells mask;               // boolean (True: the query sees the key) or float (added to scores; -inf masks)
+  Cells bias;               // float, added to scores; -inf masks
   const float* slopes = nullptr;  // (heads): ALiBi
   const float* sinks = nullptr;   // (heads, num_sinks)
   int64_t num_sinks = 0;
-  double softcap = 0;  // 0: none
+  double softcap = 0;  // 0 means no softcap
   double scale = 1;
 
-  Cells out;      // the type of query; j is 1
-  Cells lse;      // float64, optional; j is not used
-  Cells weights;  // float32, j is 1, optional: holds zeros, gets exp(score - lse)
+  Cells out;      // the type of query; axis j has length 1
+  Cells lse;      // float64, optional; axis j is not used
+  Cells weights;  // float32, optional; filled with zeros before the call, and with the weights by the call
 
   // The summary, computed if top_k > 0.
   int64_t top_k = 0;
-  Cells top_indices;  // integer (int64); i counts queries, j ranks
+  Cells top_indices;  // int64; i counts queries, and j counts ranks
   Cells top_weights;  // float32
-  Cells received;     // float64; j counts keys, i is not used
+  Cells received;     // float64; j counts keys, and i is not used
 };
 
-// The arguments of attention_grad in addition to the forward call, whose `out` and `lse` hold its
-// results. Each row has its own part of the results.
+// The arguments of attention_grad in addition to the forward call. `out` and `lse` of the forward call
+// already have its results. Each row has its own gradients.
 struct Gradient {
-  Cells upstream;           // the gradient of out, of any working type; j is 1
-  double most = 0;          // up to this log-sum-exp, weights are exact enough
-  Cells query, key, value;  // float32, j is 1
-  // These are added to:
-  Cells bias;                // float32, if bias is given; steps are 0 along repeated axes
+  Cells upstream;           // the gradient for out: float32, float16 or bfloat16; axis j has length 1
+  double most = 0;          // up to this log-sum-exp, recomputed weights are exact enough
+  Cells query, key, value;  // float32; axis j has length 1
+  // The backward pass adds to these arrays:
+  Cells bias;                // float32, if bias is given; broadcast axes have step 0
   double* slopes = nullptr;  // (rows, heads)
   double* sinks = nullptr;   // (rows, heads, num_sinks)
-  bool* unsound = nullptr;   // (rows, kv_heads): the result is wrong and must be computed by NumPy
+  bool* unsound = nullptr;   // (rows, kv_heads): true if NumPy must compute the gradients of this key head
 };
 
 enum class Activation : int { none, gelu, gelu_tanh, silu, relu, quick_gelu };
 
-// y = activation(x @ W + bias) * gate + residual, over rows; see `linear` in Python.
+// y = activation(x @ W + bias) * gate + residual, for each row; see `linear` in Python.
 struct Linear {
   int64_t rows = 0, in = 0, out = 0;
-  Type type = Type::float32;       // of x and W; the sums are float32
-  Type y_type = Type::float32;     // of y, gate and residual: float32, or that of x
-  const void* x = nullptr;    // (rows, in): steps between rows in elements, rows contiguous
+  Type type = Type::float32;       // the type of x and W; sums are float32
+  Type y_type = Type::float32;     // the type of y, gate and residual: float32, or the type of x
+  const void* x = nullptr;    // (rows, in): contiguous rows; the step between rows counts elements
   int64_t x_step = 0;
-  const void* packed = nullptr;  // the result of `pack` for W (in, out)
+  const void* packed = nullptr;  // W (in, out), packed by `pack`
   const float* bias = nullptr;   // (out)
   Activation activation = Activation::none;
-  const void* gate = nullptr;  // (rows, out): multiplies the activation's result
+  const void* gate = nullptr;  // (rows, out): the factor of the activation's result
   int64_t gate_step = 0;
   const void* residual = nullptr;  // (rows, out): added last
   int64_t residual_step = 0;
@@ -87,11 +87,11 @@ struct Linear {
   int64_t y_step = 0;
 };
 
-// y = (x - mean) / scale * weight + bias over rows, scale = sqrt(mean square + eps).
+// y = (x - mean) / scale * weight + bias for each row, where scale is sqrt(mean square + eps).
 struct Norm {
   int64_t rows = 0, size = 0;
-  Type type = Type::float32;  // of x and y, or bfloat16; all else is float32
-  const void* x = nullptr;    // (rows, size): steps between rows, rows contiguous
+  Type type = Type::float32;  // the type of x and y, float32 or bfloat16; all other arrays are float32
+  const void* x = nullptr;    // (rows, size): contiguous rows
   int64_t x_step = 0;
   bool centred = true;  // if false, the mean is taken as 0
   float eps = 0;
@@ -102,7 +102,7 @@ struct Norm {
   int64_t y_step = 0;
 };
 
-// left.T @ right; all float32, rows contiguous and steps between them.
+// y = left.T @ right; all arrays are float32 with contiguous rows.
 struct Outer {
   int64_t depth = 0, rows = 0, columns = 0;
   const float* left = nullptr;  // (depth, rows)
@@ -115,41 +115,41 @@ struct Outer {
   float* right_sums = nullptr;  // (columns)
 };
 
-// The backward pass of Norm, all float32.
+// The backward pass of Norm; all arrays are float32.
 struct NormGrad {
   int64_t rows = 0, size = 0;
   const float* x = nullptr;  // (rows, size)
   int64_t x_step = 0;
-  const float* upstream = nullptr;  // (rows, size): the gradient of the result
+  const float* upstream = nullptr;  // (rows, size): the gradient for the result
   int64_t upstream_step = 0;
   const float* weight = nullptr;  // (size)
   const float* scale = nullptr;   // (rows): the divisor of the forward pass
   bool centred = true;
-  float* y = nullptr;            // (rows, size), contiguous: the gradient of x
-  float* weight_sums = nullptr;  // (size): the gradient of the weight
+  float* y = nullptr;            // (rows, size), contiguous: the gradient for x
+  float* weight_sums = nullptr;  // (size): the gradient for the weight
   float* bias_sums = nullptr;    // (size), optional
 };
 
-// The loss of each row and its gradient.
+// The cross entropy of each row, and its gradient.
 struct CrossEntropy {
   int64_t rows = 0, size = 0;
   const float* logits = nullptr;  // (rows, size)
   int64_t step = 0;
   const int64_t* targets = nullptr;  // (rows): the loss is NaN if the target is not a column
-  const float* weights = nullptr;    // (rows), or nullptr: 1
+  const float* weights = nullptr;    // (rows): the factors of the losses; nullptr means 1
   float* losses = nullptr;           // (rows)
   float* grad = nullptr;             // (rows, size), contiguous
 };
 
-// One step of AdamW over `count` numbers; see `adamw` in Python.
+// One step of AdamW for `count` numbers; see `adamw` in Python.
 struct AdamW {
   int64_t count = 0;
   float *parameters = nullptr, *mean = nullptr, *square = nullptr;
   const float* gradient = nullptr;
-  const float* decays = nullptr;  // one for each; nullptr: `decay` for all
+  const float* decays = nullptr;  // (count): the weight decay of each number; nullptr means `decay` for all
   float decay = 0, rate = 0, factor = 1, eps = 0;
   float keep_mean = 0, add_mean = 0, keep_square = 0, add_square = 0;
-  float size = 0;  // of a step: rate / (1 - beta1**step)
+  float size = 0;  // the size of a step: rate / (1 - beta1**step)
   float root = 0;  // 1 / sqrt(1 - beta2**step)
 };
 

@@ -1,4 +1,4 @@
-// The peak rates of the machine: the two limits with which benchmarks compare a kernel.
+// The peak rates of the machine, for arithmetic and for memory, with which benchmarks compare a kernel.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace qkv {
 namespace QKV_BODY {
 
 #if defined(__AVX512F__) || defined(__aarch64__)
-constexpr int CHAINS = 16;  // independent sums: at least latency times units
+constexpr int CHAINS = 16;  // independent sums; at least the latency times the number of units
 #else
 constexpr int CHAINS = 12;  // sums and factors must fit into 16 registers
 #endif
@@ -27,7 +27,7 @@ inline double seconds_now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Computes `rounds` multiply-adds in each chain, and returns a number that depends on all of them.
+// Computes `rounds` multiply-adds in each chain; returns a number that depends on all sums.
 inline float chain_floats(int64_t rounds, float start) {
   Floats sums[CHAINS], factor = splat(1 - start), addend = splat(start);
   QKV_UNROLL for (int k = 0; k < CHAINS; ++k) sums[k] = splat(start * k);
@@ -54,12 +54,12 @@ inline float chain_bfloat16(int64_t rounds, float start) {
 }
 #endif
 
-// Floating-point operations per second of multiply-adds in registers (or of multiplications and
-// additions, if the processor has no multiply-adds). For bfloat16 the rate of BF16 dot products, if
-// this body has them; otherwise half precision is computed in float32. The best of five runs, about
-// 20 ms in all.
+// Measures the floating-point operations per second of multiply-adds in registers (or of
+// multiplications and additions, if the processor has no multiply-adds). For bfloat16, it measures BF16
+// dot products if the body has them, and otherwise float32. The result is the best of five runs, which
+// take about 20 ms together.
 inline double multiply_adds(Type type, int threads) {
-  constexpr int64_t rounds = 20000;  // rounds of one piece of work, about 0.1 ms
+  constexpr int64_t rounds = 20000;  // the rounds of one piece of work, about 0.1 ms
   double operations = 2.0 * CHAINS * WIDTH * rounds;
   float (*chain)(int64_t, float) = chain_floats;
 #if defined(__AVX512BF16__)
@@ -80,23 +80,23 @@ inline double multiply_adds(Type type, int threads) {
     });
     return seconds_now() - began;
   };
-  run(8 * threads);  // wakes the threads
+  run(8 * threads);  // wake the threads
   const int64_t pieces = 32 * threads;
   double least = run(pieces);
   for (int k = 1; k < 5; ++k) least = std::min(least, run(pieces));
   return operations * pieces / least;
 }
 
-// Bytes per second read from a large array. The best of three runs, in 0.1 s, mostly for making the
-// array.
+// Measures the bytes per second that can be read from a large array. The result is the best of three
+// runs. Most of the time, about 0.1 s, goes into making the array.
 inline double read_rate(int threads) {
-  constexpr int64_t bytes = int64_t(1) << 28;  // more than most caches hold
+  constexpr int64_t bytes = int64_t(1) << 28;  // larger than most caches
   constexpr int64_t piece = int64_t(1) << 20;
   constexpr int64_t count = piece / sizeof(float);
   void* memory = std::aligned_alloc(int64_t(1) << 21, bytes);
   if (!memory) throw std::bad_alloc();
 #if defined(__linux__)
-  madvise(memory, bytes, MADV_HUGEPAGE);  // as NumPy does for its arrays
+  madvise(memory, bytes, MADV_HUGEPAGE);  // NumPy does the same for its arrays
 #endif
   float* numbers = static_cast<float*>(memory);
   std::atomic<int64_t> next{0};

@@ -1,9 +1,9 @@
-// The schedule: tasks (chunks of queries), and the heads that are packed for the tasks.
+// The schedule: which worker packs which head, and computes which chunk of queries.
 //
-// A worker takes a head, packs the head's keys and values, and computes the head, chunk by chunk of
-// queries. When no head is left, the worker helps other workers to pack and compute their heads. So
-// packed numbers stay in the cache of one core while there are enough heads. The result for a query
-// depends on shapes alone, and not on the worker.
+// A worker takes a head, packs the head's keys and values, and computes the head's queries, chunk by
+// chunk. When no head is left, the worker helps other workers to pack and compute their heads. As long
+// as there are enough heads, packed numbers stay in the cache of one core. The result for a query does
+// not depend on the worker.
 #pragma once
 
 #include <atomic>
@@ -30,32 +30,32 @@ QKV_INLINE void wait_until(Ready ready) {
   }
 }
 
-// The options of a pass over the heads.
+// Options for the computation of all heads.
 struct Plan {
-  int64_t most;      // queries of a chunk
+  int64_t most;      // the number of queries in a chunk
   bool values;       // whether values are packed
-  int64_t received;  // further numbers of a packed head, for received weights; 0 at first
+  int64_t received;  // how many numbers a packed head needs for sums of weights; they begin as 0
 };
 
 // The packing of one head, shared by all workers that compute its chunks.
 struct Shared {
   std::atomic<Packed*> packed{nullptr};
   std::atomic<bool> claimed{false};
-  std::atomic<int64_t> next{0}, done{0};     // blocks to pack, blocks packed
+  std::atomic<int64_t> next{0}, done{0};     // the next block to pack, and the number of packed blocks
   std::atomic<int64_t> next_chunk{0};        // the next chunk to compute
-  std::atomic<int64_t> left{0};              // chunks that still need the packed head
+  std::atomic<int64_t> left{0};              // the number of chunks that still need the packed head
   int64_t chunks = 0;
 };
 
-// Buffers for packed heads, one for each worker: this is enough, because a head keeps its buffer
-// only while a worker computes a part of the head.
+// Buffers for packed heads, one for each worker. More buffers are not needed, because a head has a
+// buffer only while a worker computes a part of the head.
 class HeadBuffers {
  public:
   explicit HeadBuffers(int count) : free_(size_t(count)), heads_(size_t(count)), count_(count) {
     for (size_t k = 0; k < size_t(count); ++k) free_[k] = &heads_[k];
   }
   Packed& operator[](int k) const { return heads_[size_t(k)]; }
-  int size() const { return count_; }  // number of free buffers
+  int size() const { return count_; }  // the number of free buffers
 
   Packed* take() {
     lock();
@@ -79,7 +79,7 @@ class HeadBuffers {
   std::atomic_flag taken_ = ATOMIC_FLAG_INIT;
 };
 
-// The keys that any query of a row may see.
+// The range of keys that the queries of a row may see.
 inline Range keys_of_row(const Attention& a, int64_t row) {
   int64_t queries = at_most(a.length[row], a.query_length[row]);
   if (!queries) return {0, 0};
@@ -90,7 +90,7 @@ inline int64_t blocks_of(Range keys) {
   return keys.end > keys.begin ? (keys.end + BLOCK - 1) / BLOCK - keys.begin / BLOCK : 0;
 }
 
-// Packs a head's blocks, together with other workers that need the head; returns when all blocks
+// Packs the blocks of a head, together with other workers that need the head. Returns when all blocks
 // are packed.
 template <class Product>
 Packed* packed_head(const Attention& a, int64_t row, int64_t kv_head, const Plan& plan,
@@ -134,8 +134,8 @@ inline void ask_for_head(const Attention& a, int64_t head) {
   ask_for(a.query, cell(a.query, p, 0), at_most(a.length[p.row], BLOCK), a.size);
 }
 
-// Whether a worker takes all heads of a row: the heads are neighbours in memory, and there are many
-// rows.
+// Whether a worker takes all heads of a row: if the heads are neighbours in memory, and the batch has
+// many rows.
 inline bool goes_by_row(const Attention& a, int threads) {
   return a.query.i >= a.size * a.kv_heads * a.group && a.rows >= 4 * threads;
 }
@@ -146,9 +146,8 @@ inline bool is_near(const Attention& a, int64_t queries, int64_t keys) {
   return (queries * a.group + keys) * a.kv_heads * (a.size + a.value_size) <= NEAR;
 }
 
-// Prefetches positions i < `count` of all heads of a row, in the order of memory: the few numbers
-// of one head are too short a run for the processor's own prefetching. Key heads come in groups of
-// `group`.
+// Prefetches the positions i < `count` of all heads of a row, in the order of memory. The processor
+// itself does not prefetch the few numbers of one head. Every `group` heads share a key head.
 inline void fetch(const Attention& a, const Cells& cells, int64_t row, int64_t count, int64_t group,
                   int64_t size) {
   int64_t bytes = cells.type == Type::float32 ? 4 : 2;
@@ -161,8 +160,8 @@ inline void fetch(const Attention& a, const Cells& cells, int64_t row, int64_t c
     }
 }
 
-// Call `compute(chunk, packed head, scratch)` for every chunk of every head's queries, and
-// `join(row, kv head, packed head)` after a head's last.
+// Calls `compute(chunk, packed head, scratch)` for every chunk of queries of every head, and
+// `join(row, kv head, packed head)` after the last chunk of a head.
 template <class Product, class Scratch, class Compute, class Join>
 void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute, Join join) {
   int64_t heads = a.rows * a.kv_heads, most_blocks = 0, most_keys = 0, tasks = 0;
@@ -217,7 +216,7 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
         fetch(a, a.query, row, at_most(a.length[row], a.query_length[row]), a.group, a.size);
         fetch(a, a.key, row, keys, 1, a.size);
         fetch(a, a.value, row, keys, 1, a.value_size);
-        // helpers may already write results of the row, but nobody reads these results here
+        // other workers may already write results of the row; this code does not read them
         ask_for(a.out, cell(a.out, {row, 0, 0, 0}, 0), a.length[row],
                 a.kv_heads * a.group * a.value_size);
       } else if (!by_row && most_blocks == 1 && first + threads < heads) {
@@ -225,7 +224,7 @@ void for_each_chunk(const Attention& a, int threads, Plan plan, Compute compute,
       }
       for (int64_t head = first; head < first + together; ++head) help_with(head);
     }
-    for (int64_t head = 0; head < heads; ++head) help_with(head);  // of others
+    for (int64_t head = 0; head < heads; ++head) help_with(head);  // other workers' heads
   });
 }
 

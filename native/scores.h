@@ -1,5 +1,5 @@
-// The steps between a row of products and the softmax: scale, softcap, bias, ALiBi, masks.
-// Afterwards scores are in powers of 2, and masked scores are -infinity.
+// The steps from a row of products to the softmax: scale, softcap, bias, ALiBi and masks. After these
+// steps, scores are exponents of 2, and masked scores are -infinity.
 #pragma once
 
 #include "pack.h"
@@ -13,14 +13,14 @@ struct RowScratch {
   alignas(64) uint8_t bytes[STEP];
 };
 
-// Whether scores are only products times one positive factor, except for keys masked by lengths,
-// causality and window.
+// Whether a score is the product times a positive factor, and only lengths, causality and window mask
+// keys.
 inline bool is_plain(const Attention& a) {
   double factor = a.scale * double(LOG2_E);
   return !(a.softcap > 0) && !a.bias && !a.mask && !a.slopes && factor > 1e-30 && factor < 1e30;
 }
 
-// `count` numbers of a row of cells as floats, of which only `valid` exist.
+// Returns `count` numbers of a row of cells as floats; only the first `valid` numbers exist.
 inline const float* numbers_of(const Cells& cells, int64_t at, int64_t count, int64_t valid,
                                float* scratch) {
   if (cells.type == Type::float32 && cells.j == 1 && valid >= count)
@@ -40,7 +40,7 @@ inline const float* numbers_of(const Cells& cells, int64_t at, int64_t count, in
   return scratch;
 }
 
-// `count` booleans of a row of cells, of which only `valid` exist.
+// Returns `count` booleans of a row of cells; only the first `valid` booleans exist.
 inline const uint8_t* bytes_of(const Cells& cells, int64_t at, int64_t count, int64_t valid,
                                uint8_t* scratch) {
   const uint8_t* bytes = static_cast<const uint8_t*>(cells.data) + at;
@@ -59,9 +59,9 @@ inline void hide_outside(float* scores, int64_t begin, int64_t end, Range seen) 
   }
 }
 
-// Computes scores * by + numbers. A score is masked if the number is -infinity or (AGAIN) if it was
-// masked before. Finite sums stay finite: the lowest float, which is often used as a mask, gets
-// almost no weight but is not masked.
+// Computes scores * by + numbers. A number of -infinity masks its score. With AGAIN, scores that were
+// masked before stay masked. Finite sums stay finite: the lowest float, which is often used as a
+// mask, gives a key almost no weight, and does not mask the key.
 template <bool AGAIN>
 inline void add_numbers(float* scores, Floats by, const float* numbers, int64_t count) {
   const Floats lowest = splat(std::numeric_limits<float>::lowest()), hidden = splat(-INF);
@@ -87,13 +87,13 @@ inline void add_alibi(float* scores, Floats by, float slope, int64_t away, int64
     store(scores + c, load(scores + c) * by - slope * distances(away - c));
 }
 
-// Finishes the products of one query with columns begin ... end of a block of keys. `p.i` is the
-// query, `first` is the key of column 0, and `seen` are the columns in the query's range of keys.
+// Turns the products of query `p.i` with columns begin ... end of a block of keys into scores.
+// `first` is the key of column 0, and `seen` are the columns of the keys that the query may see.
 inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_t begin,
                        int64_t end, Range seen, float* row, RowScratch& scratch) {
   float* scores = row + begin;
   int64_t count = end - begin, valid = a.keys[p.row] - first - begin;
-  Floats by = splat(float(a.scale * double(LOG2_E)));  // until a step has multiplied by it
+  Floats by = splat(float(a.scale * double(LOG2_E)));  // 1 after a step has applied the scale
   if (a.softcap > 0) {
     Floats scale = splat(float(a.scale)), inner = splat(float(1 / a.softcap));
     Floats outer = splat(float(a.softcap * double(LOG2_E)));
@@ -125,7 +125,7 @@ inline void finish_row(const Attention& a, const Place& p, int64_t first, int64_
     }
     by = splat(1);
   }
-  if (!(a.softcap > 0) && !a.slopes && !a.bias && !a.mask)  // a scale that is 0, negative or extreme
+  if (!(a.softcap > 0) && !a.slopes && !a.bias && !a.mask)  // here the scale is 0, negative or extreme
     for (int64_t c = 0; c < count; c += WIDTH) store(scores + c, load(scores + c) * by);
   if (seen.begin > begin || seen.end < end) hide_outside(row, begin, end, seen);
 }

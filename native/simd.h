@@ -1,4 +1,4 @@
-// Vectors of floats with compiler extensions, as wide as the compiled instruction set.
+// Vectors of floats, made with compiler extensions, as wide as the registers of the instruction set.
 #pragma once
 
 #include <cmath>
@@ -21,8 +21,8 @@ namespace qkv {
 namespace QKV_BODY {
 
 #if defined(__AVX512F__)
-constexpr int WIDTH = 16;  // floats in a vector
-constexpr int TILE = 14;   // rows of a register tile, which is 2 vectors wide
+constexpr int WIDTH = 16;  // the number of floats in a vector
+constexpr int TILE = 14;   // the rows of a register tile, which is 2 vectors wide
 #elif defined(__AVX2__)
 constexpr int WIDTH = 8;
 constexpr int TILE = 6;
@@ -30,7 +30,7 @@ constexpr int TILE = 6;
 constexpr int WIDTH = 4;
 constexpr int TILE = 6;
 #endif
-constexpr int PANEL = 2 * WIDTH;  // columns of a register tile
+constexpr int PANEL = 2 * WIDTH;  // the columns of a register tile
 
 typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
@@ -45,7 +45,7 @@ QKV_INLINE Floats splat(float x) { return x - Floats{}; }
 QKV_INLINE Ints splat_int(int32_t x) { return x - Ints{}; }
 
 template <class T>
-QKV_INLINE T load_as(const void* from) {  // no alignment is required
+QKV_INLINE T load_as(const void* from) {  // `from` may be unaligned
   T v;
   std::memcpy(&v, from, sizeof v);
   return v;
@@ -53,7 +53,7 @@ QKV_INLINE T load_as(const void* from) {  // no alignment is required
 QKV_INLINE Floats load(const float* from) { return load_as<Floats>(from); }
 QKV_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
 
-// Stores the first `count` numbers of a vector, and touches no memory after them.
+// Stores the first `count` numbers of a vector, and writes no memory after these numbers.
 QKV_INLINE Floats load_some(const float* from, int64_t count) {
   float all[WIDTH];
   for (int k = 0; k < WIDTH; ++k) all[k] = k < count ? from[k] : 0;
@@ -76,7 +76,7 @@ QKV_INLINE Ints as_ints(Floats v) { return (Ints)v; }
 
 QKV_INLINE Floats select(Ints where, Floats yes, Floats no) { return where ? yes : no; }
 
-// The larger of two numbers; b if either is NaN.
+// Returns the larger of two numbers, or b if a or b is NaN.
 QKV_INLINE Floats larger(Floats a, Floats b) {
 #if defined(__AVX512F__)
   return (Floats)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
@@ -100,7 +100,7 @@ QKV_INLINE bool all_zero(Ints v) {
 }
 QKV_INLINE bool all_zero(Floats v) { return all_zero((Ints)(v != Floats{})); }
 
-// Lane l of the result is lane l ^ DISTANCE.
+// Returns a vector whose lane l is lane l ^ DISTANCE of the argument.
 template <int DISTANCE, int... LANE>
 QKV_INLINE Floats swapped(Floats v, std::integer_sequence<int, LANE...>) {
   return __builtin_shufflevector(v, v, (LANE ^ DISTANCE)...);
@@ -129,12 +129,14 @@ QKV_INLINE void transpose(Floats (&v)[WIDTH]) {
   if constexpr (DISTANCE > 1) transpose<DISTANCE / 2>(v);
 }
 
-// 2**x for x <= 127, with a relative error below 1.7e-7; 0 (or subnormal) below -126, NaN for NaN.
+// Returns 2**x for x <= 127, with a relative error below 1.7e-7. Below -126, the result is 0 or
+// subnormal; for NaN, it is NaN.
 //
-// 2**x = 2**n * 2**f with n whole and |f| <= 1/2; the polynomial is a minimax fit of 2**f (least squares, reweighted).
+// 2**x = 2**n * 2**f, where n is a whole number and |f| <= 1/2. A polynomial approximates 2**f; it was
+// fitted by reweighted least squares.
 QKV_INLINE Floats exp2(Floats x) {
 #if defined(__AVX512F__)
-  x = larger(splat(-200.0f), x);  // because -infinity would become NaN
+  x = larger(splat(-200.0f), x);  // otherwise -infinity would become NaN
   Floats n = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, 8);  // round to nearest, without exceptions
   Floats f = x - n;
 #else
@@ -157,9 +159,10 @@ QKV_INLINE Floats exp2(Floats x) {
 #endif
 }
 
-// tanh(x), with a relative error below 4e-7 and never beyond 1; NaN for NaN.
+// Returns tanh(x), with a relative error below 4e-7 and between -1 and 1; NaN for NaN.
 //
-// x * P(x**2) / Q(x**2), fitted on [0, 9.02] (least squares, reweighted); beyond, float32 gives 1.
+// The formula is x * P(x**2) / Q(x**2), fitted on [0, 9.02] by reweighted least squares. For larger x,
+// tanh(x) is 1 in float32.
 QKV_INLINE Floats tanh(Floats x) {
   Floats bounded = larger(splat(-9.02f), x);
   bounded = -larger(splat(-9.02f), -bounded);

@@ -1,4 +1,4 @@
-// The running softmax of a tile of rows (Milakov and Gimelshein 2018), in powers of 2.
+// The running softmax of a tile of rows (Milakov and Gimelshein 2018), with powers of 2.
 #pragma once
 
 #include "scores.h"
@@ -6,19 +6,19 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int ROUND = (TILE + WIDTH - 1) / WIDTH * WIDTH;  // a tile's rows in whole vectors
+constexpr int ROUND = (TILE + WIDTH - 1) / WIDTH * WIDTH;  // the rows of a tile, rounded up to whole vectors
 
 // The state of a tile's rows. The sum of a row is in units of 2**top.
 struct Running {
   alignas(64) float top[ROUND];    // the largest score
   alignas(64) float faded[ROUND];  // 2**(previous top - top): the factor of the previous sum
   alignas(64) double total[ROUND]; // the sum of 2**(score - top)
-  alignas(64) double given[ROUND]; // the sum of the weights used for values, rounded by `Pair`
+  alignas(64) double given[ROUND]; // the sum of the weights after rounding by `Pair`
 
   void start() {
     for (int i = 0; i < ROUND; ++i) top[i] = -INF, faded[i] = 1, total[i] = given[i] = 0;
   }
-  // Begins with the weight of the sinks.
+  // Starts the sums with the weights of the sinks.
   void start(const Attention& a, int64_t query_head) {
     start();
     const float* sinks = a.sinks + query_head * a.num_sinks;
@@ -33,7 +33,7 @@ struct Running {
   double log_sum_exp(int64_t i) const { return double(top[i]) * LN_2 + std::log(total[i]); }
 };
 
-// One vector whose lane l is the reduction, by `join`, of all lanes of vector l of WIDTH vectors.
+// Reduces each of WIDTH vectors with `join`; lane l of the result is the reduction of vector l.
 template <int DISTANCE, class Join, int... LANE>
 QKV_INLINE Floats fold_two(Floats a, Floats b, Join join, std::integer_sequence<int, LANE...>) {
   return join(
@@ -55,16 +55,16 @@ struct Sum {
   QKV_INLINE Floats operator()(Floats a, Floats b) const { return a + b; }
 };
 
-// totals = totals * faded + the sum of each of WIDTH vectors, in double precision.
+// Computes totals * faded + the sums of WIDTH vectors, in double precision.
 QKV_INLINE void add_sums(double* totals, const float* faded, Floats* each) {
   Doubles sums = __builtin_convertvector(fold(each, Sum{}), Doubles);
   sums += load_as<Doubles>(totals) * __builtin_convertvector(load(faded), Doubles);
   std::memcpy(totals, &sums, sizeof sums);
 }
 
-// Converts ROWS rows of scores, STEP apart, in columns begin ... end (multiples of WIDTH; of PANEL
-// if `Product` is `Pair`). The scores are multiplied by `factor` > 0 and become 2**(score - top),
-// in the units of `Product`. Updates top, total and `faded`.
+// Converts ROWS rows of scores, STEP apart, to weights 2**(score * factor - top), in the units of
+// `Product`. Columns `begin` and `end` are multiples of WIDTH, or of PANEL if `Product` is `Pair`.
+// Updates `top`, `total` and `faded`.
 template <class Product, int ROWS>
 QKV_INLINE void exponentiate(float* scores, int64_t begin, int64_t end, float factor,
                              Running& rows) {

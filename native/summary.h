@@ -1,8 +1,7 @@
-// A summary of attention without all weights: the largest weights of each query, and the sum for
-// each key.
+// A summary of attention: the largest weights of each query, and the sum of the weights of each key.
 //
-// When each query's log-sum-exp is known, a second pass over the keys computes the scores again (in
-// the same order, so with the same bits). Only one tile of weights is in memory at any time.
+// After the log-sum-exp of each query is known, a second pass over the keys computes the same scores
+// again. Only one tile of weights is in memory at any time.
 #pragma once
 
 #include "attention.h"
@@ -10,9 +9,10 @@
 namespace qkv {
 namespace QKV_BODY {
 
-constexpr int64_t SHARES = 8;  // parts of a head's queries; received weights are joined in order
+constexpr int64_t SHARES = 8;  // the number of parts of a head's queries, whose sums are added in order
 
-// Keeps the `count` largest weights, and the first of equal weights: inserts (weight, j) in order.
+// Inserts (weight, j) into the `count` largest weights, which are sorted. Of equal weights, the first
+// stays first.
 inline void keep_largest(float weight, int64_t j, int64_t count, float* weights, int64_t* indices) {
   int64_t k = count - 1;
   if (indices[k] >= 0 && !(weight > weights[k])) return;
@@ -24,7 +24,7 @@ inline void keep_largest(float weight, int64_t j, int64_t count, float* weights,
   indices[k] = j;
 }
 
-// The part of the results for one query.
+// The part of the summary for one query.
 struct Kept {
   float* weights;
   int64_t* indices;
@@ -34,7 +34,7 @@ struct Kept {
       : weights(static_cast<float*>(a.top_weights.data) + cell(a.top_weights, p, 0)),
         indices(static_cast<int64_t*>(a.top_indices.data) + cell(a.top_indices, p, 0)),
         count(a.top_k) {}
-  // The limit that a weight must exceed to be kept.
+  // Returns the smallest kept weight; only larger weights are inserted.
   float least() const { return indices[count - 1] < 0 ? -1.0f : weights[count - 1]; }
 };
 
@@ -51,7 +51,7 @@ inline void summarize_exactly(const Attention& a, const Place& p, ExactRow& row,
   }
 }
 
-// Converts the scores of one query in columns begin ... end of a block to weights, -1 if masked.
+// Converts the scores of one query in columns begin ... end of a block to weights; masked keys get -1.
 inline void weigh_columns(const Attention& a, const Place& p, int64_t block, Range columns,
                           float factor, float* scores, ExactRow& exact) {
   double lse = static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)];
@@ -64,7 +64,7 @@ inline void weigh_columns(const Attention& a, const Place& p, int64_t block, Ran
     store(scores + c, select(s == splat(-INF), splat(-1.0f), weights));
   }
   if (all_zero(odd)) return;
-  exact.compute(a, p);  // a score was beyond float32
+  exact.compute(a, p);  // a score was outside the range of float32
   for (int64_t c = columns.begin; c < columns.end; ++c) {
     int64_t j = block * BLOCK + c;
     bool inside = j >= exact.range().begin && j < exact.range().end && exact.visible(j);
@@ -136,7 +136,7 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
     for (int64_t k = 0; k < kept.count; ++k) kept.indices[k] = -1, kept.weights[k] = 0;
     if (r >= real) continue;
     double lse = static_cast<double*>(a.lse.data)[cell(a.lse, p, 0)];
-    s.exact[r] = !(std::fabs(lse) < 0.9 * COARSE * LN_2);  // includes all unreliable rows
+    s.exact[r] = !(std::fabs(lse) < 0.9 * COARSE * LN_2);  // includes rows with inexact sums
     if (s.exact[r])
       summarize_exactly(a, p, s.exact_row,
                           head.received.data() + chunk.part * a.keys[first.row]);
@@ -148,7 +148,7 @@ void summarize_chunk(const Attention& a, const Chunk& chunk, const Packed& head,
   });
 }
 
-// Joins, in order, the weights that keys received from the parts of a head's queries.
+// Adds the sums of weights per key over the parts of a head's queries, in order.
 inline void join_received(const Attention& a, int64_t row, int64_t kv_head, const Packed& head,
                           int64_t parts) {
   int64_t keys = a.keys[row];

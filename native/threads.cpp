@@ -20,16 +20,16 @@ namespace qkv {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto PATIENCE = std::chrono::microseconds(60);  // time of busy waiting before sleeping
-#if defined(QKV_IMPATIENT)  // tests: ask as often as possible
+constexpr auto PATIENCE = std::chrono::microseconds(60);  // busy waiting before sleeping
+#if defined(QKV_IMPATIENT)  // in tests, ask as often as possible
 constexpr auto ASKING = std::chrono::milliseconds(0);
 constexpr int64_t SLICE = 0;
 #else
-constexpr auto ASKING = std::chrono::milliseconds(50);  // time between two checks whether to end
-constexpr int64_t SLICE = 1 << 22;                      // multiply-adds between two looks
+constexpr auto ASKING = std::chrono::milliseconds(50);  // the time between two checks whether to stop
+constexpr int64_t SLICE = 1 << 22;                      // the multiply-adds between two looks at the clock
 #endif
 
-// The cores that a thread may run on: workers take over the cores of the caller.
+// The cores on which a thread may run. Workers run on the cores of the caller.
 struct Cores {
 #if defined(__linux__)
   cpu_set_t set;
@@ -50,8 +50,8 @@ struct Cores {
 #endif
 };
 
-// As long as this object lives, the thread uses the usual arithmetic. The caller's thread may treat
-// subnormal numbers as 0, but results must not depend on the thread.
+// As long as this object lives, the thread computes with subnormal numbers. The caller's thread may
+// have been set to treat subnormal numbers as 0, and results must not depend on the thread.
 class UsualArithmetic {
 #if defined(__SSE__)
  public:
@@ -65,8 +65,8 @@ class UsualArithmetic {
 
 thread_local StopRequest* stop_request = nullptr;
 
-// The call for which a thread works. Within a slice of work, the thread checks neither the clock
-// nor whether to stop.
+// The call for which a thread works. The thread looks at the clock, and checks whether to stop, only
+// between slices of work.
 class Turn {
  public:
   Turn(std::atomic<bool>& stopped, StopRequest* request);
@@ -108,16 +108,16 @@ Turn::~Turn() { turn = before_; }
 
 struct Job {
   const std::function<void(int)>& work;
-  int wanted;  // number of workers that may still join
+  int wanted;  // the number of workers that may still join
   const Cores cores{};
-  int joined = 1;  // the caller is worker 0
+  int joined = 1;  // the number of workers so far; the caller is worker 0
   std::atomic<int> active{0};
   std::atomic<bool> stopped{false};
   std::exception_ptr error{};
   Job* next = nullptr;
 };
 
-// Returns true as soon as `ready` is true, or false after the time of busy waiting.
+// Waits busily; returns true as soon as `ready` returns true, and false after the time `PATIENCE`.
 template <class Ready>
 bool soon(const Ready& ready) {
   auto end = Clock::now() + PATIENCE;
@@ -132,7 +132,8 @@ bool soon(const Ready& ready) {
   return ready();
 }
 
-// Never destroyed: its threads may still sleep in it when the process ends.
+// The pool of threads. It is never destroyed, because its threads may still sleep when the process
+// ends.
 class Pool {
  public:
   void run(int threads, const std::function<void(int)>& work) {
@@ -168,18 +169,18 @@ class Pool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   Job* jobs_ = nullptr;       // jobs that workers may join, the newest first
-  std::atomic<int> open_{0};  // number of these jobs
+  std::atomic<int> open_{0};  // the number of jobs in `jobs_`
   int size_ = 0, asleep_ = 0;
 
   bool start_worker() {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are for the threads of the program
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // pool threads must not receive signals
     bool started = true;
     try {
       std::thread([this] { serve(); }).detach();
     } catch (const std::exception&) {
-      started = false;  // no thread or memory available: fewer threads do the work
+      started = false;  // if no thread or memory is available, fewer threads do the work
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return started;
@@ -210,7 +211,7 @@ class Pool {
     }
   }
 
-  void close(Job& job) {  // no worker can join from now on
+  void close(Job& job) {  // after this call, no worker can join
     for (Job** at = &jobs_; *at; at = &(*at)->next) {
       if (*at != &job) continue;
       *at = job.next;
@@ -242,13 +243,13 @@ std::atomic<Pool*> the_pool{nullptr};
 Pool& pool() {
   Pool* found = the_pool.load(std::memory_order_acquire);
   if (found) return *found;
-  // A child process lacks its parent's threads, and the lock may be locked: make a new pool.
+  // A child process does not have its parent's threads, and the lock may be locked. So make a new pool.
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { the_pool.store(nullptr, std::memory_order_relaxed); });
   (void)registered;
   Pool* made = new Pool;
   if (the_pool.compare_exchange_strong(found, made, std::memory_order_acq_rel)) return *made;
-  delete made;  // another caller was quicker
+  delete made;  // another thread has made the pool first
   return *found;
 }
 

@@ -1,8 +1,8 @@
-// The register tile: a few rows times one panel of columns, summed over a depth.
+// The register tile: the product of a few rows with one panel of columns, summed over a depth.
 //
-// Rows are numbers to broadcast, at a distance known at compile time; a panel has PANEL numbers for
-// each step of the depth. A tile of 14 x 32 keeps 28 vectors of sums in the 32 registers of
-// AVX-512, so that each load of the panel is used for 14 rows.
+// The numbers of a row are broadcast to whole vectors; rows have a distance that is known at compile
+// time. A panel has PANEL numbers for each step of the depth. A tile of 14 x 32 keeps 28 vectors of
+// sums in the 32 registers of AVX-512, so each loaded vector of the panel is used for 14 rows.
 #pragma once
 
 #include "simd.h"
@@ -10,22 +10,22 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// The units of multiplication: 32 bits hold one float, or two bfloat16 that are neighbours in
-// depth.
+// The units of multiplication: 32 bits hold one float, or two bfloat16 numbers that are neighbours
+// along the depth.
 struct Single {
-  static constexpr int DEPTH = 1;  // numbers in 32 bits
-  static constexpr int RUN = 64;   // depth that is summed in one chain
+  static constexpr int DEPTH = 1;  // the numbers in 32 bits
+  static constexpr int RUN = 64;   // the depth that is summed in one chain
   static QKV_INLINE Floats add_product(Floats sum, Floats a, Floats b) { return sum + a * b; }
 };
 
 #if defined(__AVX512BF16__)
 struct Pair {
   static constexpr int DEPTH = 2;
-  static constexpr int RUN = 256;  // rounding to bfloat16 is far larger than the rounding of the sums
+  static constexpr int RUN = 256;  // longer, because rounding to bfloat16 outweighs the rounding of the sums
   static QKV_INLINE Floats add_product(Floats sum, Floats a, Floats b) {
     return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
   }
-  // Stores two vectors as bfloat16 in the space of one, and returns `sum` plus the rounded numbers.
+  // Stores two vectors as bfloat16 in the space of one vector; returns `sum` plus the rounded numbers.
   static QKV_INLINE Floats store_two(float* to, Floats first, Floats second, Floats sum) {
     __m512bh bits = _mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
     std::memcpy(to, &bits, sizeof bits);
@@ -35,9 +35,9 @@ struct Pair {
 };
 #endif
 
-// Sums rows[i * STEP + k] * panel[k * NEXT + column] over `depth`. The two vectors of each row go
-// to `put(i, first, second)` for the first RUN of the depth, and to `add(i, first, second)` for
-// each further RUN, because long chains of additions would accumulate rounding errors.
+// Sums rows[i * STEP + k] * panel[k * NEXT + column] over k < `depth`, in runs of RUN steps, because
+// long chains of additions would accumulate rounding errors. After the first run, the two vectors of
+// each row go to `put(i, first, second)`; after each later run, to `add(i, first, second)`.
 template <class Product, int ROWS, int STEP, int NEXT = PANEL, class Put, class Add>
 QKV_INLINE void multiply_tile(const float* rows, const float* panel, int64_t depth, Put put,
                               Add add) {

@@ -1,4 +1,4 @@
-// Functions for training besides products: activations and their gradients, the loss, AdamW.
+// Functions for training: activations and their gradients, the loss, and AdamW.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,7 @@
 namespace qkv {
 namespace QKV_BODY {
 
-// Calls `work(first, last, piece)` on pieces of a range; the pieces depend only on its length.
+// Calls `work(first, last, piece)` on pieces of a range. The pieces depend only on the range's length.
 constexpr int64_t STRETCH = 1 << 14;
 template <class Work>
 inline void over_stretches(int64_t count, int threads, const Work& work) {
@@ -40,7 +40,7 @@ inline void map_all(const float* x, const float* grad, float* y, int64_t count, 
         Floats g[N];
         QKV_UNROLL for (int n = 0; n < N; ++n) g[n] = get(grad + k + n * WIDTH, n);
         slope<A>(v);
-        // 0 if relu's slope is 0, whatever the gradient
+        // if relu's slope is 0, the result is 0, even if the gradient is NaN
         QKV_UNROLL for (int n = 0; n < N; ++n)
           v[n] = A == Activation::relu ? select((Ints)(v[n] > Floats{}), g[n], splat(0)) : v[n] * g[n];
       } else {
@@ -77,7 +77,7 @@ inline void map(Activation activation, const float* x, const float* grad, float*
   }
 }
 
-// One row: its loss, and in `grad` the softmax minus 1 at the target.
+// Computes the loss of one row, and its gradient: the softmax, minus 1 at the target.
 inline void cross_entropy_row(const float* x, int64_t size, int64_t target, float weight, float* loss,
                               float* grad) {
   constexpr int N = 4;
@@ -91,7 +91,7 @@ inline void cross_entropy_row(const float* x, int64_t size, int64_t target, floa
     for (int c = 0; c < WIDTH; ++c) largest = most[n][c] > largest ? most[n][c] : largest;
   for (; k < size; ++k) largest = x[k] > largest ? x[k] : largest;
 
-  // NaN, for example from -INF - -INF; then the whole row is NaN
+  // if a number is NaN, for example -INF - -INF, the whole row becomes NaN
   auto power = [&](Floats v) QKV_LAMBDA { return exp2((v - largest) * LOG2_E); };
   for (k = 0; k + N * WIDTH <= size; k += N * WIDTH) {
     QKV_UNROLL for (int n = 0; n < N; ++n) {
@@ -117,7 +117,7 @@ inline void cross_entropy_row(const float* x, int64_t size, int64_t target, floa
 }
 
 inline void cross_entropy(const CrossEntropy& p, int threads) {
-  const int64_t rows = p.size < STRETCH ? STRETCH / (p.size + 1) + 1 : 1;  // least work for a thread
+  const int64_t rows = p.size < STRETCH ? STRETCH / (p.size + 1) + 1 : 1;  // at least these rows per thread
   const int64_t pieces = (p.rows + rows - 1) / rows;
   std::atomic<int64_t> next{0};
   on_threads(pieces < 2 ? 1 : threads, [&](int) {
@@ -158,7 +158,7 @@ inline void adamw(const AdamW& p, int threads) {
   });
 }
 
-// The sum of all squares.
+// Returns the sum of all squares.
 inline double squares(const float* x, int64_t count, int threads) {
   Objects<double> parts(size_t((count + STRETCH - 1) / STRETCH) + 1);
   over_stretches(count, threads, [&](int64_t k, int64_t end, int64_t piece) {

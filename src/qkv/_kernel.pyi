@@ -1,8 +1,9 @@
-"""The native kernel (native/module.cpp). Python checks; this only refuses to leave a buffer.
+"""The native kernel (native/module.cpp), which only checks that no access leaves a buffer.
 
-Arrays have a last axis that is contiguous (masks and biases need not) and whole, native-endian
-elements; bfloat16 comes as its bits, uint16. Leading axes broadcast to those of query. `body`
-counts in `bodies()`.
+The Python code checks all other arguments. The last axis of every array is contiguous, except in
+masks and biases. Elements are aligned and native-endian. bfloat16 arrays are passed as uint16. The
+leading axes of all arrays broadcast to the leading axes of query. `body` is an index into
+`bodies()`.
 """
 
 from typing import Any
@@ -11,11 +12,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-MAX_SIZE: int  # the largest d that it takes
-SOURCES: str  # the SHA-256 of the SHA-256 of each file that it was compiled from
+MAX_SIZE: int  # the maximum head size d
+SOURCES: str  # a hash of the source files that the kernel was compiled from
 
 def bodies() -> list[tuple[str, bool]]:
-    """Those that this machine can run, the best first: name, and whether it has BF16 products."""
+    """Return the bodies that this machine can run, the fastest first: name, and has BF16 products."""
 
 def attend(
     body: int,
@@ -28,7 +29,7 @@ def attend(
     bias: Array | None,  # the same, float
     slopes: Array | None,  # (Hq,) float32
     sinks: Array | None,  # (Hq, n) float32
-    offset: int | Array,  # one, or int64 for each row
+    offset: int | Array,  # a number for all rows, or int64 (rows,)
     query_lengths: int | Array | None,
     key_lengths: int | Array | None,
     left: int | None,
@@ -68,7 +69,7 @@ def differentiate(
     query: Array,
     key: Array,
     value: Array,
-    out: Array,  # what attend gave
+    out: Array,  # the result of attend
     lse: Array,
     mask: Array | None,
     bias: Array | None,
@@ -82,15 +83,16 @@ def differentiate(
     softcap: float | None,
     scale: float,
     threads: int,
-    most: float,  # rows with a larger log-sum-exp make their head unsound
-    grad_out: Array,  # (..., Hq, L, dv) of any working type
+    most: float,  # a larger log-sum-exp marks the head in `unsound`
+    grad_out: Array,  # (..., Hq, L, dv) of any type but float64
     grad_query: Array,  # (..., Hq, L, d) float32
     grad_key: Array,  # (..., Hkv, S, d) float32
     grad_value: Array,  # (..., Hkv, S, dv) float32
-    grad_bias: Array | None,  # (..., Hq, L, S) float32, any axis of length 1; is added to
-    grad_slopes: Array | None,  # (rows, Hq) float64, is added to
-    grad_sinks: Array | None,  # (rows, Hq, n) float64, is added to
-    unsound: Array,  # (rows, Hkv) bool: what stands there is wrong
+    grad_bias: Array
+    | None,  # (..., Hq, L, S) float32, any axis may have length 1; the kernel adds to it
+    grad_slopes: Array | None,  # (rows, Hq) float64; the kernel adds to it
+    grad_sinks: Array | None,  # (rows, Hq, n) float64; the kernel adds to it
+    unsound: Array,  # (rows, Hkv) bool: True if the gradients of this head are wrong
     /,
 ) -> None: ...
 def attend_packed(
@@ -117,7 +119,7 @@ def differentiate_packed(
     query: Array,
     key: Array,
     value: Array,
-    out: Array,  # what attend_packed gave
+    out: Array,  # the result of attend_packed
     lse: Array,
     query_starts: Array,
     key_starts: Array,
@@ -130,34 +132,34 @@ def differentiate_packed(
     scale: float,
     threads: int,
     most: float,  # as for differentiate
-    grad_out: Array,  # (total, Hq, dv) of any working type
+    grad_out: Array,  # (total, Hq, dv) of any type but float64
     grad_query: Array,  # (total, Hq, d) float32
     grad_key: Array,  # (total, Hkv, d) float32
     grad_value: Array,  # (total, Hkv, dv) float32
-    grad_slopes: Array | None,  # (B, Hq) float64, is added to
-    grad_sinks: Array | None,  # (B, Hq, n) float64, is added to
-    unsound: Array,  # (B, Hkv) bool: what stands there is wrong
+    grad_slopes: Array | None,  # (B, Hq) float64; the kernel adds to it
+    grad_sinks: Array | None,  # (B, Hq, n) float64; the kernel adds to it
+    unsound: Array,  # (B, Hkv) bool: True if the gradients of this head are wrong
     /,
 ) -> None: ...
 def packed_size(body: int, rows: int, columns: int, like: Array, /) -> int:
-    """How many float32 the packed weights (in, out) = (rows, columns) of `like`'s type take."""
+    """Return how many float32 numbers packed weights (rows, columns) of `like`'s type take."""
 
 def pack(
     body: int,
     weight: Array,  # (in, out), any strides
-    packed: Array,  # float32, packed_size of them
+    packed: Array,  # float32, (packed_size(...),)
     threads: int,
     /,
 ) -> None: ...
 def linear(
     body: int,
     x: Array,  # (rows, in)
-    packed: Array,  # by the same body, of weights (in, out) of x's type
+    packed: Array,  # weights (in, out) of x's type, packed by the same body
     bias: Array | None,  # (out,) float32
     activation: int,  # 0 none, 1 gelu, 2 gelu_tanh, 3 silu, 4 relu, 5 quick_gelu
-    gate: Array | None,  # (rows, out): multiplies what the activation gave
+    gate: Array | None,  # (rows, out): the factor of the activation's result
     residual: Array | None,  # (rows, out): added last
-    y: Array,  # (rows, out); of x's type or float32, and gate and residual of y's
+    y: Array,  # (rows, out), of x's type or float32; gate and residual have y's type
     threads: int,
     /,
 ) -> None: ...
@@ -169,7 +171,7 @@ def norm(
     eps: float,
     centred: bool,
     y: Array,  # (rows, size), of the type of x
-    scale: Array,  # (rows,) float32: what was divided by
+    scale: Array,  # (rows,) float32: the divisors
     threads: int,
     /,
 ) -> None: ...
@@ -194,7 +196,7 @@ def map(
     body: int,
     activation: int,  # as in linear, not 0
     x: Array,  # float32, contiguous
-    grad: Array | None,  # the same: y is grad times the derivative at x
+    grad: Array | None,  # float32, contiguous: y is grad times the derivative at x
     y: Array,
     threads: int,
     /,
@@ -203,7 +205,7 @@ def norm_grad(
     body: int,
     x: Array,  # (rows, size) float32
     weight: Array,  # (size,) float32
-    scale: Array,  # (rows,) float32: what norm divided by
+    scale: Array,  # (rows,) float32: the divisors of the forward pass
     grad: Array,  # (rows, size) float32
     centred: bool,
     grad_x: Array,  # (rows, size) float32, contiguous
@@ -224,12 +226,12 @@ def cross_entropy(
 ) -> None: ...
 def adamw(
     body: int,
-    parameters: Array,  # (n,) float32, as are the others
+    parameters: Array,  # (n,) float32, like the other arrays
     gradient: Array,
     mean: Array,
     square: Array,
     decays: Array | None,
-    decay: float,  # where there are no decays
+    decay: float,  # used if `decays` is None
     rate: float,
     factor: float,
     eps: float,
@@ -249,7 +251,7 @@ def squares(
     /,
 ) -> float: ...
 def multiply_adds(body: int, bfloat16: bool, threads: int, /) -> float:
-    """Floating-point operations a second in registers at most, measured: see native/rates.h."""
+    """Measure the maximum of floating-point operations per second; see native/rates.h."""
 
 def read_rate(body: int, threads: int, /) -> float:
-    """Bytes a second read from a large array at most, measured."""
+    """Measure the maximum of bytes per second that can be read from a large array."""
