@@ -37,9 +37,9 @@ def test_by_hand(small):
 
 
 def test_what_has_no_such_matrix(small):
-    with pytest.raises(ValueError, match=r"the output head of .* has a layer before"):
+    with pytest.raises(ValueError, match=r"the LM head of .* has a layer before"):
         copying_scores(small("bert"))
-    with pytest.raises(ValueError, match=r"copying_scores: .* has no head"):
+    with pytest.raises(ValueError, match=r"copying_scores: .* has no LM head"):
         copying_scores(small("headless"))
     with pytest.raises(TypeError, match="copying_scores: model is str"):
         copying_scores("gpt2")

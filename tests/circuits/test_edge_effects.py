@@ -414,10 +414,11 @@ def test_models_without_a_residual_stream_of_sums(small, call):
     more = {edges: {}, path: {"sender": "embed", "receivers": "mlp.1"}, discover: {"edges": 3}}[
         call
     ]
-    for kind, words in (("bert", "has norms after its parts"), ("olmo2", "one norm of .* joins")):
+    faults = {"bert": "has norms after its parts", "olmo2": "normalizes the queries of all heads"}
+    for kind, words in faults.items():
         with pytest.raises(ValueError, match=f"^{call.__name__}: .*{words}"):
             call(small(kind), **ABOUT, **more)
-    with pytest.raises(ValueError, match=f"^{call.__name__}: .* gives no logits over words"):
+    with pytest.raises(ValueError, match=f"^{call.__name__}: .* computes no logits for words"):
         call(small("headless"), **ABOUT, **more)
     with pytest.raises(TypeError, match=f"^{call.__name__}: model is str: give a model"):
         call("gpt2", **ABOUT, **more)

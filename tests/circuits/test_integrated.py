@@ -93,5 +93,5 @@ def test_what_cannot_be_asked_for(small, options, error, words):
 
 
 def test_a_model_without_words(small):
-    with pytest.raises(ValueError, match=r"integrated_gradients: .* has no head"):
+    with pytest.raises(ValueError, match=r"integrated_gradients: .* has no LM head"):
         integrated_gradients(small("headless"), IDS, of=OF)

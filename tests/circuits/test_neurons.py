@@ -131,7 +131,11 @@ def test_what_cannot_be_scanned(small):
         ),
         (("past", 0), KeyError, r"there is no \('past', 0\); the nearest are"),
         (("post", 2), KeyError, "there is no layer 2"),
-        (SAE(np.eye(12), np.eye(12)), ValueError, "of is <SAE.* without a site: set its at"),
+        (
+            SAE(np.eye(12), np.eye(12)),
+            ValueError,
+            "of is <SAE.* has no activation name: set",
+        ),
     ):
         with pytest.raises(error, match=words):
             scan(model, texts(), of=of)

@@ -163,7 +163,7 @@ def test_to_first_order(small, kind, at):
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
-        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted has 6: activations"),
+        ({"clean": CLEAN[:4]}, ValueError, "clean has 4 tokens and corrupted has 6: give texts"),
         ({"clean": [CLEAN, CLEAN]}, ValueError, "clean .* 2 texts"),
         (
             {"at": "resid"},
@@ -200,17 +200,17 @@ def test_models_and_metrics_that_do_not_do(small):
         return patch(model, CLEAN, CORRUPTED, at="z", metric=metric)
 
     with pytest.raises(
-        ValueError, match=r"metric returned an array \(30,\) for logits \(1, 6, 30\): gi"
+        ValueError, match=r"metric returned an array \(30,\) for logits \(1, 6, 30\): re"
     ):
         with_metric(lambda logits: logits[0, -1])
-    with pytest.raises(TypeError, match=r"patch: metric returned None: give one number"):
+    with pytest.raises(TypeError, match=r"patch: metric returned None: return one number"):
         with_metric(lambda logits: None)
     with pytest.raises(TypeError, match=r"attribution_patch: metric is a function, .* call patch"):
         attribution_patch(model, CLEAN, CORRUPTED, at="z", metric=difference)
     with pytest.raises(ValueError, match="at is 'resid_mid', and the layers of parallel have no"):
         patch(small("parallel"), CLEAN, CORRUPTED, at="resid_mid", metric=LOGIT)
     for kind, words in (
-        ("headless", "no head, so it gives no logits"),
+        ("headless", "no LM head, so the model computes no logits"),
         ("classes", "a head for classes"),
         ("t5", "reads one text and writes another"),
         ("vit", "looks at images"),

@@ -516,7 +516,9 @@ def test_models_and_sites_that_do_not_do(small):
         SAE.train(model, IDS, at="resid_past", **options)
     with pytest.raises(ValueError, match=r"SAE.train: k is 9"):
         SAE.train(model, IDS, at=SITE, features=8, k=9)
-    with pytest.raises(ValueError, match=r"SAE.evaluate: <SAE: topk.*> has no site: set its at"):
+    with pytest.raises(
+        ValueError, match=r"SAE.evaluate: <SAE: topk.*> has no activation name: set"
+    ):
         made("topk").evaluate(model, IDS)
     with pytest.raises(ValueError, match=r"x has shape \(1, 6, 3, 4\) but <SAE.* of 20"):
         model.trace(IDS[0], edit={("z", 0): SAE(np.ones((20, 4)), np.ones((4, 20)))})

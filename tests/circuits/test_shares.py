@@ -184,5 +184,5 @@ def test_norms_behind_the_parts_are_refused_where_the_head_would_do(small):
     head = replace(bert.design.head, dense=False, activation=None, norm=False)
     plain = bert.with_parameters(dict(bert.parameters))
     plain.design = replace(bert.design, head=head)
-    with pytest.raises(ValueError, match=r"normalizes after its parts"):
+    with pytest.raises(ValueError, match=r"has norms after its parts, so each norm rescales"):
         attribute_logits(plain, bert.trace(IDS), (-1, 4))

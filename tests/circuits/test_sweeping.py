@@ -126,16 +126,16 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"by": "head"}, "by is 'head' and at is 'resid_pre', which has no such parts: give 'posi"),
+        ({"by": "head"}, "by is 'head', but 'resid_pre' has no parts of this kind: give 'posi"),
         (
             {"at": "z", "by": "neuron"},
-            "by is 'neuron' and at is 'z', .*: give 'position' or 'head'",
+            "by is 'neuron', but 'z' .*: give 'position' or 'head'",
         ),
         (
             {"at": "post", "by": "head"},
-            "by is 'head' and at is 'post', .*: give 'position' or 'neuron'",
+            "by is 'head', but 'post' .*: give 'position' or 'neuron'",
         ),
-        ({"at": "z", "by": 1}, "by is 1 and at is 'z'"),
+        ({"at": "z", "by": 1}, "by is 1, but 'z'"),
         ({"at": []}, "at is an empty list: choose among resid_pre, "),
         (
             {"at": ["mlp_out", "z"]},
@@ -144,7 +144,7 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
         ({"corrupted": OTHERS[:3]}, "clean has 4 texts and corrupted has 3: give equal"),
         (
             {"corrupted": OTHERS[::-1]},
-            "clean of pair 1 has 4 tokens and corrupted has 7: activations",
+            "clean of pair 1 has 4 tokens and corrupted has 7: give texts",
         ),
         ({"metric": [LOGIT] * 3}, "metric is a list of 3 for 4 texts: give one value for all"),
         (

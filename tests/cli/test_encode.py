@@ -188,8 +188,8 @@ def test_an_input_that_shrinks_is_named(
     done = encode(str(file), "-o", str(tmp_path / f"out.{suffix}"), "--model", model)
     assert done.exit_code == 2
     assert done.stderr == (
-        f"qkv encode: {file} changed while it was read: it had 23 lines and now has 7: "
-        "take a copy\n"
+        f"qkv encode: {file} changed while it was read: it had 23 lines and now has 7 lines: "
+        "read a copy of the file\n"
     )
     assert not (tmp_path / f"out.{suffix}").exists()
 

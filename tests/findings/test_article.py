@@ -100,6 +100,6 @@ def test_files_that_are_not_there_or_too_large(
     monkeypatch.setattr("qkv.findings.finding_files._LARGEST_PICTURE", 3)
     (tmp_path / "b.png").write_bytes(PIXEL)
     with pytest.raises(
-        ValueError, match=r"the picture b\.png is 8 bytes long: give a picture of at most 3 bytes"
+        ValueError, match=r"the picture b\.png has 8 bytes: give a picture of at most 3 bytes"
     ):
         parts_of(tmp_path, "![b](b.png)")

@@ -136,7 +136,7 @@ def test_what_is_no_record_is_refused(model: qkv.Model) -> None:
         ),
         (
             {"text": "a " * 80},
-            "^finding: the text has 82 tokens and books reads at most 64: shorten",
+            "^finding: the text has 82 tokens and books reads at most 64 tokens: shorten",
         ),
         ({"position": 9}, "^finding: position is 9 and the text has 9 tokens: give 0 to 8$"),
         ({"position": -10}, "^finding: position is -1 and the text has 9 tokens"),

@@ -167,5 +167,5 @@ def test_files_that_are_not_there_or_too_large(
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         qkv.Finding.load(tmp_path / "nothing.json")
     monkeypatch.setattr("qkv.findings.finding_files._MOST", 100)
-    with pytest.raises(ValueError, match="bytes long: give a finding of at most 100 bytes"):
+    with pytest.raises(ValueError, match="bytes: give a finding of at most 100 bytes"):
         qkv.Finding.load(file_of(tmp_path, RIGHT))

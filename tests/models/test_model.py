@@ -192,7 +192,7 @@ def test_names_and_layers_are_kept_as_asked(model):
 def test_the_last_layer_is_the_models_whichever_were_kept(model):
     first = model.trace("the cat", layers=0)
     assert (first.num_layers, first.layers) == (2, [0])
-    with pytest.raises(KeyError, match=r"layer 1 was not traced; layer 0 was"):
+    with pytest.raises(KeyError, match=r"layer 1 was not traced; only layer 0 was traced"):
         first["pattern", -1]
     with pytest.raises(KeyError, match=r"this trace holds pattern only for layer 0 of 2 layers"):
         _ = first.attentions

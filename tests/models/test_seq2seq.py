@@ -406,7 +406,7 @@ def test_a_pair_is_saved_and_read_again(model, tmp_path):
         found = qkv.attention(**again.decoder.attention_inputs(layer), return_weights=True)[1]
         np.testing.assert_allclose(found, trace.decoder["pattern", layer], atol=1e-12)
     (tmp_path / "other.safetensors").write_bytes(b"nonsense")
-    with pytest.raises(ValueError, match="not such a trace"):
+    with pytest.raises(ValueError, match="not a trace of an encoder-decoder"):
         Seq2SeqTrace.load(tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="is not a trace that qkv saved"):
         qkv.Trace.load(tmp_path / "other.safetensors")

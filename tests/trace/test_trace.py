@@ -130,7 +130,7 @@ def test_layers_that_were_not_kept_are_told_from_those_that_are_not_there() -> N
     assert (trace.num_layers, trace.layers) == (5, [1, 2])
     for name in (("pattern", -1), "blocks.4.attn.hook_pattern", ("attn", 4)):
         assert name not in trace
-        with pytest.raises(KeyError, match="layer 4 was not traced; layers 1, 2 were"):
+        with pytest.raises(KeyError, match="layer 4 was not traced; only layers 1, 2 were traced"):
             trace[name]
     for name in (("pattern", 5), ("pattern", -6), "blocks.7.attn.hook_pattern"):
         with pytest.raises(KeyError, match=r"there is no layer -?[567]: the model has 5 layers"):

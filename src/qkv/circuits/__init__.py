@@ -1,4 +1,4 @@
-"""Measure the roles, effects and circuits of the parts of a model."""
+"""Interpret models: measure what heads, neurons and MLPs do, and find circuits."""
 
 from qkv.circuits.caching import Cache, cache
 from qkv.circuits.edge_effects import discover, edges, path

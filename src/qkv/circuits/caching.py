@@ -19,7 +19,7 @@ from qkv.trace.activations import meant, numbers_of
 
 _CALL = "cache"
 MANIFEST = "cache.json"
-BYTES = 2**28  # The approximate size of a file.
+BYTES = 2**28  # The approximate size of a file with activations.
 _IDS, _STARTS = "ids", "starts"  # Names of arrays in a file.
 
 
@@ -123,10 +123,10 @@ def cache(
     """Run many texts and write their activations to files.
 
     The folder holds "cache.json", and safetensors files of about 256 MB each with the rows of
-    consecutive texts, without padding. Memory holds one file at a time. If a call is interrupted,
-    repeat it: texts whose files are complete are not run again; only their tokens are compared with
-    the stored tokens. To add texts later, repeat the call with the earlier texts followed by the
-    new texts. Cached activations are read through memory maps.
+    consecutive texts, without padding. At most the content of one file is in memory. If a call is
+    interrupted, repeat the call. Texts in complete files are not run again: only their tokens are
+    compared with the stored tokens. To add texts later, repeat the call with the earlier texts
+    followed by the new texts. Cached activations are read through memory maps.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
@@ -300,6 +300,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
         )
     ):
         raise ModelError(
-            f"{folder / MANIFEST} is not the manifest of a cache: write it again with cache()"
+            f"{folder / MANIFEST} is not the manifest of a cache: write the cache again with "
+            "cache()"
         )
     return about

@@ -18,8 +18,8 @@ from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder
 
-_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # Gradients to average.
-_SAMPLE = 200  # Edges in the sample.
+_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # The number of gradients that are averaged.
+_SAMPLE = 200  # The number of edges whose estimates are compared with exact scores.
 
 
 def edges(
@@ -53,15 +53,15 @@ def edges(
             5 gradients, at evenly spaced points between the corrupted and the clean embeddings.
 
     Returns:
-        A `Graph` of all edges. For estimated scores, `.correlation` compares 200 of them with exact
-        scores.
+        A `Graph` of all edges. For estimated scores, `.correlation` compares a sample of 200 edges
+        with their exact scores.
 
     Raises:
         TypeError: an argument has a wrong type; the metric does not return a number; or the method
             is "eap" or "eap-ig", and the metric is a function or the model is in half precision.
         ValueError: the texts have different numbers of tokens, or an argument has several texts;
-            the method, position or token does not exist; the model gives no logits over words, has
-            norms only after its parts (BERT), or has a joint norm for the queries of all heads
+            the method, position or token does not exist; the model has no LM head, has norms
+            only after its parts (BERT), or has a joint norm for the queries of all heads
             (OLMo 2); or the metric returns an array.
 
     Source:
@@ -90,9 +90,9 @@ def path(
     """Path patching: measure the effect of a sender on a metric through chosen receivers.
 
     In the clean run, these receivers read the sender's output from the corrupted run, and all later
-    parts are recomputed. The effect is the change of the metric. For one receiver, the effect is
-    the exact score of that edge. With several receivers, the effect includes changes that earlier
-    receivers pass on to later receivers.
+    parts are recomputed. The effect is the change of the metric. With one receiver, the effect is
+    the exact score of the edge from the sender to the receiver. With several receivers, the effect
+    includes changes that earlier receivers pass on to later receivers.
 
     Args:
         model: as for `edges`.
@@ -225,7 +225,7 @@ def discover(
 
 
 def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
-    """Return the model. Raise an error if the method does not support the metric."""
+    """Return the model; raise an error if the method does not support the metric or the model."""
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"{call}: method is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
@@ -348,7 +348,10 @@ _SILENT = GradientRecorder(lambda name: False, {}, {})
 
 
 def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
-    """Turn gradients (m, n, T, D) into the effects (n, senders) of the first `count` senders."""
+    """Return the effects (n, senders) of the first `count` senders.
+
+    `slopes` (m, n, T, D) holds the gradients of m runs for n inputs.
+    """
     slope = slopes.mean(0, dtype=np.float64)[:, stream.span]
     deltas = stream.deltas[:count].astype(np.float64)
     return np.asarray(np.tensordot(slope, deltas, ([1, 2], [1, 2])))

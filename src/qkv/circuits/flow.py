@@ -1,4 +1,4 @@
-"""The flow between tokens, computed from attention, and between heads, from parameters."""
+"""Measure the flow between tokens (from attention weights) and heads (from parameters)."""
 
 from typing import Literal
 
@@ -212,8 +212,8 @@ def copying_scores(model: Model) -> Result:
 
     Raises:
         TypeError: `model` is not a model.
-        ValueError: the model gives no logits over words, or its LM head is not linear (BERT's LM
-            head has a layer with an activation function).
+        ValueError: the model has no LM head, or its LM head is not linear (BERT's LM head has a
+            layer with an activation function).
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section "Copying".
@@ -227,8 +227,8 @@ def copying_scores(model: Model) -> Result:
     model = check_words(model, "copying_scores")
     if not has_linear_head(model):
         raise ValueError(
-            f"copying_scores: the output head of {model.name} has a layer before the last matrix, "
-            "so no product of matrices gives a head's part of the logits: use a decoder"
+            f"copying_scores: the LM head of {model.name} has a layer before the last matrix, "
+            "so a head's share of the logits is not a product of matrices: use a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
     there_and_back = out.astype(np.float64) @ embed.astype(np.float64)  # (D, D)

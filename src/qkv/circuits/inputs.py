@@ -1,4 +1,4 @@
-"""Check models, traces and logits, and run many texts in batches."""
+"""Check the arguments of `qkv.circuits`, and run many texts in batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -28,7 +28,7 @@ class Logit(NamedTuple):
 
     Attributes:
         position: counted from 0.
-        tokens: the ids of one or two tokens.
+        tokens: the id of one token, or the ids of two tokens whose logits are subtracted.
 
     >>> Logit(0, [2, 0]).of(np.array([1.0, 0.0, 4.0])).item()
     3.0
@@ -38,13 +38,13 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Compute the logit or the difference, in float64, from logits (..., V) at the position."""
+        """Return the logit, or the difference, in float64, given the position's logits (..., V)."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
 
 def check_model(model: Any, call: str) -> Model:
-    """Return the model, which must be a text encoder or decoder."""
+    """Return the model; raise an error unless the model is a text encoder or decoder."""
     if not isinstance(model, Model):
         kind = type(model).__name__
         raise TypeError(f"{call}: model is {kind}: give a model from qkv.load(name)")
@@ -56,21 +56,26 @@ def check_model(model: Any, call: str) -> Model:
 
 
 def check_words(model: Any, call: str) -> Model:
-    """Return the model, which must read text and have an LM head."""
+    """Return the model; raise an error unless the model reads text and has an LM head."""
     checked = check_model(model, call)
     head = checked.design.head
     if head is None or head.pool is not None or head.classes:
         of = "vectors" if head is not None and head.embeds else "classes"
-        has = "no head" if head is None else f"a head for {of}"
+        has = "no LM head" if head is None else f"a head for {of}, not an LM head"
         raise ValueError(
-            f"{call}: {checked.name} has {has}, so it gives no logits over words: load a model "
-            "with its head (architectures in its config.json says ...ForMaskedLM or ...ForCausalLM)"
+            f"{call}: {checked.name} has {has}, so the model computes no logits for words: load a "
+            "model with an LM head (architectures in its config.json says ...ForMaskedLM or "
+            "...ForCausalLM)"
         )
     return checked
 
 
 def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool = False) -> Trace:
-    """Return the trace; check that it fits the model and holds one text (or more if `many`)."""
+    """Check a trace, and return it.
+
+    The trace must be from a model with as many layers as `model`. Unless `many` is true, the trace
+    must hold a single text.
+    """
     if not isinstance(trace, Trace):
         kind = type(trace).__name__
         raise TypeError(f"{call}: trace is {kind}: give a trace from model.trace(text)")
@@ -87,7 +92,7 @@ def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool
 def check_index(number: Any, count: int, call: str, name: str, error: Any = IndexError) -> int:
     """Return `number` as an index below `count`; negative numbers count from the end.
 
-    If there is no such index, raise `error`, which is an exception class.
+    `error` is the class of the exception for an index that does not exist.
 
     >>> check_index(-1, 3, "examples", "layer")
     2
@@ -100,10 +105,10 @@ def check_index(number: Any, count: int, call: str, name: str, error: Any = Inde
 
 
 def kept(trace: Trace, call: str, *names: Any) -> Array:
-    """Return the activation (B, ...) for the first of the names that the trace holds.
+    """Return an activation (B, ...): the first of `names` that the trace has.
 
     Raises:
-        KeyError: the trace has none of the names; the message says what to trace.
+        KeyError: the trace has none of the names; the message says which name to trace.
     """
     for name in names:
         if name in trace:
@@ -133,12 +138,12 @@ def for_each(value: Any, count: int, call: str, name: str) -> list[Any]:
 
 
 def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> Logit:
-    """Read `(position, token)` or `(position, token, other token)` as a `Logit`.
+    """Convert `(position, token)` or `(position, token, other token)` to a `Logit`.
 
     Args:
         value: the tuple. The position may be negative. A token may be a one-token string.
         model: a model with an LM head.
-        length: T.
+        length: the number of tokens of the text.
         call: the function name for error messages.
         name: the argument name for error messages.
     """
@@ -154,7 +159,7 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-# the maximum numbers of texts and of characters to read and sort together
+# the maximum numbers of texts and of characters that are sorted by length together
 TEXTS, LETTERS = 4096, 2**19
 MOST_POSITIONS = 2**11  # the maximum number of positions per run; a longer text runs alone
 
@@ -209,7 +214,7 @@ def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iter
         model: the model, whose tokenizer splits the texts into tokens.
         texts: any iterable of texts, or a single text. A text is a string or an array of ids.
         call: the function name for error messages.
-        empty: whether to keep texts without a token.
+        empty: whether to yield texts that have no token.
 
     Raises:
         TypeError: `texts` is not iterable, or a text is neither a string nor ids.
@@ -248,7 +253,7 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
 
     A batch has at most `MOST_POSITIONS` positions and `most` weights per head; a longer text runs
     alone. If a batch fills half of `MOST_POSITIONS`, the next shorter text starts a new batch,
-    which avoids padding.
+    so that short texts need less padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -286,7 +291,7 @@ def room(model: Model) -> int:
 
 
 def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
-    """Run texts and pass the weights of each layer to a function.
+    """Run texts, and pass the attention weights of each layer to a function.
 
     Args:
         model: a text encoder or decoder.
@@ -320,7 +325,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
 
 
 def _in_parts(model: Model, ids: Array, use: Use) -> None:
-    """Do the same as `watch`, but for one text with more than `CELLS` weights in a layer."""
+    """Call `use` as `watch` does, for one long text, with a part of its queries at a time."""
     rotated = any(layer.attn.rotary or layer.attn.q_norm for layer in model.layers)
     trace = model.trace(ids, names=["q", "k", "v", *["rot_q", "rot_k"] * rotated])
     step = max(1, room(model) // len(ids))
@@ -387,12 +392,11 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
         texts: any iterable of texts. A text is a string or an array of token ids.
         name: the full name of the activation.
         call: the function name for error messages.
-        may_be_empty: if the texts hold no token, whether to yield nothing instead of raising an
-            error.
+        may_be_empty: for texts without any token, True yields nothing and False raises an error.
 
     Yields:
-        `(texts, rows)`: the texts of a batch and the rows of their tokens, (tokens, n). Heads are
-        joined.
+        `(texts, rows)`: the texts of a batch and the rows of their tokens, (tokens, n). If the
+        activation has heads, a row joins the vectors of all heads.
 
     Raises:
         ValueError: the texts hold no token and `may_be_empty` is false.

@@ -34,7 +34,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
 
     Raises:
         TypeError: `model` is not a model, or `trace` is not a trace.
-        ValueError: the model gives no logits over words, or the trace is from another model.
+        ValueError: the model has no LM head, or the trace is from another model.
         KeyError: the trace lacks the input of a layer; the message says what to trace.
 
     Source:
@@ -73,7 +73,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
 
 
 def has_linear_head(model: Model) -> bool:
-    """Is the LM head a single matrix, without a norm or an activation function of its own?"""
+    """Return whether the LM head is one matrix, without its own norm or activation function."""
     head = model.design.head
     return head is not None and not (head.dense or head.activation is not None or head.norm)
 
@@ -91,9 +91,9 @@ def attribute_logits(
 
     If norms come before the parts of a block, every head and every MLP adds its vector to one sum,
     and a norm and a matrix turn that sum into logits. The scale of the norm depends on all parts
-    together. With the scale fixed at its value in this run, the computation is linear, and the
-    shares sum to the logit (before any soft cap). A share is the direct effect of a part's output.
-    Later parts read that output too; `patch` and `ablate=` measure the whole effect.
+    together. With the norm's scale fixed at its value in this run, the computation is linear, and
+    the shares sum to the logit (before any soft cap). A share is the direct effect of a part's
+    output. Later parts read that output too; `patch` and `ablate=` measure the whole effect.
 
     The share "embed" belongs to the token and position embeddings. The shares "mlp" include the
     biases of the MLPs; the share of a block without an MLP is 0. The share "bias" sums the biases
@@ -115,12 +115,12 @@ def attribute_logits(
 
     Returns:
         "embed" and "bias", numbers; "heads" (layers, Hq); "mlp" (layers,); "neurons" (layers, F).
-        Several texts add a first axis, (B, ...). All results are float64.
+        For several texts, each result has a first axis, (B, ...). All results are float64.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: the model gives no logits over words; its head is not linear (BERT's head has a
-            layer with an activation); it has norms only after its parts; `by` is "neuron" and a
+        ValueError: the model has no LM head; its LM head is not linear (BERT's LM head has a layer
+            with an activation function); it has norms only after its parts; `by` is "neuron" and a
             block has no MLP or has a mixture of experts; the trace is from another model; `by`, the
             position or the token does not exist; or the list `of` does not have one tuple per text.
         KeyError: the trace lacks an activation; the message says what to trace.
@@ -169,7 +169,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         return _wide(kept(trace, "attribute_logits", *names)[cells])
 
     def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
-        """Turn factors of a norm's outputs into `(factors, bias)` of its inputs."""
+        """Convert factors of a norm's outputs to `(factors, bias)` of the norm's inputs."""
         if norm is None:
             return towards, 0.0
         before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
@@ -222,8 +222,8 @@ def _check_linear(model: Model, by: Any) -> None:
         )
     if any(block.post_norm for block in model.layers):
         raise ValueError(
-            f"attribute_logits: {model.name} normalizes after its parts, so each norm changes what "
-            "earlier parts added: use a decoder with norms before its parts, or call "
+            f"attribute_logits: {model.name} has norms after its parts, so each norm rescales the "
+            "outputs of earlier parts: use a decoder with norms before its parts, or call "
             "patch(model, ...)"
         )
 
@@ -238,7 +238,7 @@ def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
 
 
 def _back(part: Any, name: str, own: Array) -> Array:
-    """Turn factors of a projection's outputs into factors (B, in) of its inputs."""
+    """Convert factors of a projection's outputs to factors (B, in) of its inputs."""
     return np.asarray(own @ _wide(part.parameters[f"{name}.weight"]).T)
 
 
@@ -256,8 +256,8 @@ def integrated_gradients(
 
     A share is the difference between an embedding and the baseline, times the average gradient of
     the logit on the straight line from the baseline to the embeddings. The shares sum to the logit
-    of the text minus the logit of the baseline; shares from a single gradient do not. Position
-    embeddings are not changed.
+    of the text minus the logit of the baseline. (With a single gradient instead of the average,
+    they would have another sum.) Position embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.
@@ -279,8 +279,8 @@ def integrated_gradients(
 
     Raises:
         TypeError: an argument has a wrong type, or the model is in half precision.
-        ValueError: the model gives no logits over words; `text` is several texts; the position or
-            the token does not exist; `baseline` has another shape; or `steps` is below 1.
+        ValueError: the model has no LM head; `text` is several texts; the position or the token
+            does not exist; `baseline` has another shape; or `steps` is below 1.
 
     Source:
         Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1 and
@@ -317,7 +317,7 @@ def integrated_gradients(
     if missing > 0.05 * abs(high - low) + 1e-4 * max(abs(low), abs(high)):
         warnings.warn(
             f"{call}: the shares sum to {shares.sum():.4g}, and the logit is {high - low:.4g} "
-            f"above that of the baseline: give more steps than {steps}, or another baseline",
+            f"above the logit of the baseline: give more steps than {steps}, or another baseline",
             stacklevel=2,
         )
     axes, title, words = ("token", "D"), "Integrated gradients", {"token": words_of(trace[0])}

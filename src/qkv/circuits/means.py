@@ -29,7 +29,7 @@ def checked_names(of: inputs.Names, call: str, known: Sequence[str]) -> tuple[st
 
 
 class Measured:
-    """The measures of attention weights for a batch of texts: one number per query.
+    """Computes measures of attention weights: one number per query of a batch of texts.
 
     Args:
         batch: the token ids of each text, (T,).
@@ -113,7 +113,7 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """For each query, sum the weights on the keys `shift` positions after its paired keys."""
+        """Sum each query's weights on the positions `shift` after the keys of its pairs."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -163,9 +163,9 @@ _MEASURES = {
 
 @dataclass(frozen=True)
 class HeadSums:
-    """The sums over queries and the counts of queries from which `head_scores` computes means.
+    """The sums of measures over queries, and the numbers of queries, for `head_scores`.
 
-    `one + other` adds the sums for two parts of a corpus.
+    `one + other` adds the sums and the numbers of two parts of a corpus.
 
     Attributes:
         sums: arrays (layers, heads) of float64, keyed by measure.
@@ -182,7 +182,7 @@ class HeadSums:
         )
 
     def means(self) -> dict[str, Result]:
-        """Return the mean (layers, heads) of each measure; NaN if no query counts."""
+        """Return the mean (layers, heads) of each measure; NaN for a measure without queries."""
         results = {}
         for name, part in self.sums.items():
             mean = part / (self.counts[name] or np.nan)
@@ -192,11 +192,11 @@ class HeadSums:
 
 
 def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> dict[str, Result]:
-    """Score attention heads by means over all queries of all texts, special tokens included.
+    """Measure what each attention head looks at, averaged over all queries of all texts.
 
-    Each text is read once. Memory grows neither with the number of texts nor with the square of
-    their length. Texts are truncated as in `trace`, and a warning gives the number of truncated
-    texts. A text without tokens adds nothing.
+    Each text is read once. Memory does not depend on the number of texts, and grows linearly with
+    the length of a text. Special tokens are included. Texts are truncated as in `trace`, and a
+    warning gives the number of truncated texts. A text without tokens is ignored.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
@@ -211,7 +211,8 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:
-        Arrays (layers, heads) of float64, keyed by measure; NaN if no query counts.
+        Arrays (layers, heads) of float64, keyed by measure. A measure without queries is NaN, such
+        as "induction" if no text repeats a token.
 
     Raises:
         TypeError: a text is neither a string nor ids, or `model` is not a model.
@@ -231,7 +232,7 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
 
 
 def head_sums(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> HeadSums:
-    """Return the sums and counts of `head_scores`, which can be added for parts of a corpus."""
+    """Return the sums behind `head_scores`; the sums for parts of a corpus can be added."""
     call = "head_scores"
     return summed(
         inputs.check_model(model, call), texts, checked_names(of, call, NAMES), call, None, None
@@ -299,14 +300,20 @@ def diff(model_a: Model, model_b: Model, texts: inputs.Texts) -> dict[str, Resul
 
     Each text is read once. Memory does not grow with the number of texts.
 
-    Four measures are cosines between corresponding vectors of the two models: the outputs of layers
-    ("resid"), of attention ("attn") and of MLPs ("mlp", if the models have MLPs), and the
-    activation `z` of each head ("heads", of shape (layers, Hq)). Two zero vectors have the cosine
-    1; a zero vector and a nonzero vector have the cosine 0.
+    Four measures are cosines between corresponding vectors of the two models:
 
-    Three more measures compare the logits if both models have LM heads. "logits" is the mean
-    absolute difference. "kl" is the KL divergence of model_b's probabilities from model_a's, in
-    nats. "same" is the share of tokens for which both models predict the same word.
+    - "resid": the outputs of layers.
+    - "attn": the outputs of attention.
+    - "mlp": the outputs of MLPs, if the models have MLPs.
+    - "heads": the activation `z` of each head, (layers, Hq).
+
+    Two zero vectors have the cosine 1; a zero vector and a nonzero vector have the cosine 0.
+
+    If both models have LM heads, three more measures compare the logits:
+
+    - "logits": the mean absolute difference.
+    - "kl": the KL divergence of model_b's probabilities from model_a's probabilities, in nats.
+    - "same": the share of tokens for which both models predict the same word.
 
     Args:
         model_a: a text encoder or decoder from `qkv.load`.
@@ -412,7 +419,8 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
                     "same tokenizer"
                 )
         for batch in inputs.batches(window, inputs.MOST_POSITIONS * inputs.MOST_POSITIONS):
-            step = max(1, inputs.MOST_POSITIONS // 4 // len(batch[0].ids))  # for their logits
+            # smaller batches, so that the logits fit in memory
+            step = max(1, inputs.MOST_POSITIONS // 4 // len(batch[0].ids))
             for first in range(0, len(batch), step):
                 yield batch[first : first + step]
 

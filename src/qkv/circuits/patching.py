@@ -20,7 +20,7 @@ NEURONS = ("pre", "post")
 SITES = (*POSITIONS, *HEADS, *NEURONS)
 TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
 
-Metric = Callable[[Array], Any] | Target  # a function takes logits (1, T, V), returns a number
+Metric = Callable[[Array], Any] | Target  # a function turns logits (1, T, V) into a number
 
 
 def attribution_patch(
@@ -133,12 +133,12 @@ class Pair:
         number = np.asarray(self.metric(logits))
         if number.shape:
             raise ValueError(
-                f"{self.call}: metric returned an array {number.shape} for logits "
-                f"{logits.shape}: give "
-                "one number"
+                f"{self.call}: metric returned an array {number.shape} for logits {logits.shape}: "
+                "return one number"
             )
         if number.dtype.kind not in "fiub":
-            raise TypeError(f"{self.call}: metric returned {shown(number.item())}: give one number")
+            given = shown(number.item())
+            raise TypeError(f"{self.call}: metric returned {given}: return one number")
         return float(number)
 
 
@@ -148,7 +148,7 @@ def _check_site(at: Any, sites: Sequence[str], call: str) -> None:
 
 
 def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: str = "") -> Pair:
-    """Run the clean and the corrupted text, and check that they fit each other and the metric."""
+    """Run the clean and the corrupted text; check that both have the same number of tokens."""
     if any(not any(short_name(hook) == at for hook in layer.hooks) for layer in model.layers):
         raise ValueError(f"{call}: at is {at!r}, and the layers of {model.name} have no {at!r}")
     names = [(part, layer) for part in ("resid_pre", at) for layer in range(model.num_layers)]
@@ -162,8 +162,8 @@ def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: st
     one, other = (len(trace.ids) for trace in runs)
     if one != other:
         raise ValueError(
-            f"{call}: clean{which} has {one} tokens and corrupted has {other}: activations keep "
-            "their positions: give texts with equal numbers of tokens"
+            f"{call}: clean{which} has {one} tokens and corrupted has {other}: give texts "
+            "with equal numbers of tokens, because activations keep their positions"
         )
     chosen = metric if callable(metric) else check_logit(metric, model, one, call, f"metric{which}")
     return Pair(model, at, runs[0], runs[1], chosen, call, which)
@@ -190,8 +190,8 @@ def patch(
     """Activation patching: run `corrupted` with single activations from `clean`.
 
     If an activation restores the clean metric, it carries the difference between the two texts. All
-    patches of a layer, including those of several pairs, run in one batch, and earlier layers are
-    not recomputed. In a parallel block (GPT-NeoX), the MLP does not read the attention of its own
+    patches of a layer run in one batch, also for several pairs of texts. Earlier layers are not
+    recomputed. In a parallel block (GPT-NeoX), the MLP does not read the attention of its own
     layer, so patching "attn_out" or a head affects only later layers. Activations that are equal in
     both runs are not patched; their result is the metric of `corrupted`.
 
@@ -204,23 +204,24 @@ def patch(
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
             patched at one position at a time; "z", "pattern", "q", "k" and "v" for one head at a
             time; "pre" and "post" (the MLP's neurons before and after the activation function) for
-            one neuron at a time. A patch of a head or neuron covers all positions. The sites of a
-            list are patched separately; their results must have the same shape.
+            one neuron at a time. A patch of a head or neuron covers all positions. The
+            activations of a list are patched separately; all results must have the same shape.
         metric: (position, token) for one logit, (position, token, other token) for the difference
             of two logits, or a function that turns logits (1, T, V) into a number. Negative
             positions count from the end. A token is an id or a one-token string. A tuple is faster
             than a function, because only the logits of one position are computed. For several
             pairs, a list may give each pair its own metric.
         by: "position" patches each head or neuron at each position separately (for "pattern", the
-            weights of one query). "head" is the default for sites with heads, and "neuron" for
-            sites with neurons.
+            weights of one query). "head" is the default for activations with heads, and
+            "neuron" for activations of neurons.
         normalize: scale the metric so that `corrupted` scores 0 and `clean` scores 1.
 
     Returns:
-        float64: (layers, T) for sites of positions, (layers, Hq) for heads ((layers, Hkv) for "k"
-            and "v"), (layers, F) for neurons; with `by="position"`, (layers, Hq, T) and (layers, F,
-            T). Several pairs add a first axis, (pairs, layers, ...), and the results of shorter
-            texts are padded with NaN. A list of sites adds the axis "site" before all other axes.
+        float64: (layers, T) for activations of positions, (layers, Hq) for heads ((layers, Hkv) for
+            "k" and "v"), (layers, F) for neurons; with `by="position"`, (layers, Hq, T) and
+            (layers, F, T). Several pairs add a first axis, (pairs, layers, ...), and the results of
+            shorter texts are padded with NaN. A list `at` adds the axis "site" before all other
+            axes.
 
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number.
@@ -254,7 +255,7 @@ def patch(
     axes = _axes(at, by)
     pairs = _pairs(model, clean, corrupted, at, metric)
     for pair in pairs if normalize else ():
-        pair.normalized(np.array(pair.low))  # raises an error if both metrics are equal
+        pair.normalized(np.array(pair.low))  # raises an error if both runs have equal metrics
     lengths = [len(pair.clean.ids) for pair in pairs]
     metrics: dict[int, Array] = {}
     for length in dict.fromkeys(lengths):
@@ -313,7 +314,7 @@ def _axes(at: Any, by: Any) -> tuple[int, ...]:
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
         raise ValueError(
-            f"patch: by is {shown(by)} and at is {at!r}, which has no such parts: give {others}"
+            f"patch: by is {shown(by)}, but {at!r} has no parts of this kind: give {others}"
         )
     return axes if by == "position" and unit != "position" else axes[:1]
 

@@ -65,11 +65,11 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a view of cards, one per shown unit; `whole` is the number of all units."""
+    """Return a view with a card for each shown unit, out of `whole` units (e.g. neurons)."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(
-            f"cards: there is no {unit} to show: no value is above 0, or none was named"
+            f"cards: there is no {unit} to show: no value is above 0, or no {unit} was given"
         )
     facts = ["Shown: the words with the largest values, framed, and the words around them."]
     if len(cards) < whole:

@@ -17,7 +17,7 @@ from qkv.see.page.payload import check_theme
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
-Scale = tuple[float, float]  # the numbers at which a colour scale starts and ends
+Scale = tuple[float, float]  # the numbers at the start and the end of a colour scale
 _SHARES = ("weight", "mean weight", "probability")  # drawn on a scale from 0 to 1
 
 
@@ -30,7 +30,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     - Two axes: a heat map of the numbers.
     - Three axes: a small heat map for each index of the first axis, and a large heat map for the
       index with the strongest number (for `rollout`, the last layer).
-    - Four axes: the same, after layers and heads are joined into one axis.
+    - Four axes: like three axes, after layers and heads are joined into one axis.
     - Logits (`logit_lens`): the most probable token of each position, with its probability.
     - Vectors (`integrated_gradients`): a number for each token, the sum of its vector.
     - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: all of its results.
@@ -210,7 +210,7 @@ def _read(result: Any) -> _Drawing:
         return _likeliest(part)
     values = part.values.astype(np.float64)
     if last == "D":
-        note = f"Each number is the sum over the {values.shape[-1]} parts of a vector."
+        note = f"Each number is the sum over the {values.shape[-1]} numbers of a vector."
         return replace(part, values=values.sum(-1), axes=part.axes[:-1], note=note)
     return _with_heads_of_all_layers(replace(part, values=values))
 

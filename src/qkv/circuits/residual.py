@@ -19,7 +19,7 @@ from qkv.models.network.head import BuiltHead
 from qkv.ops.packing import frozen
 from qkv.ops.threads import one_blas_thread
 
-INPUTS = "qkv"  # a head has a separate input for each
+INPUTS = "qkv"  # a head has three inputs: for queries, keys and values
 
 
 class Receiver(NamedTuple):
@@ -67,7 +67,7 @@ class Wiring:
 
 
 def check_residual(model: Model, call: str) -> Model:
-    """Return the model; raise an error if its parts do not read sums of outputs."""
+    """Return the model; raise an error unless its parts read sums of earlier outputs."""
     for block in model.layers:
         if block.post_norm:
             raise ValueError(
@@ -78,14 +78,14 @@ def check_residual(model: Model, call: str) -> Model:
         norm = block.attn.q_norm
         if norm is not None and norm.dim != block.attn.d_query:
             raise ValueError(
-                f"{call}: one norm of {model.name} joins the queries of all heads, so heads have "
-                "no separate inputs: call patch(model, ...)"
+                f"{call}: {model.name} normalizes the queries of all heads together, so heads "
+                "have no separate inputs: call patch(model, ...)"
             )
     return model
 
 
 def ungrouped(model: Model) -> Model:
-    """Return the model with a separate key head for each query head."""
+    """Return a copy of the model in which each query head has its own key and value head."""
     other = copy(model)
     other._network = copy(model.network)
     other._network.layers = [_ungrouped(block) for block in model.layers]
@@ -286,7 +286,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt edges that end in heads; yield `(edges, outputs)`, with outputs of the layer."""
+        """Corrupt edges that end in heads; yield `(edges, outputs)`, the outputs of the layer."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -304,7 +304,7 @@ class Stream:
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
     def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Do the same as `_behind_heads`, but for edges that end in the MLP."""
+        """Do the same as `_behind_heads` for edges that end in the MLP."""
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
         for part in self._parts(own):
@@ -312,7 +312,7 @@ class Stream:
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
     def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Do the same as `_behind_heads`, but for edges that end in the logits."""
+        """Do the same as `_behind_heads` for edges that end in the logits."""
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
@@ -335,7 +335,7 @@ class Stream:
         return x
 
     def _project(self, layer: int, x: Array, positions: slice) -> dict[str, Array]:
-        """Return queries, keys and values (n, H, t, d) for streams (n, t, D) at these positions."""
+        """Return queries, keys and values (n, H, t, d) of a layer for its inputs `x` (n, t, D)."""
         block = self.layers[layer]
         x = x if block.norm1 is None else block.norm1.run(x)[0]
         x, dtype = promoted(
@@ -360,7 +360,7 @@ class Stream:
         return np.asarray(attention(query, key, value, q_offset=self.span.start + first, **options))
 
     def _joined(self, layer: int, z: Array) -> Array:
-        """Apply the output projection to heads (n, H, t, dv): (n, t, D)."""
+        """Apply the output projection to heads (n, H, t, dv); return (n, t, D)."""
         return attention_out(z, self.layers[layer].attn.parameters, None, None, None)
 
     def _finished(self, layer: int, raw: Array) -> Array:
@@ -380,7 +380,7 @@ class Stream:
         return x
 
     def _each(self, layer: int, z: Array) -> Array:
-        """Turn the contexts (1, H, t, dv) into each head's output for the stream, (H, t, D).
+        """Return the vectors (H, t, D) that the heads add to the stream, given `z` (1, H, t, dv).
 
         A norm after attention divides the outputs of all heads by the same number, which is taken
         from this run.

@@ -25,7 +25,7 @@ class Result(np.ndarray[Any, Any]):
         axes: the axis names ("layer", "head", "token", "query", "key" and others), as in
             `Trace.to_xarray()`; empty for arrays that are computed from a result.
         words: words for the indices of an axis, such as the tokens of the text, keyed by axis.
-        of: the meaning of the numbers.
+        of: the meaning of the numbers, such as "mean weight" or "logit".
         ground: the number that means "no effect", usually 0.
         title: the name of the measure.
 
@@ -52,7 +52,7 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """Name the axes of an array. Words are dropped if their number is not the axis's length."""
+        """Name the axes of an array; drop the words of an axis unless each index has a word."""
         result = np.asarray(values).view(cls)
         sizes = dict(zip(axes, result.shape, strict=True))
         result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground
@@ -107,12 +107,12 @@ def _unpickled(values: Array, names: dict[str, Any]) -> Result:
 
 
 def words_of(trace: Trace) -> list[str]:
-    """Return the tokens of one text as plain words."""
+    """Return the tokens of one text in readable form, as `plain_tokens` does."""
     return plain_tokens(trace.tokens, trace.special)
 
 
 class Edge(NamedTuple):
-    """An edge, which carries a sender's output into a receiver's input.
+    """An edge between two parts of a model, from the output of a sender to a receiver.
 
     Attributes:
         sender: "embed", "attn.{layer}.{head}" or "mlp.{layer}".
@@ -139,8 +139,8 @@ class Graph:
         corrupted: the metric of the corrupted run.
         correlation: Pearson's correlation between estimated and exact scores, on a sample of edges.
             None for exact scores; NaN if all estimates or all exact scores are equal.
-        faithfulness: the faithfulness of the edges that `discover` keeps; None for the graph of all
-            edges.
+        faithfulness: for the edges that `discover` keeps, the share of the metric's change that
+            these edges restore; None for the graph of all edges.
     """
 
     nodes: list[str]
@@ -208,7 +208,7 @@ def strongest(edges: Sequence[Edge]) -> list[Edge]:
 
 
 def node_of(receiver: str) -> str:
-    """Return the part to which a receiver belongs.
+    """Return the name of the part to which a receiver belongs.
 
     >>> node_of("attn.3.11.q"), node_of("mlp.3"), node_of("logits")
     ('attn.3.11', 'mlp.3', 'logits')

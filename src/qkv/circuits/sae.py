@@ -106,8 +106,8 @@ class SAE:
         self.architecture = own[0] if own else "standard"
         if self.architecture == "gated" and b_enc is not None:
             raise ValueError(
-                "SAE: b_enc is given, but a gated autoencoder has b_gate and "
-                "b_mag instead: omit b_enc"
+                "SAE: b_enc is given, but a gated autoencoder has b_gate and b_mag instead: omit "
+                "b_enc"
             )
         arrays = {"W_enc": encoder, "W_dec": decoder, "b_enc": b_enc, "b_dec": b_dec}
         arrays |= {"threshold": threshold, **gate}
@@ -156,7 +156,7 @@ class SAE:
         Args:
             model: a text encoder or decoder from `qkv.load`.
             texts: any iterable of texts. A text is a string or an array of ids. A list is read
-                repeatedly if needed; an iterator is read once.
+                again if it has too few tokens; an iterator is read once.
             at: one activation of one layer, with one vector per token.
             features: n, the number of features.
             k: the maximum number of active features per token.
@@ -326,7 +326,7 @@ class SAE:
         return out + grad if self.keeps_error else out
 
     def keeping_error(self) -> Self:
-        """Return a copy that adds its reconstruction error in edits.
+        """Return a copy whose edits add the reconstruction error to the decoded vectors.
 
         A run through the SAE then differs from the original run only if features are edited.
 
@@ -376,7 +376,8 @@ class SAE:
         call = "SAE.evaluate"
         if self.at is None:
             raise ValueError(
-                f"{call}: {self!r} has no site: set its at, for example ('resid_post', 3)"
+                f"{call}: {self!r} has no activation name: set its attribute at, for example "
+                "('resid_post', 3)"
             )
         model = check_model(model, call)
         at = one_site(model, self.at, call, "at")

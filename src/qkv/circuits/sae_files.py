@@ -22,7 +22,7 @@ ARCHITECTURES = {
     "jumprelu": ("b_enc", "threshold"),
     "gated": ("b_gate", "b_mag", "r_mag"),
 }
-# Keys of versions before 6, and their current names.
+# Keys in files of SAELens before version 6, and their current names.
 _FORMER = {
     "hook_point": "hook_name",
     "hook_point_head_index": "hook_head_index",
@@ -63,7 +63,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
     metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
     about = {"architecture": "standard", "activation_fn": "relu", **metadata, **config}
     if (about["architecture"], about["activation_fn"]) == ("standard", "topk"):
-        # written by versions before 3.17
+        # written by SAELens before version 3.17
         about |= {"architecture": "topk", "activation_fn": "relu"}
     architecture = about["architecture"]
     supported = {"architecture": tuple(ARCHITECTURES), "activation_fn": ("relu", architecture)}
@@ -71,7 +71,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
         if about.get(name) not in values:
             raise ModelError(
                 f"{path / CONFIG}: {name} is {shown(about[name])}, which {call} does not support: "
-                f"it knows {', '.join(json.dumps(value) for value in values)}"
+                f"it supports {', '.join(json.dumps(value) for value in values)}"
             )
     arrays = _arrays(path / WEIGHTS, architecture)
     if architecture == "topk":
@@ -88,9 +88,9 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
 
 
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
-    """Return the arrays of a file in float32 or float64, keyed by name."""
+    """Read the arrays of a file in float32 or float64, keyed by name."""
     stored = header(path)
-    scale = stored.pop("scaling_factor", None)  # written by versions with fine-tuning
+    scale = stored.pop("scaling_factor", None)  # written by old versions of SAELens
     if scale is not None and (scale.read() != 1).any():
         raise ModelError(
             f"{path}: scaling_factor is not 1 everywhere, which is not supported: multiply the "

@@ -76,7 +76,7 @@ def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float,
 def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> Iterator[Array]:
     """Shuffle rows (n, D) in a pool; yield batches (BATCH, D).
 
-    A full pool yields half of its rows. The pool holds at most `tokens` rows.
+    A full pool yields half of its rows, and is then filled again. It holds at most `tokens` rows.
     """
     pool: list[Array] = []
     count = 0
@@ -102,7 +102,7 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
     returned parameters apply to unscaled rows. The rows of the decoder keep length 1.
 
     Args:
-        rows: the activations of tokens, (n, D) at a time.
+        rows: arrays (rows, D) of activations.
         n: the number of features.
         k: the number of features that fire for one row.
         tokens: the number of training rows.
@@ -157,7 +157,7 @@ def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
 
 
 def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str, float]:
-    """Return the result of `SAE.evaluate` for an activation, given by its full name."""
+    """Return the result of `SAE.evaluate`; `at` is the full name of the activation."""
     ids: list[Array] = []
     count = active = left = squares = 0.0
     total: Any = 0.0
@@ -191,7 +191,7 @@ def measures(model: Model, texts: Any, at: str, sae: Any, call: str) -> dict[str
 
 
 def _loss(model: Model, ids: Sequence[Array], edit: dict[str, Any]) -> float:
-    """Return the mean loss, in nats, of all tokens but the first of each text; NaN without any."""
+    """Return the mean loss per token in nats, or NaN. The first token of a text has no loss."""
     total = count = 0.0
     batch: list[Any] = []
     for number, text in enumerate(ids, 1):

@@ -20,7 +20,7 @@ _NAMES = (*NAMES, STRONGEST)
 
 
 class Best:
-    """For each unit (neuron, feature or measure of a head), the texts with the largest values.
+    """The texts with the largest values of each unit: a neuron, a feature or a head's measure.
 
     A text is kept at most once per unit, and only if its value is above 0. Among texts with equal
     values, the earlier text comes first.
@@ -59,7 +59,7 @@ class Best:
         return np.nonzero(fits)  # type: ignore[return-value]  # two arrays, for two axes
 
     def add(self, units: Array, values: Array, numbers: Array, positions: Array, rows: Any) -> None:
-        """Add values; entry i of each array (n,) belongs to `units[i]`. Units may repeat."""
+        """Add n values; entry i of each argument belongs to the unit `units[i]`."""
         touched = np.unique(units)
         there = self.numbers[touched] >= 0  # (touched, count)
         whole = np.empty(len(rows), object)
@@ -72,7 +72,8 @@ class Best:
         ]
         order = np.lexsort((merged[2], merged[1], -merged[0], owner))
         pairs = owner[order] * (1 + merged[1].max()) + merged[1][order]
-        order = order[np.sort(np.unique(pairs, return_index=True)[1])]  # each text once
+        # keep each text once per unit
+        order = order[np.sort(np.unique(pairs, return_index=True)[1])]
         owner = owner[order]
         rank = np.arange(len(owner)) - np.searchsorted(owner, owner)
         kept = rank < self.values.shape[1]
@@ -104,7 +105,7 @@ class Best:
 
 @dataclass(frozen=True, eq=False)
 class _InText:
-    """A unit's value in a text."""
+    """The value of a neuron, a feature or a head in one text."""
 
     value: float
     number: int
@@ -171,8 +172,8 @@ class Scan:
         """Return a page of cards: the texts with the largest activations per neuron or feature.
 
         Words are shaded by their activation, from 0 to the largest activation of the card. In each
-        text, a frame marks the word with the largest activation; from a long text, the card shows
-        only the words around the frame.
+        text, a frame marks the word with the largest activation. A long text is cut to the words
+        around the frame.
 
         Args:
             numbers: the indices of neurons or features, or a mapping from indices to card titles.
@@ -267,7 +268,8 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     sae = of if isinstance(of, SAE) else None
     if sae is not None and sae.at is None:
         raise ValueError(
-            f"scan: of is {sae!r} without a site: set its at, for example ('resid_post', 3)"
+            f"scan: of is {sae!r}, which has no activation name: set its attribute at, for example "
+            "('resid_post', 3)"
         )
     name = one_site(model, of if sae is None else sae.at, "scan", "of")
     top = whole_number(top, call="scan", name="top", least=1)
@@ -282,7 +284,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
         above = above + (values > 0).sum(0)
         total = total + values.sum(0, dtype=np.float64)
         ends = np.cumsum([len(text.ids) for text in batch])
-        each = np.split(values, ends[:-1])  # (T, n) of each text.
+        each = np.split(values, ends[:-1])  # an array (T, n) for each text
         positions = np.array([text.argmax(0) for text in each])
         largest = np.array([text.max(0) for text in each])
         numbers = np.array([text.number for text in batch])
@@ -308,8 +310,8 @@ class HeadExample(_InText):
         text: the given text, as a string or token ids (T,).
         tokens: the token strings.
         query: the position of the query.
-        key: the position of the key that determines the value; of several keys, the key with the
-            largest weight. None for the entropy.
+        key: the position of the key that determines the value. If several keys determine the value,
+            the key with the largest weight; for the entropy, None.
         weights: (T,), the weights of the query.
     """
 
@@ -395,7 +397,7 @@ class HeadScan:
         ]
 
     def _shape(self, name: str, call: str) -> tuple[int, int]:
-        """Return the shape `(layers, heads)` of a measure."""
+        """Return `(layers, heads)`; raise an error if the measure does not exist."""
         if name not in self.scores:
             raise KeyError(
                 f"{call}: {shown(name)} was not measured: choose among {', '.join(self.scores)}"
@@ -407,10 +409,10 @@ class HeadScan:
 def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) -> HeadScan:
     """Measure all heads over many texts; keep the texts with the largest values.
 
-    Each text is read once. Memory grows neither with the number of texts nor with the square of
-    their length: weights are measured as soon as they are computed, and `top_k` texts are kept per
-    head and measure. A run stops after the weights of the last layer. Texts are truncated as in
-    `trace`, and a warning gives the number of truncated texts.
+    Each text is read once. Memory does not depend on the number of texts, and grows linearly with
+    the length of a text: weights are measured as soon as they are computed, and `top_k` texts are
+    kept per head and measure. A run stops after the weights of the last layer. Texts are truncated
+    as in `trace`, and a warning gives the number of truncated texts.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.

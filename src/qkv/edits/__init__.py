@@ -1,4 +1,4 @@
-"""Edits of a run: JSON records, Python functions and arrays."""
+"""Edits of a run, given as JSON records, Python functions or arrays."""
 
 from qkv.edits.records import Ablate, Edit, Edits, Field, Hide, Record, edits_of, operations, schema
 

@@ -1,4 +1,4 @@
-"""The records of edits: their JSON Schema, and the conversion of `edit`, `ablate` and `hide`."""
+"""Records of edits: their JSON Schema, and their creation from `edit`, `ablate` and `hide`."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ class Field(NamedTuple):
     Attributes:
         kind: the name of the field's definition in the schema.
         needed: whether a record must have the field.
-        choices: the possible values, if the schema lists them; otherwise empty.
+        choices: the values that the schema lists; empty if the schema lists no values.
     """
 
     kind: str
@@ -55,11 +55,12 @@ def operations() -> dict[str, dict[str, Field]]:
 
 
 def _name(reference: dict[str, str]) -> str:
-    """Return the name of the definition to which a part of the schema refers."""
+    """Return the name in a reference of the schema, e.g. "token" for "#/$defs/token"."""
     return reference["$ref"].rpartition("/")[2]
 
 
-# Heads (layer, head) and whole layers; or a mapping from them to "zero", "mean" or a vector (d,).
+# Heads (layer, head) and layers (layer, None); or a mapping from heads and layers to "zero",
+# "mean" or a vector (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
 # Words, positions, and edges: (query, key), (query, key, layer), (query, key, layer, head).
 Hide = str | int | Iterable[str | int | tuple[int, ...]]
@@ -144,7 +145,7 @@ def edits_of(
 
 
 def _record(one: Any, source: str, call: str) -> Record:
-    """Check a record against the schema, and return it. Fields that are None are dropped."""
+    """Check a record against the schema; return the record without the fields that are None."""
     known = operations()
     if not isinstance(one, Mapping):
         raise TypeError(

@@ -77,7 +77,7 @@ class LearnedPositions:
         if self.offset >= len(self.weight):
             raise ValueError(
                 f"{call}: offset is {self.offset} and weight has {len(self.weight)} rows: "
-                "the offset must leave a row"
+                "give an offset that leaves at least one row"
             )
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
     """Return `weight` as a read-only table (rows, dim)."""
     table = as_array(weight, call=call, name="weight")
     if table.ndim != 2 or table.shape[1] == 0:
-        raise ValueError(f"{call}: weight has shape {table.shape}: a table is (rows, dim)")
+        raise ValueError(f"{call}: weight has shape {table.shape}: give a table (rows, dim)")
     if not is_float(table.dtype) and table.dtype.kind not in "iu":
         raise TypeError(f"{call}: weight is {table.dtype}: give floats or integers")
     kind = native(table.dtype) if dtype is None else dtype

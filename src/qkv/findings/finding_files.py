@@ -16,7 +16,7 @@ from qkv.arrays import shown
 from qkv.edits import edits_of, schema as edits_schema
 from qkv.files import StrPath, replacing
 
-_MOST = 2**26  # the maximum number of bytes of a file; an edit may hold a whole activation
+_MOST = 2**26  # the maximum number of bytes of a file; edits in the file may hold activations
 _TYPES: dict[str, Any] = {
     **{"object": dict, "array": list, "string": str},
     **{"integer": int, "number": (int, float)},
@@ -46,7 +46,9 @@ def read(path: StrPath) -> dict[str, Any]:
     """
     size = Path(path).stat().st_size
     if size > _MOST:
-        raise ValueError(f"{path}: is {size} bytes long: give a finding of at most {_MOST} bytes")
+        raise ValueError(
+            f"{path}: the file has {size} bytes: give a finding of at most {_MOST} bytes"
+        )
     try:
         value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -73,7 +75,7 @@ def write(path: StrPath, value: dict[str, Any]) -> None:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"it holds {constant}, which JSON does not allow")
+    raise ValueError(f"the file holds {constant}, which JSON does not allow")
 
 
 def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
@@ -165,7 +167,7 @@ def _target(image: "Token") -> str:
 
 
 def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
-    """Yield tokens; a paragraph with only findings becomes one "finding" token."""
+    """Yield tokens; replace each paragraph that has only findings by one "finding" token."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None
@@ -201,7 +203,7 @@ def _embedded(folder: Path, source: str, path: str) -> str:
     content = (folder / unquote(source)).read_bytes()
     if len(content) > _LARGEST_PICTURE:
         raise ValueError(
-            f"{path}: the picture {source} is {len(content)} bytes long: give a picture of at most "
+            f"{path}: the picture {source} has {len(content)} bytes: give a picture of at most "
             f"{_LARGEST_PICTURE} bytes"
         )
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"

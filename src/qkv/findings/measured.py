@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from qkv.text import Tokenized
 
 TOP = 5  # The number of words that a finding keeps.
-TOLERANCE = 1e-4  # The largest allowed difference of probabilities; see screens/findings.js.
+# The largest difference of probabilities that counts as equal; screens/findings.js has it too.
+TOLERANCE = 1e-4
 
 Prediction = tuple[str, float]
 AnyModel = Model | StrPath
@@ -118,9 +119,10 @@ class Finding:
                 names, if it comes with qkv. Nothing is downloaded.
 
         Returns:
-            A `Verification`: its `.holds` is true if the words have the same order and the
-                probabilities agree within 0.0001. Its `.differences` has a sentence per difference.
-                If the model has different parameters, it is not run, and `.holds` is false.
+            A `Verification`: `.holds` is true if the words have the same order and the
+                probabilities agree within 0.0001. `.differences` has a sentence per difference.
+                If the model has other parameters than the finding's model, the model is not run,
+                and `.holds` is false.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
@@ -168,7 +170,7 @@ class Finding:
         return differences
 
     def _other(self, used: Model) -> str:
-        """Say that a model's parameters differ from those of the finding's model."""
+        """Return a sentence: this model and the finding's model have different parameters."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., and "
@@ -271,9 +273,9 @@ def publish(
     Args:
         path: the HTML file.
         findings: the findings to show, which must all belong to one model.
-        article: a Markdown file. A paragraph `![claim](finding.json)` is replaced by the finding in
-            that file; the path is relative to the article's folder. All other findings follow the
-            article.
+        article: a Markdown file. Each paragraph `![claim](finding.json)` is replaced by the finding
+            in finding.json; the path is relative to the article's folder. All other findings follow
+            the article.
         model: the model, its folder or its name; needed if the model does not come with qkv.
         theme: "light", "dark", or "auto" for the theme of the system.
 
@@ -315,7 +317,7 @@ def view_of(
     every = [part for part in parts if isinstance(part, Finding)]
     if not every:
         where = "" if article is None else f" or placed in {article}"
-        raise ValueError(f"{call}: no finding was given{where}: give at least one")
+        raise ValueError(f"{call}: no finding was given{where}: give at least one finding")
     names = {one.model["sha256"]: one.model["name"] for one in every}
     if len(names) > 1:
         raise ValueError(
@@ -345,7 +347,7 @@ def _content(one: Finding) -> dict[str, Any]:
 
 
 def _load(path: Path, claim: str) -> Finding:
-    """Read a finding; if it has no claim, use the claim in the article."""
+    """Read a finding from a file; `claim` is used if the file has no claim."""
     one = Finding.load(path)
     return one if one.claim else replace(one, claim=claim)
 
@@ -366,8 +368,8 @@ def _tokens(model: Model, text: str, call: str) -> "Tokenized":
         raise ValueError(f"{call}: the text is empty: give a text with words")
     if limit is not None and len(tokens) > limit:
         raise ValueError(
-            f"{call}: the text has {len(tokens)} tokens and {model.name} reads at most {limit}: "
-            "shorten it"
+            f"{call}: the text has {len(tokens)} tokens and {model.name} reads at most {limit} "
+            "tokens: shorten the text"
         )
     return tokens
 

@@ -31,7 +31,10 @@ class Masked:
         return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
     def _original(self, position: int, side: int) -> int:
-        """Convert a position to the original text; inside a mask, return an end of its gap."""
+        """Convert a position to the original text.
+
+        Inside a mask token, return the start (side 0) or the end (side 1) of the gap.
+        """
         number = bisect_right(self.starts, position - side) - 1
         if number < 0:
             return position

@@ -1,4 +1,4 @@
-"""Estimate how much longer a tokenizer.json makes texts, and reject rules above the limits."""
+"""Limit how many characters the rules of a tokenizer.json may write for each character."""
 
 import base64
 import re
@@ -10,14 +10,14 @@ from typing import Any
 GROWN = 2**24  # The maximum number of characters that the library may write at once.
 USUAL = 40  # Rules for real texts write at most this many characters for one character.
 
-_LONGEST = 4096  # The maximum number of characters of a token, a pattern or its replacement.
+_LONGEST = 4096  # The maximum number of characters of a token, a pattern or a replacement.
 _ADDED = 100  # The maximum number of special tokens around a text.
 _WORD = 1000  # The maximum number of characters in a word, because the library looks up each part.
 # The maximum number of characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# The maximum number of characters that each rule writes for one character; the numbers follow from
-# Unicode's tables and UTF-8.
+# The maximum number of characters that each rule writes for one character, according to the tables
+# of Unicode and to UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},
@@ -52,7 +52,8 @@ def growth(values: Any) -> float:
         factor = _factor(values.get(name))
         if factor > most:
             raise ValueError(
-                f"its {name} may turn one character into {factor:.3g}: the limit is {most:,}"
+                f"its {name} may turn one character into {factor:.3g} characters: the limit is "
+                f"{most:,}"
             )
     added = sum(map(_added, _flat(values.get("post_processor"))))
     if added > _ADDED:
@@ -64,7 +65,7 @@ def growth(values: Any) -> float:
 
 
 def _texts(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield each string of the file, but no character maps, and no merges (they repeat tokens)."""
+    """Yield the strings of the file, without character maps and without merges."""
     waiting: list[Any] = [values]
     while waiting:
         value = waiting.pop()
@@ -102,7 +103,7 @@ def _factor(rule: Any) -> float:
     for part in _flat(rule):
         if "content" in part:
             factor *= _replacing(part)
-        if "prepend" in part:  # written before every part of a text; special tokens separate parts
+        if "prepend" in part:  # the library writes the prefix before every part of a text
             factor *= 1 + len(_text(part["prepend"]))
         if "precompiled_charsmap" in part:
             factor *= _table(_text(part["precompiled_charsmap"]))
@@ -145,7 +146,10 @@ def _table(coded: str) -> float:
 
 
 def _added(rule: Mapping[str, Any]) -> int:
-    """Return how many tokens a template adds; too many if it contains the text more than once."""
+    """Return the number of tokens that a template adds to a text.
+
+    If the template repeats the text, return a number above the limit.
+    """
     single, special = rule.get("single"), rule.get("special_tokens")
     if not isinstance(single, list) or not isinstance(special, dict):
         return 2

@@ -36,7 +36,7 @@ class Lines:
         if left:
             raise ValueError(
                 f"{self.file} changed while it was read: it had {self._count} lines and now has "
-                f"{self._count - left}: take a copy"
+                f"{self._count - left} lines: read a copy of the file"
             )
 
 
@@ -54,8 +54,8 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
     Args:
         stream: the source of the bytes, read as they arrive.
         name: the name of the source in errors.
-        most: the maximum length of a line, without counting the spaces around it. A longer line is
-            cut to `most` + 1 characters, which shows that it was too long.
+        most: the maximum length of a line, not counting spaces at its start and end. A longer line
+            is cut to `most` + 1 characters, so that the caller sees that the line is too long.
 
     Raises:
         ValueError: the bytes are not text; the message has the line and the byte.

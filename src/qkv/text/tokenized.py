@@ -15,8 +15,8 @@ class Tokenized:
     Attributes:
         ids: (T,) int64, the rows of the tokens in an embedding table.
         tokens: the tokens as the vocabulary spells them.
-        offsets: the characters of each token in the text: `text[start:end]`, and `(0, 0)` for
-            special tokens.
+        offsets: the span (start, end) of characters that each token covers in the text; `(0, 0)`
+            for special tokens.
         special: True for a token that the tokenizer added, such as `[CLS]` and `[SEP]`.
             An unknown word is not special.
         text: the text of these tokens; "" if the text is unknown.
@@ -92,9 +92,10 @@ def is_piece(token: str) -> bool:
 def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     """Return tokens in readable form: "##" marks a subword that continues a word.
 
-    Byte-level tokenizers and SentencePiece mark the space before a word instead ("Ġcat", "▁cat"),
-    CLIP's tokenizer marks the end of a word ("cat</w>"), and byte-level tokenizers write non-ASCII
-    bytes as letters. Tokens without such marks do not change.
+    Other tokenizers mark words differently. Byte-level tokenizers and SentencePiece mark the space
+    before a word ("Ġcat", "▁cat"). CLIP's tokenizer marks the end of a word ("cat</w>"). Byte-level
+    tokenizers also write non-ASCII bytes as letters ("Ã©" for "é"). Tokens without these marks do
+    not change.
 
     Args:
         tokens: the tokens of one text, in order.
@@ -197,7 +198,7 @@ def joined_words(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 def find_pieces(tokens: Sequence[str], pieces: Sequence[str]) -> list[list[int]]:
     """For each occurrence of a word among tokens, return the positions of its subwords.
 
-    An occurrence inside a longer word, which begins with these subwords, does not count.
+    An occurrence does not count if the word continues: "bank" is not found in "bank", "##er".
 
     >>> find_pieces(["the", "bank", "##er", "at", "the", "bank"], ["bank"])
     [[5]]

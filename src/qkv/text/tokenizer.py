@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Text = TypeVar("Text", bound=Sized)
 
-MASKS = ("[MASK]", "<mask>")  # the token in place of a word that the model guesses
+MASKS = ("[MASK]", "<mask>")  # the model guesses the word at this token
 
 _ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a space (in any token spelling) after another character
 
@@ -38,7 +38,8 @@ class Tokenizer:
 
     def __init__(self, inner: "tokenizers.Tokenizer", factor: float = 1.0) -> None:
         self._inner = inner
-        self._at_once = max(1, int(GROWN / factor))  # a text of this length may grow by `factor`
+        # a text of this length grows to at most `GROWN` characters
+        self._at_once = max(1, int(GROWN / factor))
         self.unknown = _unknown(inner)
         around = set(inner.encode("").ids) if self._frames else set()
         self._special_ids = {
@@ -78,9 +79,9 @@ class Tokenizer:
 
     @cached_property
     def keeps_words_apart(self) -> bool:
-        """Whether no token reaches across the space between two words.
+        """Whether each token belongs to a single word.
 
-        A token does so if it contains a space after another character.
+        A token belongs to two words if it contains a space after another character.
         """
         spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))
@@ -88,7 +89,7 @@ class Tokenizer:
     def tokenize(self, text: str) -> Tokenized:
         """Cut one text into tokens.
 
-        An empty text has only special tokens.
+        The tokens of an empty text are special tokens only.
 
         Raises:
             TypeError: `text` is not a string.
@@ -116,7 +117,7 @@ class Tokenizer:
 
         Raises:
             TypeError: as for `tokenize_batch`.
-            ValueError: the same.
+            ValueError: as for `tokenize_batch`.
         """
         encodings = self._encodings(texts, "ids_batch", add_special_tokens=False)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
@@ -140,7 +141,7 @@ class Tokenizer:
         return np.array(pair.ids, np.int64), np.array(pair.type_ids, np.int64), pair.sequence_ids
 
     def _encodings(self, texts: Any, call: str, **options: Any) -> "Iterator[tokenizers.Encoding]":
-        """Yield the library's encoding of each text; a batch of texts has a limited size."""
+        """Yield the library's encoding of each text; long lists of texts run in several batches."""
         for part in parts_of(check_texts(texts, call=call), self._at_once):
             with _said(call):
                 for text in part:
@@ -191,7 +192,7 @@ class Tokenizer:
         with _said("decode"):
             text = self._inner.decode(wanted, skip_special_tokens=False)
         end = getattr(self._inner.model, "end_of_word_suffix", None)
-        # CLIP's decoder rules do not remove the mark at the end of a word
+        # the decoder of CLIP's tokenizer does not remove the mark at the end of a word
         return text.replace(end, " ").rstrip(" ") if end else text
 
     def token(self, index: int) -> str | None:
@@ -220,8 +221,8 @@ class Tokenizer:
 class SubwordTokenizer(Tokenizer):
     """Cut a text into the subwords that a trained model knows.
 
-    All rules of the tokenizer apply, and special tokens are added. Only padding, truncation and
-    dropout (a method for training) are switched off, so that no token of a text is lost.
+    All rules of the tokenizer apply, and special tokens are added. Padding, truncation and dropout
+    (random cuts for training) are switched off, so that no token of a text is lost.
     `decode` omits special tokens.
 
     Args:
@@ -247,7 +248,7 @@ class SubwordTokenizer(Tokenizer):
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
     def _take(self, inner: "tokenizers.Tokenizer", factor: float) -> None:
-        """Wrap a tokenizer of the library without a copy; the caller must not use it elsewhere."""
+        """Wrap a tokenizer of the library without a copy; this method changes `inner`."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -363,7 +364,7 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
 
 
 def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
-    """Return `texts` as a list of strings, or raise an error; it counts texts from `first`."""
+    """Return `texts` as a list of strings; errors number the texts from `first`."""
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)
@@ -400,11 +401,11 @@ def _tokenized(encoding: "tokenizers.Encoding") -> Tokenized:
 
 
 def _unknown(inner: "tokenizers.Tokenizer") -> str | None:
-    """Return the token for unknown words."""
+    """Return the tokenizer's token for unknown words, or None."""
     model: Any = inner.model
     if hasattr(model, "unk_token"):
         token: str | None = model.unk_token
         return token
-    # a Unigram model has its unknown token only here
+    # only the file names the unknown token of a Unigram model
     index = json.loads(inner.to_str())["model"].get("unk_id")
     return None if index is None else inner.id_to_token(index)

@@ -27,7 +27,7 @@ class WordTokenizer(Tokenizer):
     A word is a run of letters and digits, with apostrophes inside (`don't`); every other character
     except white space is a separate token. In scripts without spaces, words are long. Special
     tokens of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the
-    vocabulary becomes `[UNK]`; `offsets` still shows which word it was.
+    vocabulary becomes `[UNK]`; `offsets` still gives the position of the word in the text.
 
     Args:
         source: the vocabulary as a mapping from words to ids, with each id from 0 to n - 1 once; or

@@ -22,9 +22,9 @@ class Activation(NamedTuple):
         aliases: other names in TransformerLens.
         editable: whether an edit may replace it; an editable activation also has a gradient. False
             for the summaries of weights that attention computes for `top_k`.
-        unasked: whether a trace keeps it by default, even if it is not named.
-        of_keys: whether its token axis holds the keys. In cross-attention, the keys belong to the
-            other text.
+        unasked: whether a trace without `names=` keeps the activation.
+        of_keys: whether the activation's token axis counts keys. In cross-attention, the keys
+            belong to the other text.
     """
 
     axes: tuple[str, ...] = ("text", "token", "D")
@@ -36,7 +36,7 @@ class Activation(NamedTuple):
 
     @property
     def is_weights(self) -> bool:
-        """Whether the activation has a number for each pair of query and key, like weights."""
+        """Whether the activation has a number for each pair of query and key, as weights have."""
         return {"query", "key"} <= {*self.axes}
 
 
@@ -273,11 +273,11 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
     layers = numbers_of(full for full in kept if parse(full).local in local)
     if asked is not None and layers:
         return (
-            f"trace: {name!r} was not kept: layer {asked} was not traced; "
-            f"{counted(layers)} {'were' if len(layers) > 1 else 'was'}"
+            f"trace: {name!r} was not kept: layer {asked} was not traced; only {counted(layers)} "
+            f"{'were' if len(layers) > 1 else 'was'} traced"
         )
     own = layer % num_layers if is_whole_number(layer) else -1
-    # of several equal short names, the last counts, so names of layer `own` come last
+    # the dict below keeps the last of equal short names, so names of layer `own` come last
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

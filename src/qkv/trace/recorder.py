@@ -17,7 +17,7 @@ Use = Callable[[str, Array], None]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """Return `array` unchanged, as a recorder that keeps nothing."""
+    """Return `array` unchanged; this is a recorder that keeps no arrays."""
     return array
 
 
@@ -65,7 +65,7 @@ class Recorder:
         return self._use is None
 
     def wants(self, *names: str) -> bool:
-        """Return whether any of these activations is kept or edited: its array is then needed."""
+        """Return whether any of these activations is kept or edited, so its array is needed."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def changes(self, *names: str) -> bool:
@@ -98,7 +98,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` under `name` too; return False if this is not possible."""
+        """Keep the array of `other` under `name` too; return False if the arrays may differ."""
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False

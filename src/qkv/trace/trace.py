@@ -14,8 +14,8 @@ from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
-_SETTING = "attention.{}.{}"
-# The arguments of `Trace` that have an entry per text, and those that concern the whole run.
+_SETTING = "attention.{}.{}"  # the name of an attention option that is an array in a file
+# The arguments of `Trace` with an entry per text, and the arguments about the whole run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
 _KIND = "qkv.trace"  # the kind of a `Trace`, stored in its file
@@ -48,7 +48,8 @@ class Trace:
             head) and "hide" (masked words, positions and edges).
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
             as in `transformers`. For models of images, `transformers` leaves the final norm out.
-        others: descriptions of the layers in which the queries or keys are other tokens.
+        others: descriptions, such as "cross-attention", of the layers whose queries or keys are not
+            the tokens of this trace.
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
 
@@ -118,9 +119,8 @@ class Trace:
             return self._text(int(name))
         if isinstance(name, slice):
             raise TypeError(
-                f"trace: {name} selects several texts: take one text, for example trace[0], "
-                "or rows of "
-                'an array, for example trace["pattern", 0][:2]'
+                f"trace: {name} selects several texts: take one text, for example trace[0], or "
+                'rows of an array, for example trace["pattern", 0][:2]'
             )
         full = self._find(name)
         if full is None:
@@ -257,8 +257,8 @@ class Trace:
     def other_layers(self) -> dict[int, str]:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
-        For an encoder-decoder recorded by `qkv.record`, they are "cross-attention" and "the
-        decoder's".
+        For an encoder-decoder recorded by `qkv.record`, the descriptions are "cross-attention" and
+        "the decoder's".
         """
         return dict(self._others)
 
@@ -345,7 +345,7 @@ class Trace:
         return np.stack(layers)
 
     def attention_inputs(self, layer: int) -> dict[str, Any]:
-        """Return the arguments with which `qkv.attention(**inputs)` repeats this layer."""
+        """Return the arguments with which `qkv.attention(**inputs)` computes this layer again."""
         query, key = (
             self[f"rot_{name}", layer] if (f"rot_{name}", layer) in self else self[name, layer]
             for name in ("q", "k")
@@ -377,7 +377,7 @@ class Trace:
         return arrays, about | {"names": list(self._arrays)}
 
     def _run(self) -> dict[str, Any]:
-        """Return the arguments of `Trace` that concern the whole run."""
+        """Return the arguments of `Trace` about the whole run, keyed by name."""
         own = vars(self)
         return {name: own.get(f"_{name}", own.get(name)) for name in _OF_RUN}
 
@@ -548,7 +548,7 @@ class Seq2SeqTrace:
         return of_all(self, "cross_attentions", "cross_attn.pattern")
 
     def cross_attention_inputs(self, layer: int) -> dict[str, Any]:
-        """Return the arguments with which `qkv.attention(**inputs)` repeats this cross-attention.
+        """Return the arguments with which `qkv.attention(**inputs)` repeats the cross-attention.
 
         For self-attention, call `trace.encoder.attention_inputs(layer)` or
         `trace.decoder.attention_inputs(layer)`.
@@ -575,7 +575,8 @@ class Seq2SeqTrace:
     def load(cls, path: StrPath) -> "Seq2SeqTrace":
         """Read a trace that `save` wrote; same as `qkv.Trace.load`."""
         kinds, call = {_OF_PAIRS: cls.unpacked}, "Seq2SeqTrace.load"
-        trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what="such a trace")
+        what = "a trace of an encoder-decoder"
+        trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what=what)
         return trace
 
     @classmethod
@@ -620,7 +621,7 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """Return an array per layer: of the layer's names in `names`, the last one counts."""
+    """Return an array per layer; of several `names` in a layer, return the array of the last."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
