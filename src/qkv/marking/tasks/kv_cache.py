@@ -204,10 +204,11 @@ class StepMarking(StepwiseMarking):
         """Whether the first call returns None as the cache."""
         call = self.stepping
 
-        def first_cache(run: Run) -> Array:
-            return np.array(call.make_call(run, run.pieces()[0], call.first())[1] is None)
-
-        return outcome(self.smallest, first_cache, np.array(True)).is_right
+        return outcome(
+            self.smallest,
+            lambda run: np.array(call.make_call(run, run.pieces()[0], call.first())[1] is None),
+            np.array(True),
+        ).is_right
 
     def _right_in_other_order(self) -> bool:
         """Tell whether the step is right if it returns (cache, out) instead of (out, cache)."""

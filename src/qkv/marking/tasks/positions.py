@@ -10,9 +10,9 @@ import numpy as np
 
 from qkv.arrays import Array
 from qkv.marking.engine import Group, Marking, by_seed, generator
-from qkv.marking.findings import Finding, told
+from qkv.marking.findings import told
 from qkv.marking.mistake import Function, Mistake, Steps
-from qkv.marking.outcome import Outcome, options_of
+from qkv.marking.outcome import options_of
 from qkv.marking.tasks.task import (
     Computation,
     StepwiseMarking,
@@ -69,19 +69,9 @@ def _halves(table: Array) -> Array:
     return np.concatenate([table[:, 0::2], table[:, 1::2]], axis=1)
 
 
-def _to_the_end(column: Array, dim: int) -> Array:
-    """Return exponents that reach 1 in the last pair, as in tensor2tensor."""
-    return column // 2 / max(1, (dim + 1) // 2 - 1)
-
-
 def _even(column: Array) -> Array:
     """Return the even numbers 0 0 2 2 4 4 ..., one number per column."""
     return np.asarray(column - column % 2)
-
-
-def _slowed(base: float, exponent: Array, column: Array, dim: int) -> Array:
-    """Compute powers of the base with `np.log(base) // dim`, which uses // instead of /."""
-    return np.asarray(1 / np.exp(_even(column) * -(np.log(base) // dim)))
 
 
 MISTAKES = (
@@ -102,9 +92,16 @@ MISTAKES = (
             "positions-cosine-first": [
                 {"waves": lambda angle, column: np.where(column % 2, np.sin(angle), np.cos(angle))}
             ],
-            "positions-to-the-end": [_to_the_end],
+            # as in tensor2tensor, the exponent of the last pair is 1
+            "positions-to-the-end": [lambda column, dim: column // 2 / max(1, (dim + 1) // 2 - 1)],
             "angle-floored": [{"turn": lambda position, power: position // power}],
-            "logarithm-floored": [{"power": _slowed}],
+            "logarithm-floored": [
+                {
+                    "power": lambda base, exponent, column, dim: (
+                        1 / np.exp(_even(column) * -(np.log(base) // dim))
+                    )
+                }
+            ],
             "positions-degrees": [
                 {"turn": lambda position, power: np.deg2rad(position / power)},
                 {"turn": lambda position, power: np.rad2deg(position / power)},
@@ -170,11 +167,6 @@ def _second_angle(table: Array) -> float:
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 
 
-def _odd_fails(wrong: Outcome) -> Finding | None:
-    """Describe a function that is wrong only for an odd dim."""
-    return _TEXTS.finding("positions-odd", wrong, error=told(wrong))
-
-
 # smallest first; with two columns, the only angle is the position itself
 TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
 ODD = (Table(2, 3), Table(3, 5))
@@ -194,7 +186,12 @@ def _mark(function: Function) -> Marking:
     m.test_all(
         (
             Group("positions, angles, columns", (*TABLES, *_another()), known),
-            Group("an odd dim", ODD, (), _odd_fails, if_right=True),
+            Group(
+                "an odd dim",
+                ODD,
+                otherwise=lambda run: _TEXTS.finding("positions-odd", run, error=told(run)),
+                if_right=True,
+            ),
         )
     )
     return m

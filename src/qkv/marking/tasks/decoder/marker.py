@@ -5,7 +5,7 @@ Each mistake replaces a step of the right computation in `steps.py`.
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -225,13 +225,16 @@ _SOME = (
 )
 
 
-def _untransposed(names: Sequence[str]) -> Steps:
-    """Return steps that do not transpose the weights with these names."""
-    return {"linear": lambda x, weight, name: x @ (weight if name in names else weight.T)}
-
-
 TRANSPOSED = _TEXTS.mistakes(
-    {"decoder-transposed": [*map(_untransposed, _SOME), {"head": lambda x, table: x @ table}]},
+    {
+        "decoder-transposed": [
+            *(
+                {"linear": lambda x, w, name, some=some: x @ (w if name in some else w.T)}
+                for some in _SOME
+            ),
+            {"head": lambda x, table: x @ table},
+        ]
+    },
 )
 
 

@@ -382,12 +382,6 @@ def _slips(removed: _Removed, right: Function) -> tuple[Mistake, ...]:
         named = [*map(tuple, heads)]
         return right(ids, [pair for pair in removed.heads if pair not in named])
 
-    def this_word(logits: Array, ids: Array) -> Array:
-        return softmax(logits)[np.arange(len(ids)), ids]
-
-    def logits_of_next(logits: Array, ids: Array) -> Array:
-        return logits[np.arange(len(ids) - 1), ids[1:]]
-
     def all_but_names(words: Sequence[str]) -> list[int]:
         return [i for i in range(len(words) - 1) if i not in returning(words)]
 
@@ -396,7 +390,9 @@ def _slips(removed: _Removed, right: Function) -> tuple[Mistake, ...]:
             "removal-ignored": [lambda ids, heads: right(ids, [])],
             "removal-exchanged": [lambda ids, heads: right(ids, [pair[::-1] for pair in heads])],
             "removal-kept": [kept],
-            "removal-this-word": [means(this_word, _positions)],
+            "removal-this-word": [
+                means(lambda logits, ids: softmax(logits)[np.arange(len(ids)), ids], _positions)
+            ],
             "removal-order": [lambda ids, heads: right(ids, heads)[::-1]],
             "removal-first-mentions": [means(_next, lambda words: (begins(words), others(words)))],
             "removal-all-words": [
@@ -412,7 +408,7 @@ def _slips(removed: _Removed, right: Function) -> tuple[Mistake, ...]:
                     ),
                 )
             ],
-            "removal-logits": [means(logits_of_next, _positions)],
+            "removal-logits": [means(grammar.next_words, _positions)],
             "removal-losses": [
                 means(lambda logits, ids: -np.log(_next(logits, ids)), _positions),
                 means(lambda logits, ids: np.log(_next(logits, ids)), _positions),
