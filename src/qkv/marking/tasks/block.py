@@ -154,7 +154,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def mlp_of(x: Array, p: Arrays, activation: Part) -> Array:
-    """Apply two linear layers with an activation between them."""
+    """Apply the MLP: two linear layers with an activation between the layers."""
     out: Array = activation(x @ p["w_in"] + p["b_in"]) @ p["w_out"] + p["b_out"]
     return out
 

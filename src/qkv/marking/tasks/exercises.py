@@ -27,7 +27,7 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return the weights (length, length) of the recurrence keep * state + (1 - keep) * x."""
+    """Return the weights (length, length) of words x in state = keep * state + (1 - keep) * x."""
     steps = _steps(length)
     return np.where(steps >= 0, (1 - keep) * keep ** abs(steps), 0)
 

@@ -33,7 +33,7 @@ _TEXTS = Texts(__name__)
 
 @dataclass(frozen=True)
 class Run:
-    """One text in parts: word vectors (T, D), and the number of words in each call."""
+    """One text in several calls: word vectors (T, D), and the number of words in each call."""
 
     arrays: dict[str, Array]
     parts: tuple[int, ...]
@@ -295,7 +295,7 @@ def attend(q: Array, k: Array, v: Array, sees: Array, width: int, steps: Steps) 
 
 
 def after(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
-    """Append the new rows to the cached rows."""
+    """Append the new rows of keys and values to the cached rows."""
     return np.concatenate([kept.key, k]), np.concatenate([kept.value, v])
 
 

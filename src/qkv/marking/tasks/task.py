@@ -28,10 +28,10 @@ class Task:
 
     Attributes:
         name: the name for the option `--task`.
-        mark: a function that marks an answer: a learner's function with one of `ways`, or a tuple
-            of values. It raises a TypeError if the learner's function has the wrong parameters.
-        looks_for: possible names of the function or class, also accepted by `--task`. The first
-            name found in a file is marked.
+        mark: a function that marks an answer. An answer is a learner's function with one of `ways`,
+            or a tuple of values. `mark` raises a TypeError if a function has wrong parameters.
+        looks_for: possible names of the function or class; `--task` accepts these names too. In a
+            file, the marker marks the first of these names.
         signature: the call, and the shape or form of its result.
         asks: a description of the right result.
         ways: the possible signatures of the function, the usual signature first.

@@ -42,7 +42,7 @@ def _rows(sentence: str, table: _Table) -> Array:
 
 
 def _taken(sentence: str, word: str, w_q: Array, w_k: Array, table: _Table) -> dict[str, float]:
-    """Return a word's weights, keyed by attended word; a repeated word keeps its last weight."""
+    """Return the weights that a word gives to all words; a repeated word keeps its last weight."""
     x = _rows(sentence, table)
     query = (x @ w_q)[sentence.split().index(word)]
     weights = softmax((x @ w_k) @ query / np.sqrt(len(query)))
@@ -50,7 +50,7 @@ def _taken(sentence: str, word: str, w_q: Array, w_k: Array, table: _Table) -> d
 
 
 def _matrices(*matrices: Any) -> list[Array] | None:
-    """Return the projections as arrays, or None if one has a wrong shape or type."""
+    """Return the projections as arrays, or None if a projection has a wrong shape or type."""
     arrays = [numbers(matrix) for matrix in matrices]
     if any(a is None or a.shape != _SHAPE for a in arrays):
         return None

@@ -17,7 +17,7 @@ from qkv.marking.tasks.mistakes import heads, masks
 from qkv.marking.tasks.mistakes.formula import BATCHES, LARGE, ONE_TEXT, SHAPES, core
 from qkv.marking.tasks.task import Texts, pick, task
 
-MOST = 131  # maximum number of keys or queries, enough for more than one block
+MOST = 131  # the largest tested number of keys or queries, more than a usual block of 128 keys
 _TEXTS = Texts(__name__)
 _PLANTED = {"heads-reshape", "causal-upper"}  # mistakes that lesson 10 hides in its function
 

@@ -76,7 +76,7 @@ OFFSET = _TEXTS.mistakes(
 
 
 def _instead(*numbers: float, blank: Callable[..., Array] = same) -> Iterator[Steps]:
-    """For each number, yield two variants: masked scores become the number, or get it added."""
+    """For each number n, yield two variants: a masked score s becomes n, or becomes s + n."""
     for number in numbers:
         yield {"hide": lambda s, visible, n=number: np.where(visible, s, n), "blank": blank}
         yield {"hide": lambda s, visible, n=number: s + np.where(visible, 0.0, n), "blank": blank}
