@@ -16,7 +16,7 @@ MAX_SIZE: int  # the maximum head size d
 SOURCES: str  # a hash of the source files that the kernel was compiled from
 
 def bodies() -> list[tuple[str, bool]]:
-    """Return the bodies that this machine can run, the fastest first: name, and has BF16 products."""
+    """Return the bodies of this machine, the fastest first: name, and whether it has BF16."""
 
 def attend(
     body: int,
@@ -88,8 +88,7 @@ def differentiate(
     grad_query: Array,  # (..., Hq, L, d) float32
     grad_key: Array,  # (..., Hkv, S, d) float32
     grad_value: Array,  # (..., Hkv, S, dv) float32
-    grad_bias: Array
-    | None,  # (..., Hq, L, S) float32, any axis may have length 1; the kernel adds to it
+    grad_bias: Array | None,  # (..., Hq, L, S) or broadcast, float32; the kernel adds to it
     grad_slopes: Array | None,  # (rows, Hq) float64; the kernel adds to it
     grad_sinks: Array | None,  # (rows, Hq, n) float64; the kernel adds to it
     unsound: Array,  # (rows, Hkv) bool: True if the gradients of this head are wrong
