@@ -1,4 +1,4 @@
-"""Models to look at: the lessons' one, and MiniLM where it is installed."""
+"""Models for the tests of views: the model of the lessons, and MiniLM if it is installed."""
 
 from importlib.util import find_spec
 
@@ -25,6 +25,6 @@ def minilm() -> Model:
 
 @pytest.fixture
 def without_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures whose panels stand anywhere, for tests of what is in them and not of where."""
+    """Draw figures without computing a layout, for tests that do not need positions."""
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
     monkeypatch.setattr(Figure, "draw_without_rendering", lambda _: None)

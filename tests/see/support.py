@@ -1,4 +1,4 @@
-"""Texts and traces made by hand, and pages unpacked."""
+"""Texts and traces made by hand, and functions that unpack pages."""
 
 import base64
 from typing import Any
@@ -19,7 +19,7 @@ TOKENS = ["[CLS]", "the", "bank", "##er", ".", "[SEP]"]
 def made_trace(
     tokens: list[str], weights: np.ndarray, special: list[bool] | None = None, **arrays: np.ndarray
 ) -> Trace:
-    """A trace with these weights `(layers, heads, T, T)` and, by short name, other arrays."""
+    """Make a trace with these weights `(layers, heads, T, T)` and, by short name, other arrays."""
     named = {f"blocks.{layer}.attn.hook_pattern": part[None] for layer, part in enumerate(weights)}
     if special is None:
         special = [token.startswith("[") and token != "[UNK]" for token in tokens]
@@ -27,13 +27,13 @@ def made_trace(
 
 
 def vectors_trace(before: np.ndarray, after: np.ndarray, tokens: list[str]) -> Trace:
-    """A trace of one layer, of static and contextual vectors `(n, D)` alone."""
+    """Make a trace of one layer that has only static and contextual vectors `(n, D)`."""
     arrays = {"hook_embed": before[None], "blocks.0.hook_resid_post": after[None]}
     return Trace(arrays, tokens=[tokens])
 
 
 def small_llama(model_type: str, **others: Any) -> dict[str, Any]:
-    """The config of a small Llama or of a model like it."""
+    """Return the config of a small Llama or of a similar model."""
     return {
         "model_type": model_type,
         "hidden_size": 16,
@@ -47,7 +47,7 @@ def small_llama(model_type: str, **others: Any) -> dict[str, Any]:
 
 
 def random_of(values: dict[str, Any]) -> Model:
-    """A model of this config with random weights, norms and biases."""
+    """Make a model with this config and with random weights, norms and biases."""
     (design, names), rng = described(values, "config.json"), np.random.default_rng(0)
     parameters = {
         name: rng.standard_normal(shape).astype(np.float32) * 0.5 + ("norm" in name)
@@ -62,7 +62,7 @@ def random_of(values: dict[str, Any]) -> Model:
 
 
 def weights(layers: int = 2, heads: int = 2, **cells: float) -> np.ndarray:
-    """Weights over TOKENS of 0.01, but for `L0H1_2_3=0.5` and the like."""
+    """Make weights of 0.01 over TOKENS, except the given cells, such as `L0H1_2_3=0.5`."""
     table = np.full((layers, heads, 6, 6), 0.01, dtype=np.float32)
     for place, weight in cells.items():
         where, i, j = place.split("_")
@@ -71,14 +71,14 @@ def weights(layers: int = 2, heads: int = 2, **cells: float) -> np.ndarray:
 
 
 def unpack(packed: dict) -> np.ndarray:
-    """The numbers as a page reads them."""
+    """Unpack numbers as a page does."""
     kind = f"<u{packed['bits'] // 8}" if "bits" in packed else "<f4"
     data = np.frombuffer(base64.b64decode(packed["b64"]), kind)
     return data.reshape(packed["shape"]).astype(np.float64)
 
 
 def changed(trace: Trace, name: str, place: Any, value: float) -> Trace:
-    """A copy of a trace in which one array, by its full name, has another number at a place."""
+    """Copy a trace, and replace one number of one array, which is given by its full name."""
     arrays, about = trace.packed()
     arrays[name] = arrays[name].copy()
     arrays[name][place] = value

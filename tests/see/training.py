@@ -1,4 +1,4 @@
-"""Runs made by hand: models, and weights, on their way from noise to structure."""
+"""Training runs made by hand: models, or weights, that change from noise to structure."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ TEXT = "the cat sat on the mat . a dog ran"
 
 
 def shares(steps: list[int] = STEPS) -> list[float]:
-    """How much has been learned at each step: a cliff in the middle."""
+    """Return how much has been learned at each step: little, then a sudden rise in the middle."""
     if len(steps) == 1:
         return [1.0]
     whole = 1 / (1 + np.exp(-8 * (np.linspace(0, 1, len(steps)) - 0.5)))
@@ -21,7 +21,7 @@ def shares(steps: list[int] = STEPS) -> list[float]:
 
 
 def run_folder(path: Path, steps: list[int] = STEPS, *, log: bool = True) -> Path:
-    """A run of a BERT whose layer 1, head 2 learns to look at the previous token."""
+    """Make a run of a BERT whose layer 1, head 2 learns to attend to the previous token."""
     for step, share in zip(steps, shares(steps), strict=True):
         write_snapshot(path, step, share)
     if log:
@@ -31,7 +31,7 @@ def run_folder(path: Path, steps: list[int] = STEPS, *, log: bool = True) -> Pat
 
 
 def write_snapshot(path: Path, step: int, share: float, **changes: object) -> Path:
-    """A snapshot of such a run, between random weights and those of a previous-token head."""
+    """Make a snapshot of such a run, between random weights and a previous-token head."""
     home = path / "snapshots" / f"step-{step:08}"
     home.mkdir(parents=True)
     folder = Folder(home)
@@ -71,7 +71,7 @@ def made_run(
     causal: bool = True,
     seed: int = 0,
 ) -> dict[int, Trace]:
-    """Traces of such a run: softmaxes of noise, from which heads go to what they are to learn."""
+    """Make traces of such a run: softmaxes of noise that approach the patterns to learn."""
     rng, size = np.random.default_rng(seed), len(tokens)
     special = [token in ("[CLS]", "[SEP]") for token in tokens]
     noise = rng.normal(size=(layers, heads, size, size))
@@ -94,7 +94,7 @@ def made_run(
 
 
 def goal(tokens: list[str], what: str) -> np.ndarray:
-    """1 where a head of a kind looks, `(L, L)`."""
+    """Return 1 for each cell to which a head of this kind attends, else 0, `(L, L)`."""
     size = len(tokens)
     if what == "first":
         return np.eye(size)[[0] * size]

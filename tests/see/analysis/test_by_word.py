@@ -1,4 +1,4 @@
-"""Words in place of their pieces: keys summed, queries averaged."""
+"""Subwords merged into words: weights on them are summed, weights from them are averaged."""
 
 import re
 from collections.abc import Callable
@@ -24,7 +24,7 @@ SPANS = [[0], [1, 2, 3], [4], [5]]
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """A BERT of random weights that knows no fisherman but in three pieces."""
+    """Build a BERT with random weights that splits "fisherman" into three subwords."""
     folder = Folder(tmp_path_factory.mktemp("pieces") / "model")
     path = folder.write()
     folder.text("tokenizer.json", tokenizer_json(CUT))
@@ -77,7 +77,8 @@ def test_of_a_summary_no_more_is_kept_than_there_was() -> None:
     kept = Heads(Axis(TOKENS, [False] * 6), [0], summary=[summarize(weights()[0], 2)])
     merged = by_word(kept).summary[0]
     assert merged.indices.shape == (3, 4, 2)
-    np.testing.assert_array_equal(merged.indices == -1, merged.weights == 0)  # two became one
+    # two subwords became one word
+    np.testing.assert_array_equal(merged.indices == -1, merged.weights == 0)
 
 
 def test_keys_that_are_other_tokens_are_merged_by_themselves() -> None:

@@ -1,4 +1,4 @@
-"""Heads of plain arrays: what is read, what is refused."""
+"""Heads from plain arrays: what `heads_from` reads, and what it rejects."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ TOKENS = ["<s>", "a", "b", "."]
 
 
 class Tensor:
-    """What a tensor does that wants gradients and sits on another device."""
+    """Imitate a tensor on a GPU that requires gradients."""
 
     def __init__(self, array: np.ndarray, ready: int = 0) -> None:
         self.array, self.ready, self.shape = array, ready, array.shape
@@ -79,7 +79,7 @@ def test_keys_may_be_other_tokens() -> None:
     heads = heads_from([WEIGHTS[0, :, :, :2]], TOKENS, ["x", "</s>"], call="head_view")
     assert (heads.keys.tokens, heads.keys.special) == (["x", "</s>"], [False, True])
     weights, queries, keys = heads.best_links(0)
-    # neither <s> nor the full stop asks, and </s> is not looked at
+    # links from <s> and the full stop do not count, nor links to </s>
     expected = WEIGHTS[0, :, 1:3, 0]
     np.testing.assert_array_equal(weights, expected.max(axis=1))
     np.testing.assert_array_equal(queries, expected.argmax(axis=1) + 1)

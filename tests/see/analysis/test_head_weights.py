@@ -1,4 +1,4 @@
-"""Heads of traces: what is read, and what is said of them."""
+"""Heads from traces: what is read, and how it is described."""
 
 from typing import Any
 
@@ -70,7 +70,8 @@ def test_a_summary_has_the_links_of_the_whole() -> None:
     own = Heads(
         Axis(["a", "b"], [False] * 2), [0], summary=[summarize(np.array([[[1, 0], [0.9, 0.1]]]), 2)]
     )
-    assert [part.tolist() for part in own.best_links(0)] == [[0.9], [1], [0]]  # not a on a
+    # the link from "a" to "a" does not count
+    assert [part.tolist() for part in own.best_links(0)] == [[0.9], [1], [0]]
     some = Heads(axis, [0], summary=[summarize(WEIGHTS[0], 1)])
     top = WEIGHTS[0, 2, 1].argmax()
     np.testing.assert_array_equal(
@@ -81,7 +82,8 @@ def test_a_summary_has_the_links_of_the_whole() -> None:
 def test_an_excerpt_has_the_queries_and_keys_of_the_largest_links() -> None:
     tokens = [f"w{i}" for i in range(6)]
     weights = np.zeros((1, 6, 6))
-    weights[0, 1, 4], weights[0, 3, 0], weights[0, 5, 5] = 0.9, 0.8, 1.0  # the last on itself
+    # the last token attends to itself
+    weights[0, 1, 4], weights[0, 3, 0], weights[0, 5, 5] = 0.9, 0.8, 1.0
     heads = Heads(Axis(tokens, [False] * 6), [0], summary=[summarize(weights, 6)])
     queries, keys, values = heads.excerpt(0, 0, 2)
     assert (queries, keys) == ([1, 3], [0, 4])

@@ -1,4 +1,4 @@
-"""The measures of heads by hand arithmetic."""
+"""The measures of heads, compared with hand arithmetic."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from qkv.see.analysis.head_weights import Axis, Heads, Summary, heads_of
 
 from ..support import BANK
 
-# one head of three tokens, causal, and one whose middle token sees nothing
+# CAUSAL is a causal head over three tokens; in BLIND, the middle token attends to nothing
 CAUSAL = [[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.1, 0.7, 0.2]]
 BLIND = [[0.5, 0.25, 0.25], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]]
 TWO = np.array([CAUSAL, BLIND])
@@ -18,13 +18,14 @@ TWO = np.array([CAUSAL, BLIND])
 def test_entropy_is_in_bits_over_the_queries_that_see() -> None:
     halves = np.array([[[0.5, 0.5, 0.0, 0.0], [0.25] * 4]])
     assert measures.entropy(halves).tolist() == [1.5]
-    # the blind query is left out: (1.5 + 0) / 2
+    # the query that attends to nothing is left out: (1.5 + 0) / 2
     assert measures.entropy(TWO)[1] == pytest.approx(0.75)
 
 
 def test_weight_on_the_token_beside() -> None:
     previous, following = measures.on_offset(TWO, -1), measures.on_offset(TWO, 1)
-    assert previous.tolist() == pytest.approx([(0.6 + 0.7) / 2, 1.0])  # of BLIND only token 2 sees
+    # in BLIND, only token 2 has a previous token and attends to anything
+    assert previous.tolist() == pytest.approx([(0.6 + 0.7) / 2, 1.0])
     assert following.tolist() == pytest.approx([0.0, 0.25])
     assert measures.on_offset(np.ones((1, 1, 1)), -1).tolist() == [0.0]
 
@@ -35,14 +36,15 @@ def test_weight_on_keys() -> None:
 
 
 def test_mean_distance_is_in_tokens() -> None:
-    # rows of CAUSAL: 0, 0.6, 0.1 * 2 + 0.7; of BLIND: 0.25 + 0.25 * 2, and 1
+    # the rows of CAUSAL: 0, 0.6, 0.1 * 2 + 0.7; the rows of BLIND: 0.25 + 0.25 * 2, and 1
     assert measures.distance(TWO).tolist() == pytest.approx([(0 + 0.6 + 0.9) / 3, (0.75 + 1) / 2])
 
 
 def test_all_measures_of_a_text() -> None:
     heads = Heads(Axis(["[CLS]", "a", "[SEP]"], [True, False, True]), [3], [TWO])
     found = measures.measures_of(heads)
-    assert found["separators"].tolist() == [pytest.approx([0.2 / 3, 0.125])]  # [SEP], not [CLS]
+    # on [SEP], not on [CLS]
+    assert found["separators"].tolist() == [pytest.approx([0.2 / 3, 0.125])]
     assert found["first"].tolist() == [pytest.approx([1.7 / 3, 0.25])]
     assert found["previous"].shape == found["entropy"].shape == found["distance"].shape == (1, 2)
     assert found["next"].tolist() == [pytest.approx([0.0, 0.25])]
@@ -98,7 +100,7 @@ def test_value_norms_are_those_of_what_a_head_adds(minilm: Model) -> None:
         for key in (0, 5):
             carried = v[key, head] @ weight[head * 32 : (head + 1) * 32]
             assert norms[head, key] == pytest.approx(np.sqrt((carried**2).sum()))
-    # all that is carried, summed, is the layer's output but for its bias
+    # the sum of all contributions is the layer's output without its bias
     pattern = trace["pattern", 2][0].astype(np.float64)
     whole = sum(pattern[h] @ v[:, h] @ weight[h * 32 : (h + 1) * 32] for h in range(len(pattern)))
     bias = minilm.parameters["blocks.2.attn.out_proj.bias"]

@@ -1,4 +1,4 @@
-"""The plane against an eigendecomposition, and what must not change it."""
+"""The plane, compared with an eigendecomposition; and changes that must not affect the plane."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from qkv.see.analysis.word_vectors import fit_plane
 
 
 def by_eigenvectors(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, ...]:
-    """PCA as the textbook has it: from the covariance of both sets, each centred."""
+    """Compute PCA as in textbooks: from the covariance of both sets, each centred."""
     sets = [part - part.mean(axis=0) for part in (before, after)]
     together = np.concatenate(sets)
     values, vectors = np.linalg.eigh(together.T @ together)
@@ -39,8 +39,8 @@ def test_where_a_set_as_a_whole_stands_does_not_matter() -> None:
 
 
 def test_both_sets_shape_the_plane() -> None:
-    before = np.array([[0.0, 0, 0], [0, 0, 10]])  # along the third axis only
-    after = np.array([[0.0, 0, 0], [0, 4, 0]])  # along the second only
+    before = np.array([[0.0, 0, 0], [0, 0, 10]])  # the vectors differ only along the third axis
+    after = np.array([[0.0, 0, 0], [0, 4, 0]])  # the vectors differ only along the second axis
     plane = fit_plane(before, after)
     np.testing.assert_allclose(np.ptp(plane.original, axis=0), [10, 0], atol=1e-12)
     np.testing.assert_allclose(np.ptp(plane.contextual, axis=0), [0, 4], atol=1e-12)
@@ -110,4 +110,5 @@ def test_unit_vectors_have_directions_and_no_lengths() -> None:
     np.testing.assert_allclose(plane.original, by_hand.original, atol=1e-12)
     still = fit_plane([[0.0, 0.0], [0.0, 2.0]], [[0.0, 0.0], [0.0, 5.0]], unit=True)
     np.testing.assert_allclose(still.original, still.contextual)
-    assert np.ptp(still.original) == pytest.approx(1)  # 0 stays, the other has length 1
+    # the vector of zeros stays; the other vector gets length 1
+    assert np.ptp(still.original) == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""The rule for the head that show, walk, play and compare open on."""
+"""The rule by which show, walk, play and compare choose the first head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model() -> qkv.Model:
 
 
 def chances(model: qkv.Model, text: str, **options: Any) -> np.ndarray:
-    """The probability of each word at the first gap."""
+    """Compute the probability of each word at the first gap."""
     trace = model.trace(text, names=["embed"], logits=True, **options)
     logits = trace["logits"][0, trace.tokens.index("[MASK]")].astype(np.float64)
     shares = np.exp(logits - logits.max())
@@ -45,7 +45,7 @@ def chances(model: qkv.Model, text: str, **options: Any) -> np.ndarray:
 
 
 def moved(model: qkv.Model, text: str) -> np.ndarray:
-    """How much of the probability goes to other words without each head, one run for each."""
+    """Compute how much probability each head's removal moves, with one run for each head."""
     before = chances(model, text)
     without = [
         [chances(model, text, ablate=[(layer, head)]) - before for head in range(model.num_heads)]
@@ -59,7 +59,7 @@ def head_of(view: Any) -> tuple[int, int]:
     return view.head.layer, view.head.head
 
 
-# ---- at a gap
+# ---- texts with a gap
 
 
 @pytest.mark.parametrize("text", GAPS)
@@ -93,7 +93,7 @@ def test_show_walk_and_play_open_on_one_head(text: str, model: qkv.Model) -> Non
     shown = qkv.show(text, model=model)
     walked = qkv.walk(text, model=model)
     assert shown.head == walked.head
-    # the page says its numbers as per cent
+    # the page writes its numbers in per cent
     of_page = play(text, model=model).head
     assert replace(of_page, reason="", headline="") == replace(shown.head, reason="", headline="")
     assert (walked.walk.layer, walked.walk.head) == head_of(shown)
@@ -142,7 +142,7 @@ def test_of_many_heads_those_of_the_last_layers_are_removed(tmp_path: Path) -> N
 
 
 def test_less_than_a_tenth_of_the_probability_is_no_finding(model: qkv.Model) -> None:
-    """With its values scaled down a head changes less: the headline says so, and claims nothing."""
+    """If a head's values are smaller, the headline says that no head stands out."""
     quiet = {
         name: array * np.float32(0.02) if name.endswith(("v_proj.weight", "v_proj.bias")) else array
         for name, array in model.parameters.items()
@@ -153,11 +153,11 @@ def test_less_than_a_tenth_of_the_probability_is_no_finding(model: qkv.Model) ->
     assert view.sentence.endswith(" of the probability goes to other words, less than 0.10.")
 
 
-# ---- by links
+# ---- texts without a gap
 
 
 def rows(size: int, rng: np.random.Generator, at: Any, share: float) -> np.ndarray:
-    """A head of `size` queries that give `share` or so to one place each, the rest to others."""
+    """Make a head whose `size` queries give about `share` to one position each."""
     table = rng.dirichlet(np.full(size, 0.5), size)
     shares = np.clip(share + 0.15 * rng.standard_normal(size), 0.4, 1)[:, None]
     places = np.zeros((size, size))
@@ -178,7 +178,7 @@ def test_a_head_of_places_never_stands_out_for_its_place(
 ) -> None:
     rng = np.random.default_rng(0)
     for size in (2, 3, 4, 6, 9, 14):
-        tokens = [f"word{i}" for i in range(size)]  # all of them content words
+        tokens = [f"word{i}" for i in range(size)]  # all tokens are content words
         for _ in range(tables):
             table = rows(size, rng, at, share)[None, None]
             links = selection.rank_heads(heads_of(made_trace(tokens, table)))
@@ -202,7 +202,7 @@ def test_where_nothing_stands_out_the_headline_claims_nothing(text: str, model: 
 
 
 def test_other_sentences_open_on_a_link_that_is_above_what_is_usual(model: qkv.Model) -> None:
-    """The threshold was chosen on the first list of test_opening; this is the second."""
+    """The first list of test_opening led to the threshold; this test uses the second list."""
     views = [qkv.show(text, model=model) for text in SECOND]
     assert sum(view.head.stands_out is True for view in views) >= 22
     for view in views:

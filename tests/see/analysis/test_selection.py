@@ -1,4 +1,4 @@
-"""Which head a view opens on: against numbers made by hand."""
+"""The head that a view shows first, compared with numbers made by hand."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ DOGS = ["[CLS]", "dogs", "chase", "the", "big", "cats", ".", "[SEP]"]
 
 
 def dogs(layers: int = 1, heads: int = 3, **cells: float) -> Heads:
-    """DOGS with weights of 0.05, but for `L0H1_2_3=0.5` and the like."""
+    """Make heads over DOGS with weights of 0.05, except cells such as `L0H1_2_3=0.5`."""
     table = np.full((layers, heads, 8, 8), 0.05)
     for place, weight in cells.items():
         where, i, j = place.split("_")
@@ -34,7 +34,8 @@ def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> 
     # of four pairs of words one apart three have 0.05; so have the other three words on cats
     assert links[0].usual == pytest.approx(((0.6 + 3 * 0.05) / 4, 0.05))
     assert links[0].above == pytest.approx(0.6 - 2 * 0.1875)
-    assert [link.head for link in links] == [2, 0, 1]  # heads of places by their weight
+    # heads that attend to positions come last, sorted by weight
+    assert [link.head for link in links] == [2, 0, 1]
     assert [link.stands_out for link in links] == [True, False, False]
     assert links[1].usual == pytest.approx((0.9, 0.05))
     assert links[2].usual[1] == pytest.approx(0.8)
@@ -54,16 +55,17 @@ def test_a_head_that_was_asked_for_shows_what_it_looks_at() -> None:
 
 def test_links_join_two_content_words() -> None:
     cells = {
-        "L0H0_1_0": 0.99,  # on [CLS]
-        "L0H0_2_6": 0.98,  # on the full stop
-        "L0H0_2_3": 0.97,  # on the
-        "L0H0_3_5": 0.96,  # from it
-        "L0H0_4_4": 0.95,  # on itself
+        "L0H0_1_0": 0.99,  # the strongest link leads to [CLS]
+        "L0H0_2_6": 0.98,  # the strongest link leads to the full stop
+        "L0H0_2_3": 0.97,  # the strongest link leads to "the"
+        "L0H0_3_5": 0.96,  # the strongest link begins at "the"
+        "L0H0_4_4": 0.95,  # the strongest link leads from a word to itself
         "L0H0_5_1": 0.30,
     }
     link = selection.choose_head(dogs(heads=1, **cells))[0].link
     assert link == Link(0, 0, 5, 1, 0.30)
-    tokens = ["a", "dog", "saw", "a", "Dog", "walk", "##ing"]  # one word twice, one in two pieces
+    # one word occurs twice, one word has two subwords
+    tokens = ["a", "dog", "saw", "a", "Dog", "walk", "##ing"]
     table = np.full((1, 1, 7, 7), 0.05)
     table[0, 0, 1, 4] = table[0, 0, 6, 5] = 0.9
     table[0, 0, 5, 2] = 0.3
@@ -201,7 +203,7 @@ def test_other_heads_show_each_pair_once_and_never_the_shown_one() -> None:
 
 
 def heads_from_rows(tokens: list[str], *rows: list[float]) -> Heads:
-    """A head for each row: what "bank", the first token, looks at; the others look at [SEP]."""
+    """Make a head for each row of weights from "bank"; other tokens attend to [SEP]."""
     size = len(tokens)
     table = np.zeros((1, len(rows), size, size))
     table[0, :, 1:, -1] = 1
@@ -212,9 +214,9 @@ def heads_from_rows(tokens: list[str], *rows: list[float]) -> Heads:
 def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> None:
     a = heads_from_rows(
         ["bank", "of", "river", "old", "[SEP]"],
-        [0.0, 0.9, 0.0, 0.0, 0.1],  # on "of", which is no content word
+        [0.0, 0.9, 0.0, 0.0, 0.1],  # the weight lies on "of", which is not a content word
         [0.4, 0.0, 0.6, 0.0, 0.0],
-        [0.1, 0.0, 0.0, 0.9, 0.0],  # on "old" in both
+        [0.1, 0.0, 0.0, 0.9, 0.0],  # the weight lies on "old" in both texts
     )
     b = heads_from_rows(
         ["bank", "for", "rates", "old", "[SEP]"],

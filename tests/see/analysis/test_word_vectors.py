@@ -1,4 +1,4 @@
-"""Which head is shown, how far words moved, what two texts share: against numbers made by hand."""
+"""How far words moved, and what two texts share, compared with numbers made by hand."""
 
 import numpy as np
 

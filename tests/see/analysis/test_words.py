@@ -1,4 +1,4 @@
-"""Which tokens make up a word, and which words carry content."""
+"""The tokens of each word, and which words are content words."""
 
 import pytest
 
@@ -28,8 +28,9 @@ def test_what_is_no_punctuation(token: str) -> None:
         (["▁the", "▁ri", "ver", ".", "</s>"], ["▁the", "river", ".", "</s>"]),
         (["the</w>", "ri", "ver</w>", ".</w>"], ["the</w>", "river", ".</w>"]),
         (["Ġ(", "see", "ing", "Ġit"], ["Ġ(", "seeing", "Ġit"]),
-        (["▁今天", "天气", "很", "▁GPT", "s"], ["▁今天", "天气", "很", "GPTs"]),  # no blanks there
-        (["[CLS]", "##ing"], None),  # nothing to go on with
+        # this script has no blanks between words
+        (["▁今天", "天气", "很", "▁GPT", "s"], ["▁今天", "天气", "很", "GPTs"]),
+        (["[CLS]", "##ing"], None),  # without subwords, there is nothing to join
         (["a", "b"], None),
         ([], None),
     ],
@@ -57,10 +58,11 @@ def test_a_real_text_has_no_pieces_and_a_long_word_has(minilm: Model) -> None:
         ("[CLS] she fed the cats . [SEP]", "fed cats"),
         ("[CLS] un ##believ ##able news [UNK] [SEP]", "un ##believ ##able news"),
         ("the Ġold Ġman Ġwas Ġnot Ġtired", "Ġold Ġman Ġtired"),
-        ("sie füttert die katzen .", "sie füttert die katzen"),  # no list of German: each word
+        # there is no list of German function words, so every word counts
+        ("sie füttert die katzen .", "sie füttert die katzen"),
         ("the king ' s men don ' t see s", "king men see s"),
-        ("i am you", "i am you"),  # nothing else is there
-        ("dogs are dogs", "dogs are dogs"),  # one content word twice is no pair
+        ("i am you", "i am you"),  # the text has no other words
+        ("dogs are dogs", "dogs are dogs"),  # one content word that occurs twice is not a pair
         ("[CLS] . [SEP]", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""The colours of numbers: what an eye tells apart, computed from the colours that are used."""
+"""The colours of numbers: visible differences, computed from the colours that qkv uses."""
 
 import colorsys
 import os
@@ -18,7 +18,7 @@ from qkv.see.draw import colours, terminal
 from qkv.see.draw.terminal import Screen, cube_color
 
 THEMES = sorted(colours.THEMES)
-# Grounds that terminals have: black, VS Code's, One Dark's, Ubuntu's; white, Solarized's, grey.
+# The backgrounds of terminals: black, VS Code, One Dark, Ubuntu; white, Solarized, grey.
 GROUNDS = {
     "dark": ("#000000", "#1e1e1e", "#282c34", "#300a24"),
     "light": ("#ffffff", "#fdf6e3", "#f5f5f5"),
@@ -30,7 +30,7 @@ def channels(color: str) -> np.ndarray:
 
 
 def luminance(color: str) -> float:
-    """Relative luminance (WCAG 2.1)."""
+    """Compute the relative luminance (WCAG 2.1)."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(color)]
     return float(np.dot([0.2126, 0.7152, 0.0722], linear))
 
@@ -41,7 +41,7 @@ def contrast(a: str, b: str) -> float:
 
 
 def lab(color: str) -> np.ndarray:
-    """CIELAB of an sRGB colour (IEC 61966-2-1, D65)."""
+    """Convert an sRGB colour (IEC 61966-2-1, D65) to CIELAB."""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels(color)]
     to_xyz = np.array(
         [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
@@ -58,7 +58,7 @@ def delta_76(a: str, b: str) -> float:
 
 
 def delta_2000(a: str, b: str) -> float:
-    """CIEDE2000 (Sharma, Wu and Dalal 2005)."""
+    """Compute the colour difference CIEDE2000 (Sharma, Wu and Dalal 2005)."""
     (l1, a1, b1), (l2, a2, b2) = lab(a), lab(b)
     mean = (np.hypot(a1, b1) + np.hypot(a2, b2)) / 2
     grey = 1.5 - 0.5 * np.sqrt(mean**7 / (mean**7 + 25**7))
@@ -80,7 +80,7 @@ def delta_2000(a: str, b: str) -> float:
 
 
 def test_the_difference_is_that_of_its_authors() -> None:
-    """Two pairs of the paper's table, taken to sRGB; and what is known without a table."""
+    """Check two pairs of colours from the paper's table, and cases with a known result."""
     assert delta_2000("#123456", "#123456") == 0
     assert delta_2000("#000000", "#ffffff") == pytest.approx(100, abs=0.01)
     assert delta_76("#000000", "#ffffff") == pytest.approx(100, abs=0.01)
@@ -103,7 +103,7 @@ def test_more_is_further_from_the_ground_all_the_way(theme: str, sign: int) -> N
     assert away == sorted(away)
     assert away[100] > 7
     for a, b in pairwise(shades[::5]):
-        assert delta_2000(a, b) >= 2  # each twentieth is a step that is seen
+        assert delta_2000(a, b) >= 2  # every step of one twentieth is visible
 
 
 @pytest.mark.parametrize("theme", THEMES)
@@ -168,7 +168,7 @@ def test_two_rows_that_are_held_are_told_apart_and_neither_is_red(theme: str) ->
 def test_a_terminal_is_shaded_from_its_own_ground(theme: str, depth: int, sign: int) -> None:
     screen = Screen(colors=depth, theme=theme)
     assert screen.shading(0.0) == ""
-    assert screen.shading(sign * 0.004) == ""  # what is written as 0.00
+    assert screen.shading(sign * 0.004) == ""  # such a share is written as 0.00
     found = []
     first = 5 if depth > 256 else 25
     assert screen.shading(sign * (first - 1) / 1000) == ""
@@ -216,8 +216,8 @@ def test_a_terminal_is_asked_for_its_ground() -> None:
     answers = [
         b"\x1b]11;rgb:ffff/ffff/ffff\x1b\\\x1b[?62;c",
         b"\x1b]11;rgb:00/2b/36\x07\x1b[?1;2c",
-        b"\x1b[?6c",  # one that does not know the first question
-        b"",  # one that knows neither
+        b"\x1b[?6c",  # this terminal does not know the first request
+        b"",  # this terminal knows neither request
     ]
     ours, theirs = os.openpty()
     child = subprocess.Popen(
@@ -254,7 +254,7 @@ def makers() -> dict:
 
 
 def weights_of(view: qkv.see.View) -> list[np.ndarray]:
-    """The weights of the head that a view shows, from the traces themselves."""
+    """Read the weights of the shown head from the traces."""
     if isinstance(view, qkv.see.WalkView):
         return [view.walk.trace.pattern(view.walk.layer, view.walk.head)]
     if isinstance(view, qkv.see.ReplayView):
@@ -288,12 +288,12 @@ def test_one_scale_in_page_picture_and_terminal(makers: dict, kind: str, stretch
         name = "weight, stretched" if stretch else "weight"
         found = re.findall(rf">([^<>]*)</text><text[^>]*>{name}</text>", picture)
         assert set(found) == {end}
-    if kind in ("show", "walk", "head_view"):  # the others have no map in the terminal
+    if kind in ("show", "walk", "head_view"):  # the other views have no map in a terminal
         scale = next(line for line in str(view).split("\n") if line.startswith("scale"))
         assert scale.split("(")[0].split()[-1] == end
         assert scale.endswith("(stretched to the largest)") == stretch
     if not stretch and kind not in ("runs", "replay"):
-        return  # test_figures.py has seen the figures of the others
+        return  # test_figures.py tests the figures of the other views
     figure = view.figure()
     if kind == "replay":
         (header,) = figure.subfigs[-1].texts

@@ -1,4 +1,4 @@
-"""The figures: what is drawn is what was computed, and no label lies on another."""
+"""Figures show the computed numbers, and labels do not overlap."""
 
 import io
 import itertools
@@ -81,7 +81,7 @@ def test_every_word_is_named_at_both_ends(color: str) -> None:
     before, after = (narrow + 1, wide) if color == AFTER else (wide, narrow + 1)
     figure = plot_shift(before, after, [f"w{i}" for i in range(20)])
     found = labels(figure.axes[0])
-    assert found[0].get_color() == color  # the end that lies wider comes first
+    assert found[0].get_color() == color  # the set with the larger spread comes first
     for end in (BEFORE, AFTER):
         named = [text.get_text() for text in found if text.get_color() == end]
         assert sorted(named) == sorted(f"w{i}" for i in range(20))
@@ -197,7 +197,7 @@ def image(axes: Axes) -> AxesImage:
 def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     view = show(lesson.trace(CAT), layer=0, head=1)
     figure = view.figure()
-    grid, lines, scale = figure.axes  # and nothing that was not asked for
+    grid, lines, scale = figure.axes  # the figure has no labels that were not requested
     np.testing.assert_array_equal(image(grid).get_array(), view.weights)
     assert image(grid).get_clim() == (0, 1)
     for share in (0.0, 0.05, 0.5, 1.0):
@@ -209,11 +209,12 @@ def test_the_grid_is_the_weights_with_a_scale_and_names(lesson: Model) -> None:
     assert shown == [f"{weight:.2f}" for weight in view.weights.flat]
     assert figure.get_suptitle() == view.sentence
     assert grid.get_title() == "Weights of layer 0, head 1"
-    assert [text.get_text() for text in lines.texts] == 2 * view.tokens  # both ends of the links
+    # the words at both ends of the links
+    assert [text.get_text() for text in lines.texts] == 2 * view.tokens
 
 
 def luminance(color: Any) -> float:
-    """Relative luminance, WCAG 2.1."""
+    """Compute the relative luminance (WCAG 2.1)."""
     channels = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in to_rgb(color)]
     return float(np.dot(channels, (0.2126, 0.7152, 0.0722)))
 
@@ -223,7 +224,7 @@ def luminance(color: Any) -> float:
 def test_a_title_then_pictures_then_notes_on_the_ground_of_the_theme(
     lesson: Model, kind: str, theme: str, paper: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if theme == "dark":  # places are the same in every theme: they are computed for one
+    if theme == "dark":  # positions do not depend on the theme, so they are computed for one theme
         monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
     both = [lesson.trace(text) for text in (CAT, "the cat saw the dog")]
     options: dict[str, Any] = {"theme": theme}

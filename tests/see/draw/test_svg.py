@@ -1,4 +1,4 @@
-"""Static pictures: well-formed, with the words and the numbers of what they show."""
+"""Static pictures are well-formed, and contain the words and numbers of their views."""
 
 import base64
 import io
@@ -58,7 +58,8 @@ def test_the_picture_of_a_view_has_its_words_and_numbers(minilm: Model, tmp_path
     assert numbers[: len(exact)] == exact
     assert numbers[len(exact) :] == ["0.00", "1.00"]  # the scale
     for token in view.tokens:
-        assert found.count(token) >= 4  # both sides of the lines, rows and columns of the map
+        # both sides of the lines, and the rows and columns of the map
+        assert found.count(token) >= 4
     assert "bank looks at river: 0.71 (layer 0, head 4)." in found
 
 
@@ -84,7 +85,7 @@ def test_every_picture_has_its_ground_and_is_well_formed(
     assert root.tag == f"{NAMESPACE}svg"
     ground = root[0]
     assert (ground.tag, ground.get("fill")) == (f"{NAMESPACE}rect", paper)
-    assert "id=" not in text  # two pictures on one page do not know each other
+    assert "id=" not in text  # two pictures on one page do not affect each other
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "")
     width, height = (float(number) for number in root.get("viewBox").split()[2:])
     assert root.get("width") == f"{width:g}"
@@ -147,16 +148,16 @@ def test_a_small_map_of_many_cells_keeps_the_strongest() -> None:
     options = {"top": None, "of": "score", "scale": (-1.0, 1.0), "compact": True}
     names = [""] * 301
     found = pixels(of(heat_map(values, names, names, hidden=hidden, **options)))
-    assert (len(found), len(found[0])) == (101, 101)  # a pixel for three cells
+    assert (len(found), len(found[0])) == (101, 101)  # one pixel shows three cells
     assert found[0][0] == shade(-0.2)
     assert found[100][100] == shade(1)
     assert found[1][1] == FAINT
-    assert found[2][2] == shade(0)  # one of nine is hidden
+    assert found[2][2] == shade(0)  # one cell of nine is masked
     assert {color for row in found for color in row} == {shade(-0.2), shade(0), shade(1), FAINT}
 
 
 def pixels(text: str) -> list[list[str]]:
-    """The colours of the one image of a picture."""
+    """Return the colours of the only image in a picture."""
     (found,) = re.findall('base64,([^"]+)"', text)
     image = Image.open(io.BytesIO(base64.b64decode(found)))
     return [["#" + "".join(f"{c:02x}" for c in pixel) for pixel in row] for row in np.array(image)]
@@ -209,7 +210,7 @@ def test_lines_are_as_strong_as_the_weights() -> None:
     text = of(Links(map=shown, strongest=[]))
     lines = list(parsed(text).iter(f"{NAMESPACE}line"))
     blue = THEMES["light"].lines[0]
-    # the other query is faint, and what is too faint is left out: 0.02 * 0.25
+    # the lines of the other query are faint, and too faint lines are left out: 0.02 * 0.25
     assert [line.get("stroke") for line in lines] == ["#888888", blue, blue]
     widths = [float(line.get("stroke-width")) for line in lines]
     assert widths == pytest.approx([0.5 + 4 * 0.25 * 0.98, 4.1, 0.9], abs=0.006)
@@ -247,7 +248,7 @@ def test_no_two_labels_of_arrows_meet(seed: int, n: int, crowded: bool) -> None:
         if element.text in names:
             x, y = float(element.get("x")), float(element.get("y"))
             boxes.append((x, y - 9, x + svg.label_width(element.text), y + 2))
-    for end in (BEFORE, AFTER):  # every word is named at both ends
+    for end in (BEFORE, AFTER):  # every word has a label at both ends of its arrow
         labels = [e.text for e in parsed(text).iter(f"{NAMESPACE}text") if e.get("fill") == end]
         assert [label for label in labels if label in names] == names
     for i, a in enumerate(boxes):
@@ -323,4 +324,4 @@ def test_a_walk_and_a_comparison_are_pictured(lesson: Model) -> None:
     found = words(pair.svg())
     assert {f"{x:.3f}" for x in pair.similarity} <= set(found)
     framed = [r for r in parsed(pair.svg()).iter(f"{NAMESPACE}rect") if r.get("stroke") == INK]
-    assert len(framed) == 2  # the word's row in both
+    assert len(framed) == 2  # the row of the word in both maps

@@ -1,4 +1,4 @@
-"""Lines in a terminal: their numbers, their columns, their colours, their width."""
+"""Lines in a terminal: their numbers, columns, colours and width."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Pages, read back as a browser takes them apart."""
+"""Parse pages as a browser parses them."""
 
 import json
 from html.parser import HTMLParser
@@ -36,7 +36,7 @@ class Page(HTMLParser):
 
 
 def payload_in(text: str) -> dict[str, Any]:
-    """What a page hands to its script."""
+    """Return the data that a page passes to its script."""
     (script,) = Page(text).scripts
     mark, _ = json.JSONDecoder().raw_decode(script, script.rindex('start("') + 6)
     start = script.rindex(f'start("{mark}", ') + len(f'start("{mark}", ')
@@ -45,6 +45,6 @@ def payload_in(text: str) -> dict[str, Any]:
 
 
 def written(view: View, folder: Path) -> str:
-    """A view's page, from its file."""
+    """Return the page of a view, read from its file."""
     view.to_html(folder / "view.html")
     return (folder / "view.html").read_text(encoding="utf-8")

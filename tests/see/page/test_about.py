@@ -1,4 +1,4 @@
-"""A page that holds a model's numbers holds the model's card and licences."""
+"""A page that contains a model's parameters also contains the model's card and licences."""
 
 import re
 from html import unescape
@@ -17,7 +17,7 @@ HOSTILE = (
 
 
 def texts_in(page: str) -> dict[str, str]:
-    """What stands in a page, by the names of the files."""
+    """Return the documents in a page, keyed by file name."""
     (found,) = re.findall(r'<details class="qkv-about" slot="about">(.*?)</details>', page, re.S)
     assert found.startswith("<summary>About this model</summary>")
     pairs = re.findall(r"<h3>(.*?)</h3><pre>(.*?)</pre>", found, re.S)
@@ -39,7 +39,7 @@ def test_the_live_page_and_a_walk_have_the_files_of_their_model(tmp_path: Path) 
     assert "WordNet 3.0 Copyright 2006" in expected["LICENSE.wordnet"]
     assert texts_in(saved(qkv.play(TEXT, model="books"), tmp_path)) == expected
     assert texts_in(saved(qkv.walk(TEXT), tmp_path)) == expected
-    assert texts_in(qkv.walk(TEXT)._repr_html_()) == expected  # of a cell in a notebook
+    assert texts_in(qkv.walk(TEXT)._repr_html_()) == expected  # the HTML of a notebook cell
     writer = in_folder(shipped()["books-decoder"])
     assert texts_in(saved(qkv.walk("bank:", model="books-decoder"), tmp_path)) == writer
     assert texts_in(served_page(qkv.load(), [("1", 1.0)] * 4, plain=True)) == expected

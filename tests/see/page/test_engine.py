@@ -1,4 +1,4 @@
-"""The model inside a page: what is written, and what is refused."""
+"""The model inside a page: the written data, and the models that a page rejects."""
 
 import base64
 import json
@@ -18,7 +18,7 @@ from qkv.see.page.engine import engine_part, engine_payload
 
 
 def folder(path: Path, **changes: Any) -> Path:
-    """A small BERT that names masked words, its config changed."""
+    """Make a small BERT that predicts masked words, with changes to its config."""
     path.mkdir(exist_ok=True)
     mask_bert(path)
     config = json.loads((path / "config.json").read_text()) | changes
@@ -27,7 +27,7 @@ def folder(path: Path, **changes: Any) -> Path:
 
 
 def with_rules(path: Path, **changes: Any) -> Path:
-    """The same, its tokenizer.json changed."""
+    """Make the same small BERT, with changes to its tokenizer.json."""
     file = folder(path) / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     return path
@@ -43,7 +43,8 @@ def test_the_payload_holds_every_parameter_in_float16(small: Model) -> None:
     assert list(payload["parameters"]) == list(small.parameters)
     for name, packed in payload["parameters"].items():
         found = np.frombuffer(base64.b64decode(packed["b64"]), "<f2").reshape(packed["shape"])
-        linear = name.endswith("_proj.weight")  # (in, out) here, (out, in) there
+        # qkv stores (in, out), and the page stores (out, in)
+        linear = name.endswith("_proj.weight")
         expected = np.asarray(small.parameters[name]).astype(np.float16)
         assert (found == (expected.T if linear else expected)).all()
     assert payload["sizes"] == {
@@ -62,7 +63,7 @@ def test_it_says_whether_float16_holds_the_parameters_as_they_are(small: Model) 
 
 
 def rows_of_int8(model: Model) -> Model:
-    """The model on matrices of int8 with float16 scales for each row, as a page has them."""
+    """Make a model from int8 matrices with a float16 scale for each row, as in a page."""
     arrays, rng = dict(model.parameters), np.random.default_rng(0)
     for name, array in arrays.items():
         turned = array.T if name.endswith("_proj.weight") else array

@@ -1,4 +1,4 @@
-"""Pages are whole, ask no network, and what comes from outside stays text."""
+"""Pages are complete, request nothing from a network, and show foreign text only as text."""
 
 import json
 import re
@@ -24,7 +24,7 @@ HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
 def hostile_views() -> dict[str, Callable[[], View | None]]:
-    """A view of each kind, in which the tokens are hostile."""
+    """Make a view of each kind, with hostile tokens."""
     words = ["a", HOSTILE, "b", HOSTILE]
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.ones(4), size=(1, 2, 4))
@@ -76,13 +76,15 @@ def test_a_page_asks_no_network_and_forbids_it(kind: str, tmp_path: Path) -> Non
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     assert found.attribute("meta", "http-equiv") == ["Content-Security-Policy"]
-    assert found.attribute("link", "href") == ["data:,"]  # or a browser asks for /favicon.ico
+    # without this icon, a browser requests /favicon.ico
+    assert found.attribute("link", "href") == ["data:,"]
     assert not [value for _, name, value in found.attributes if name in ("src", "srcset", "action")]
     (script,) = found.scripts
     code = script[: script.rindex("start(")]
     for needed in ("fetch(", "XMLHttpRequest", "WebSocket", "import(", "require(", "@import"):
         assert needed not in code
-    assert not re.findall(r"url\((?!data:|#)", text)  # "#": a place in the page itself
+    # an address that begins with "#" is a position in the page
+    assert not re.findall(r"url\((?!data:|#)", text)
     addresses = set(re.findall(r"https?://[^\"'<> )]+", text))
     assert addresses <= {"http://www.w3.org/2000/svg"}
 
@@ -129,7 +131,7 @@ def test_one_view_is_one_text_and_two_are_two() -> None:
 
 
 def variables(css: str, start: str) -> dict[str, str]:
-    """The colours that a rule gives to variables."""
+    """Return the colours that a CSS rule gives to variables."""
     (rule,) = re.findall(re.escape(start) + r"\{(--qkv[^}]*)\}", css)
     return dict(part.split(":") for part in rule.split(";") if part)
 
@@ -153,13 +155,13 @@ def test_a_picture_has_the_colours_of_both_themes() -> None:
     assert "@media (prefers-color-scheme:dark){body:not([data-theme=light]) .qkv-picture{" in css
     for name, colors in rules.items():
         found = re.sub(r"var\((--[^)]*)\)", lambda part, own=colors: own[part[1]], body)
-        # of two images, which differ in their pixels, each theme shows its own
+        # the two themes have images with different pixels, and each theme shows its own image
         other = {"light": "dark", "dark": "light"}[name]
         found = re.sub(f'<g class="qkv-{other}">.*?</g>', "", found)
         found = re.sub(f'<g class="qkv-{name}">(.*?)</g>', r"\1", found)
         assert found == alone[name].split("</style>")[1]
     assert body.count("<image") == 2
-    assert ">#ffffff</text>" in body  # a word, and no colour
+    assert ">#ffffff</text>" in body  # this is a word, not a colour
 
 
 def test_a_picture_has_each_panel_by_itself_and_its_words_as_text() -> None:
@@ -170,7 +172,7 @@ def test_a_picture_has_each_panel_by_itself_and_its_words_as_text() -> None:
     assert found.attribute("svg", "aria-label") == ["a map", "bars", "a map"]
 
 
-# What comes from outside
+# Text from outside
 
 
 @pytest.mark.parametrize(

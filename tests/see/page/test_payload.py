@@ -1,4 +1,4 @@
-"""What a page holds is what the trace holds."""
+"""The data of a page are equal to the data of the trace."""
 
 import base64
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_head_without_links_begins_at_its_largest_weight() -> None:
 def test_what_a_mask_hides_is_marked() -> None:
     text = payload_in(show(random_model(CAT, causal=True).trace(CAT))._repr_html_())["texts"][0]
     hidden = text["hidden"]
-    assert hidden["shape"] == [1, 1, 6, 6]  # the same in all layers and heads
+    assert hidden["shape"] == [1, 1, 6, 6]  # all layers and heads have the same mask
     bits = np.unpackbits(np.frombuffer(base64.b64decode(hidden["b64"]), np.uint8))[:36]
     np.testing.assert_array_equal(bits.reshape(6, 6), ~np.tri(6, dtype=bool))
     np.testing.assert_array_equal(unpack(text["scores"])[0, 1] == -np.inf, ~np.tri(6, dtype=bool))
@@ -160,7 +160,8 @@ def test_from_512_tokens_a_page_holds_the_largest_weights() -> None:
     assert said.startswith(begin)
     assert f"({share:.1%} of all weight)" in said
     entropy = -(weights[0, 0] * np.log2(weights[0, 0])).sum(axis=-1).mean()
-    assert text["measures"]["entropy"] == [[pytest.approx(entropy, rel=1e-5)]]  # of all weights
+    # the share of all weights
+    assert text["measures"]["entropy"] == [[pytest.approx(entropy, rel=1e-5)]]
 
 
 def test_so_it_does_where_there_are_too_many_weights(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +222,8 @@ def test_packed_numbers_are_those_of_float32(kind: type) -> None:
 
 def test_packed_shares_show_as_the_weights_do() -> None:
     rng = np.random.default_rng(0)
-    ties = np.arange(2001, dtype=np.float32) / 2000  # among them an eighth, in two digits
+    # the weight 1/8 is among them, and has two digits
+    ties = np.arange(2001, dtype=np.float32) / 2000
     near = [np.abs(np.nextafter(ties, np.float32(side))) for side in (-1, 2)]
     weights = np.concatenate([ties, *near, rng.random(2000) ** 5]).astype(np.float32).clip(0, 1)
     packed = payload.pack_shares(weights)

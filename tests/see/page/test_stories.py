@@ -1,4 +1,4 @@
-"""The stories that come with the model: what is read, what views make of them, who shows them."""
+"""The stories of the included model: reading them, and showing them in views and pages."""
 
 from __future__ import annotations
 

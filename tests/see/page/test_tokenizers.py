@@ -1,4 +1,4 @@
-"""Which tokenizers a page refuses, and why."""
+"""The tokenizers that a page rejects, and the reasons."""
 
 import json
 from typing import Any
@@ -16,7 +16,7 @@ BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
 
 
 def bpe(vocabulary: dict[str, int] | None = None, **options: Any) -> Tokenizer:
-    """A BPE with an unknown token; with another vocabulary it has none."""
+    """Make a BPE with an unknown token or, with a given vocabulary, without an unknown token."""
     options |= {"unk_token": "<unk>"} if vocabulary is None else {}
     return Tokenizer(models.BPE(vocabulary or UNKNOWN, [], **options))
 
@@ -68,7 +68,7 @@ def test_patterns_that_a_page_cannot_write_are_refused(pattern: str) -> None:
     rules["normalizer"] = {"type": "Replace", "pattern": {"Regex": pattern}, "content": " "}
     try:
         made = Tokenizer.from_str(json.dumps(rules))
-    except Exception:  # which the library refuses too
+    except Exception:  # the tokenizers library rejects this file too
         return
     assert reasons(made) == [f"has a normalizer with the pattern {pattern!r}"]
 

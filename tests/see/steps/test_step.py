@@ -1,4 +1,4 @@
-"""The steps as data: each row is whole, and Python or the live page writes it down."""
+"""The rows of steps.json are complete, and Python or the live page uses each row."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,8 @@ def test_a_placeholder_that_stands_alone_keeps_its_type() -> None:
         "code": "Y = scores / 32**0.5",
         "op": {"of": "scores", "rows": [32], "flip": False},
     }
-    assert fill("{token} of {x}", {"token": "{x}", "x": "R"}) == "{x} of R"  # no second time
+    # inserted values are not filled again
+    assert fill("{token} of {x}", {"token": "{x}", "x": "R"}) == "{x} of R"
     with pytest.raises(KeyError, match="d"):
         fill("{d}", {})
     assert biased(None) == {"bias": None, "plus": ""}

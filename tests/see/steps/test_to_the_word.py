@@ -1,4 +1,4 @@
-"""The walk behind the heads: against the trace, and against float64 from the parameters."""
+"""The steps of a walk after the heads, compared with the trace and with float64 arithmetic."""
 
 import io
 import json
@@ -58,7 +58,7 @@ CONFIGS = {"bert": BERT, "gpt2": GPT2, "llama": LLAMA}
 Arrays = dict[str, np.ndarray]
 
 
-# By hand: float64, from the parameters alone
+# Float64 arithmetic that uses only the parameters
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ def dense(x: np.ndarray, p: Arrays, name: str) -> np.ndarray:
 
 
 def rotated(x: np.ndarray) -> np.ndarray:
-    """Of one head, (T, d), by its positions, base 100."""
+    """Rotate the queries or keys of one head, (T, d), by their positions, with base 100."""
     half = x.shape[1] // 2
     angles = np.arange(len(x))[:, None] * 100.0 ** (-np.arange(half) / half)
     a, b = x[:, :half], x[:, half:]
@@ -111,7 +111,7 @@ def attend(
 
 
 def bert(p: Arrays, layer: int, place: int) -> Arrays:
-    """Every step of a BERT behind its heads, in the order of its layers."""
+    """Compute every step of a BERT after the heads, layer by layer."""
     eps, found = 1e-12, {}
     x = p["embed.weight"][IDS] + p["pos_embed.weight"][: len(IDS)] + p["token_type_embed.weight"][0]
     x = layer_norm(x, p, "embed_norm", eps)
@@ -192,7 +192,7 @@ def family(request: pytest.FixtureRequest) -> tuple[str, Model]:
 
 
 def behind(view: WalkView) -> list[str]:
-    """The names of the steps behind the output projection."""
+    """Return the names of the steps after the output projection."""
     names = [step.name for step in view.steps]
     return names[names.index("out") + 1 :]
 
@@ -324,7 +324,7 @@ def test_experts_are_taken_as_traced() -> None:
     np.testing.assert_allclose(names["Y"], block(x), rtol=1e-4)
 
 
-# the words, and the place
+# the words and their position
 
 
 def test_a_mask_token_is_the_place_and_its_words_are_those_of_predict() -> None:
@@ -353,7 +353,8 @@ def test_of_several_mask_tokens_it_is_the_first() -> None:
 def test_the_key_of_a_mask_token_is_a_word_or_else_what_it_looks_at_most() -> None:
     tokens = ["[CLS]", "the", "cat", "[MASK]", "mats", "[SEP]"]
     weights = np.full((1, 2, 6, 6), 1 / 6, np.float32)
-    weights[0, :, 3] = [0.5, 0.05, 0.3, 0.03, 0.02, 0.1]  # most on [CLS]; of words, on "cat"
+    # the largest weight is on [CLS]; among words, on "cat"
+    weights[0, :, 3] = [0.5, 0.05, 0.3, 0.03, 0.02, 0.1]
     weights[0, 1, 3] = [0.7, 0.07, 0.09, 0.05, 0.05, 0.04]
     rng = np.random.default_rng(0)
     arrays = {
@@ -400,7 +401,7 @@ def test_a_decoder_says_what_follows_the_place() -> None:
     assert view.sentence.startswith(f"The likeliest word after {token} is ")
 
 
-# where a walk ends
+# the step at which a walk ends
 
 
 def without_a_head(config: dict[str, Any]) -> Model:
@@ -497,7 +498,7 @@ def test_a_wrong_number_anywhere_shows_as_a_difference() -> None:
     assert walk(wrong, 1, model=model).difference == pytest.approx(0.25, rel=1e-3)
 
 
-# the media
+# the terminal, the page and the picture
 
 
 def test_json_has_the_few_numbers_and_the_words() -> None:
@@ -577,7 +578,7 @@ def test_the_page_holds_of_wide_steps_what_is_shown() -> None:
     assert arrays["W_down"]["rows"] == units
     down = parameters["blocks.1.mlp.down_proj.weight"][units]
     np.testing.assert_array_equal(unpacked(arrays["W_down"]), down)
-    assert "columns" not in arrays["logits"]  # a softmax is over all of them
+    assert "columns" not in arrays["logits"]  # a softmax sums over all columns
     np.testing.assert_array_equal(unpacked(arrays["logits"]), steps["logits"].values)
     assert data["said"] == view.walk.likeliest
     made = {step["name"]: step for step in data["steps"]}

@@ -1,4 +1,4 @@
-"""The walk: its lines are run as they are printed, and its numbers are the trace's."""
+"""The walk: its printed lines of NumPy run, and their results are equal to the trace."""
 
 import base64
 import json
@@ -18,12 +18,12 @@ from qkv.trace import Trace
 
 from ..support import CAT, changed, random_of, small_llama
 
-# what the lines may be off by in MiniLM: 2e-6 of the largest number in its residual stream, 222
+# the tolerance in MiniLM: 2e-6 of the largest number in its residual stream, 222
 ROUNDING = 4e-4
 
 
 def run_lines(view: WalkView) -> dict[str, np.ndarray]:
-    """Everything that the printed lines compute, in their order: the numbers of the walk."""
+    """Run all printed lines in order, and return their results."""
     names = dict(view.walk.given)
     kind = view.walk.arrays["scores"].dtype
     for step in view.steps:
@@ -152,7 +152,7 @@ def test_shapes_are_by_name(minilm: Model) -> None:
 
 
 def spelled_total(text: str) -> tuple[float, float]:
-    """What the terms of a spelled-out sum come to, and what stands behind the last `=`."""
+    """Return the sum of the terms that are written out, and the number after the last `=`."""
     terms, _, total = text.partition(" = ")[2].rpartition(" = ")
     found = 0.0
     for term in terms.split(" + "):
@@ -177,7 +177,7 @@ def test_the_spelled_sum_adds_up_to_its_cell(trained: WalkView, name: str) -> No
     assert step.cell is not None
     found, total = spelled_total(step.sum)
     assert total == pytest.approx(step.values[step.cell], abs=6e-4)
-    assert found == pytest.approx(total, abs=0.03)  # the terms are rounded to three places
+    assert found == pytest.approx(total, abs=0.03)  # the terms are rounded to three decimals
     assert "more: " in step.sum
 
 
@@ -326,7 +326,7 @@ def test_json_has_every_number_and_null_for_what_is_hidden() -> None:
     assert all(step["formula"] and step["code"] and step["shape"] for step in data["steps"])
 
 
-# layers on their own
+# layers without a model
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -334,7 +334,7 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def layer_of(*args: Any, **options: Any) -> MultiHeadAttention:
-    """A layer in float64 whose biases are not 0."""
+    """Make a layer in float64 whose biases are not 0."""
     layer = MultiHeadAttention(*args, bias=True, seed=1, dtype=np.float64, **options)
     for name, array in layer.parameters.items():
         if name.endswith("bias"):
@@ -528,7 +528,7 @@ def test_shared_keys_are_named() -> None:
     assert steps["K"].code == "K = X @ W_K[:, 2:4] + b_K[2:4]"
 
 
-# what a run went without
+# interventions
 
 
 def test_heads_and_words_left_out_are_walked_as_they_ran(minilm: Model) -> None:
@@ -567,7 +567,7 @@ def test_what_was_not_traced_of_the_mask_is_found_again() -> None:
 
 
 def terms(text: str) -> str | None:
-    """The first right-hand side of a spelled sum as Python; None where it is a place."""
+    """Return the first right-hand side of a written-out sum as Python; None for a position."""
     middle = text.split(" = ")[1]
     if "[" in middle or "column" in middle or middle == "hidden":
         return None
@@ -577,7 +577,7 @@ def terms(text: str) -> str | None:
 
 
 def every_sum(view: WalkView) -> int:
-    """Check the spelled sum of every cell; how many have something to add up."""
+    """Check the written-out sum of every cell; return how many cells have a sum."""
     names = ("cos", "sin", "exp", "erf", "sqrt", "tanh")
     known = {name: getattr(math, name) for name in names}
     added = 0
@@ -615,7 +615,7 @@ def test_every_cell_of_a_block_and_of_the_lesson_has_a_sum_that_adds_up() -> Non
 def test_joined_heads_say_whose_column_they_are() -> None:
     view = walk(layer_of(8, **GROUPED), x=normal(3, 8), tokens=["a", "cat", "sat"])
     step = next(step for step in view.steps if step.name == "joined")
-    value = view.walk.given["contexts"][2][1, 1]  # two columns a head
+    value = view.walk.given["contexts"][2][1, 1]  # two columns for each head
     expected = f"joined[cat, 5] = context of head 2, column 1 = {value:.3f}"
     assert view.walk.spell(step, (1, 5)) == expected
 
@@ -640,7 +640,7 @@ def test_more_terms_are_written_out_on_request(trained: WalkView) -> None:
     assert spelled_total(long)[0] == pytest.approx(spelled_total(short)[0], abs=0.01)
 
 
-# what the page is given
+# the data of the page
 
 
 def unpacked(array: dict) -> np.ndarray:
@@ -697,7 +697,7 @@ def test_a_long_text_is_cut_to_the_tokens_of_the_largest_weights() -> None:
 
 
 def test_the_cell_that_is_spelled_out_is_never_cut() -> None:
-    text = f"w0 {'. ' * 98} w1"  # only the two words carry content
+    text = f"w0 {'. ' * 98} w1"  # only these two words are content words
     view = walk(text, model=random_model(text, seed=1))
     i, j = view.walk.cell
     assert {i, j} == {0, 99}

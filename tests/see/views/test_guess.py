@@ -1,4 +1,4 @@
-"""The words that a model guesses, before and after: they are `predict`'s, in every medium."""
+"""The view `guess` shows the same words and probabilities as `predict`, in every medium."""
 
 from __future__ import annotations
 

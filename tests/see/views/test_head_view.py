@@ -1,4 +1,4 @@
-"""head_view takes what bertviz takes, and shows it the same."""
+"""head_view accepts the arguments of bertviz, and shows the same attention."""
 
 import inspect
 import sys
@@ -19,7 +19,7 @@ RNG = np.random.default_rng(0)
 
 
 def weights(rows: int, columns: int, layers: int = 2, heads: int = 3) -> list[np.ndarray]:
-    """As transformers returns them: for each layer (1, heads, L, S)."""
+    """Return weights as transformers returns them: for each layer (1, heads, L, S)."""
     return list(RNG.dirichlet(np.ones(columns), size=(layers, 1, heads, rows)))
 
 
@@ -56,7 +56,8 @@ def test_a_trace_is_shown_as_its_weights_are(lesson: Model) -> None:
     trace = lesson.trace([CAT, BANK])[1]
     chosen: dict[str, Any] = {"layer": 0, "heads": [1]}
     view, same = head_view(trace, **chosen), head_view(trace.attentions, trace[0].tokens, **chosen)
-    title = {"title": "I sat on the bank of the river."}  # which the weights do not know
+    # the weights do not contain this information
+    title = {"title": "I sat on the bank of the river."}
     assert payload_in(view.data) == payload_in(same.data) | title
     assert view.to_dict()["tokens"] == trace[0].tokens
     named = head_view(trace, [f"w{i}" for i in range(9)])
@@ -87,7 +88,8 @@ def test_a_pair_of_sentences_is_split() -> None:
     attention = weights(4, 4)
     data = payload_in(head_view(attention, list("abcd"), 2).data)
     assert data["texts"][0]["split"] == 2
-    tensor = np.array([3])  # as (token_type_ids == 0).sum(dim=1) gives it
+    # transformers users compute this number as (token_type_ids == 0).sum(dim=1)
+    tensor = np.array([3])
     assert payload_in(head_view(attention, list("abcd"), tensor[0]).data)["texts"][0]["split"] == 3
     for at in (0, 4):
         with pytest.raises(ValueError, match=f"sentence_b_start is {at}, but there are 4 tokens"):
@@ -186,9 +188,10 @@ def test_in_a_notebook_it_shows_itself_at_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "IPython", module)
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=shown.append))
     attention = weights(2, 2)
-    assert isinstance(head_view(attention, ["a", "b"]), HeadView)  # IPython is loaded, not running
+    # IPython is loaded, but no kernel is running
+    assert isinstance(head_view(attention, ["a", "b"]), HeadView)
     shell[0] = SimpleNamespace()
-    assert isinstance(head_view(attention, ["a", "b"]), HeadView)  # in a terminal
+    assert isinstance(head_view(attention, ["a", "b"]), HeadView)  # IPython runs in a terminal
     shell[0] = SimpleNamespace(kernel=None)
     assert head_view(attention, ["a", "b"]) is None
     (view,) = shown

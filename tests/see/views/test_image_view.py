@@ -1,4 +1,4 @@
-"""The picture of an image: what is laid over it is the weights, and where they belong."""
+"""The picture of an image shows the right weight on each patch."""
 
 import base64
 import io
@@ -80,7 +80,7 @@ def test_a_weight_of_a_patch_on_itself_chooses_no_head(image):
 
 
 def test_what_is_laid_over_a_place_is_its_weight():
-    """Grey where there is no weight, then light in equal steps; patches cover the whole image."""
+    """Cells without weight are grey, larger weights are lighter; patches cover the image."""
     image = np.full((31, 42, 3), 200, np.uint8)
     weights = np.arange(12.0).reshape(ROWS, COLUMNS)
     found = laid_over(image, weights / 11).astype(float)

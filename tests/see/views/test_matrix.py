@@ -1,4 +1,4 @@
-"""Every view of every kind of input in every output: it shows the trace's numbers, or refuses."""
+"""Every view of every input, in every output, shows the trace's numbers or raises an error."""
 
 import io
 import json
@@ -37,11 +37,11 @@ KINDS = [
 ]  # fmt: skip
 
 
-# What is given
+# The inputs
 
 
 class Given(NamedTuple):
-    """Two of one kind, and the whole traces that a view's numbers are held against."""
+    """Return two inputs of one kind, and the complete traces with which a view is compared."""
 
     a: Any
     b: Any
@@ -49,7 +49,7 @@ class Given(NamedTuple):
     trace_b: Trace
 
     def named(self, *, both: bool = False) -> dict[str, Any]:
-        """The tokens, where they are no part of what is given."""
+        """Return the tokens, if they are not a part of the input."""
         if not isinstance(self.a, np.ndarray):
             return {}
         a, b = self.trace_a.tokens, self.trace_b.tokens
@@ -85,7 +85,7 @@ def huge(name: str, array: np.ndarray) -> None:
 
 
 def doubled(given: Any) -> Any:
-    """Another run, in which the vectors after each layer are twice as long."""
+    """Make another run, whose vectors after each layer are twice as long."""
 
     def change(name: str, array: np.ndarray) -> None:
         array *= 2 if name.endswith("resid_post") else 1
@@ -134,7 +134,7 @@ def given() -> dict[str, Given]:
 
 
 def close(found: Any, expected: Any) -> None:
-    """Numbers of a view beside those of a trace; None is NaN."""
+    """Compare numbers of a view with numbers of a trace; None counts as NaN."""
     np.testing.assert_allclose(np.array(found, dtype=float), expected, rtol=1e-6, atol=1e-7)
 
 
@@ -166,7 +166,7 @@ def of_compare(view: View, kind: str, given: Given) -> str:
     ]
     for text, place, row in zip(found["texts"], places, rows, strict=True):
         assert text["positions"] == [place]
-        kept = np.array(text["weights"], dtype=float) > 0  # of top_k
+        kept = np.array(text["weights"], dtype=float) > 0  # the weights that top_k keeps
         close(np.array(text["weights"])[kept], row[kept])
         assert kept.sum() >= min(2, (row > 0).sum())
     vectors = kind not in {
@@ -179,7 +179,7 @@ def of_compare(view: View, kind: str, given: Given) -> str:
     assert len(found["similarity"]) == 2 * vectors
     if not vectors:
         most = re.search(r"sat looks at (\w+) in A \((\d\.\d\d)\)", found["sentence"])
-        if most is None:  # of an image, whose patches have no words
+        if most is None:  # an image has patches instead of words
             return found["sentence"]
         assert most[2] == f"{rows[0][sides[0].tokens.index(most[1])]:.2f}"
         return most[0]
@@ -194,7 +194,7 @@ def of_compare(view: View, kind: str, given: Given) -> str:
 
 def of_runs(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
-    if kind == "text":  # twice: its words are compared
+    if kind == "text":  # the text is given twice, so its words are compared
         close(found["similarity"], 1.0)
         return "1.000 after the last layer"
     lengths = np.linalg.norm(given.trace_a["resid_post", 0][0].astype(float), axis=-1)
@@ -210,7 +210,7 @@ def of_runs(view: View, kind: str, given: Given) -> str:
 def of_walk(view: View, kind: str, given: Given) -> str:
     found = view.to_dict()
     (weights,) = (step["values"] for step in found["steps"] if step["name"] == "weights")
-    if kind not in ("infinite", "huge"):  # whose vectors and weights do not belong together
+    if kind not in ("infinite", "huge"):  # the vectors and the weights are from different traces
         close(weights, given.trace_a.pattern(found["layer"], found["head"]))
     return f" is {view.difference:.1e}."  # type: ignore[attr-defined]
 
@@ -283,7 +283,7 @@ VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given]
 }
 
 
-# What is refused, and the way out that is named
+# Rejected inputs, and the remedy that the error names
 
 
 def refusals() -> dict[tuple[str, str], str]:
@@ -323,7 +323,7 @@ def refusals() -> dict[tuple[str, str], str]:
 REFUSED = refusals()
 
 
-# Each output, as the text that is in it
+# The text of each output
 
 
 def terminal(view: View, path: Path) -> str:
@@ -371,7 +371,7 @@ OUTPUTS = {write.__name__: write for write in (terminal, numbers, page, notebook
 
 @pytest.fixture(scope="module")
 def made(given: dict[str, Given]) -> Callable[[str, str], tuple[View, str]]:
-    """The view of a kind of input, and what it must say; made once."""
+    """Make the view of a kind of input once; return the view and its expected contents."""
     found: dict[tuple[str, str], tuple[View, str]] = {}
 
     def make(view: str, kind: str) -> tuple[View, str]:
@@ -385,7 +385,7 @@ def made(given: dict[str, Given]) -> Callable[[str, str], tuple[View, str]]:
 
 
 def draw_fast(monkeypatch: pytest.MonkeyPatch, *, render: bool) -> None:
-    """Figures small and without a layout; unless `render` they are put together and not drawn."""
+    """Make figures small and without a layout; draw them only with `render`."""
     monkeypatch.setattr(figure, "_DPI", 20)
     monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
     monkeypatch.setattr(Figure, "draw_without_rendering", lambda _: None)

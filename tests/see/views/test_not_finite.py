@@ -1,4 +1,4 @@
-"""Views of numbers that are not finite, or too large to be squared: a picture, or one error."""
+"""Views of numbers that are not finite, or are too large to square, give a picture or an error."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ ARRAYS = ["embed", "v", "attn_scores", "pattern", "z", "resid_post"]
 
 
 def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) -> Trace:
-    """A copy in float64 with this value in a row of an array, or elsewhere in it."""
+    """Copy a trace in float64, with this value in a row of an array, or elsewhere in it."""
     arrays = {one: trace[one] for one in trace.names()}
     whole = next(one for one in arrays if one.endswith((f"hook_{name}", f".{name}")))
     arrays[whole] = arrays[whole].astype(np.float64)
@@ -40,11 +40,11 @@ def with_value(trace: Trace, name: str, value: float, where: Any = np.s_[0, 1]) 
 
 
 def refuses_a_plane(name: str, value: float) -> bool:
-    """Whether these vectors are shown in a plane, and have sizes that none can show."""
+    """Return whether `plot_shift` draws these vectors, and the value is too large or not finite."""
     return name in ("embed", "resid_post") and not abs(value) < 1e150
 
 
-@pytest.mark.filterwarnings("ignore:replay:UserWarning")  # a snapshot is left out
+@pytest.mark.filterwarnings("ignore:replay:UserWarning")  # this snapshot is left out
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("name", ARRAYS)
 @pytest.mark.parametrize("view", VIEWS)
@@ -110,7 +110,7 @@ def test_vectors_without_a_plane_are_refused(value: float) -> None:
     before = np.eye(3)
     after = before.copy()
     after[1, 1] = value
-    if np.isfinite(value):  # drawn at length 1, whatever its size
+    if np.isfinite(value):  # every vector is drawn with length 1
         assert plot_shift(before, after, list("abc"))
         return
     with pytest.raises(ValueError, match="plot_shift: contextual has NaN, infinity or a number"):

@@ -1,4 +1,4 @@
-"""What a view opens on, in ordinary sentences: a link that position does not explain."""
+"""The first head of a view, for ordinary sentences: a link that positions do not explain."""
 
 import random
 import re
@@ -11,7 +11,7 @@ from qkv.see import show
 from qkv.see.analysis.words import content
 from qkv.trace import Trace
 
-# Written at once, before the rule; the second list was first looked at when the rule was done.
+# Both lists were written before the rule. The second list was used only after the rule was fixed.
 FIRST = [
     "The dog chased the cat up the tree.",
     "She poured the milk into a tall glass and drank it slowly.",
@@ -72,7 +72,7 @@ def books() -> Model:
 
 
 def by_word(trace: Trace, layer: int, head: int) -> tuple[list[str], np.ndarray]:
-    """The words of a text, a mark of punctuation being one, and a head's weights between them."""
+    """Return a text's words and punctuation marks, and one head's weights between them."""
     spans: list[list[int]] = []
     for place, token in enumerate(trace.tokens):
         if not trace.special[place]:
@@ -83,7 +83,7 @@ def by_word(trace: Trace, layer: int, head: int) -> tuple[list[str], np.ndarray]
 
 
 def opens_well(model: Model, text: str) -> bool:
-    """Whether the head's strongest link is no matter of position; prints the headline."""
+    """Return whether positions do not explain the head's strongest link; print the headline."""
     shuffled = []
     for seed in range(6):
         shuffled.append(re.findall(r"\w+", text))

@@ -1,4 +1,4 @@
-"""The page with a model inside: what it opens on, what stands in it, and what is refused."""
+"""The page with a model inside: its first state, its contents, and the inputs that it rejects."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def view(small: qkv.Model) -> PlayView:
 
 
 def data_of(page: str) -> tuple[dict, dict]:
-    """What a page hands to its script, and the model in it."""
+    """Return the data that a page passes to its script, and the model in the page."""
     script, model, _ = Page(page).scripts
     mark, _ = json.JSONDecoder().raw_decode(script, script.rindex('start("') + 6)
     at = script.rindex(f'start("{mark}", ') + len(f'start("{mark}", ')
@@ -89,7 +89,7 @@ def test_a_word_that_changes_the_first_guess_goes_before_one_that_changes_more(
 
 
 def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
-    head = qkv.show(SMALL, model=small).head  # whose words are those of a terminal
+    head = qkv.show(SMALL, model=small).head  # a terminal uses the same words
     assert view.head == replace(head, reason=view.head.reason, headline=view.head.headline)
     assert view.head.reason in view.reasons[0]
     data = data_of(view._document())[0]
@@ -108,9 +108,9 @@ def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
 @pytest.mark.parametrize(
     ("text", "place", "hidden"),
     [
-        ("the cat sat on a mat", 6, True),  # no mask: the last content word
+        ("the cat sat on a mat", 6, True),  # without a mask token, the last content word is guessed
         ("a [MASK] sat. the [MASK] ran", 2, True),  # the first of two masks
-        ("cat", 1, False),  # there is nothing else to hide
+        ("cat", 1, False),  # the text has no other word to hide
         ("[MASK]", 1, False),
         ("...", 1, False),
     ],
@@ -227,7 +227,7 @@ SERVE = r".*; `qkv serve --model random` shows this page for any model"
 
 
 def test_what_a_page_cannot_compute_is_refused(tmp_path: Path, small: qkv.Model) -> None:
-    with pytest.raises(ValueError, match=rf"^play: random has no head.*: {SERVE}$"):
+    with pytest.raises(ValueError, match=rf"^play: random has no language-model head: {SERVE}$"):
         play("a b", model=qkv.load("random"))
     for text in ("", " "):
         with pytest.raises(ValueError, match=r"^play: the text is empty: give at least one word$"):
@@ -245,7 +245,7 @@ def test_the_variable_may_name_one_that_cannot(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_it_opens_with_changes_in_force(small: qkv.Model) -> None:
-    """Words become places, numbers from the end are counted from 0, and nothing else changes."""
+    """Words become positions, and negative indices are counted from 0; nothing else changes."""
     cat = small.tokenize(SMALL).tokens.index("cat")
     assert small.tokenize(SMALL).tokens[:5] == ["[CLS]", "the", "cat", "sat", "on"]
     view = play(

@@ -1,4 +1,4 @@
-"""The replay of a run: its numbers are those of the snapshots, what it says follows from them."""
+"""The replay of a run has the numbers of the snapshots, and its sentences follow from them."""
 
 import base64
 import json
@@ -38,12 +38,12 @@ def view(folder: Path) -> ReplayView:
 
 
 def score(pattern: np.ndarray, cells: np.ndarray) -> float:
-    """The mean weight on some cells, over the queries that have one."""
+    """Compute the mean weight on some cells, over the queries that have such a cell."""
     rows = [i for i in range(len(cells)) if cells[i].any()]
     return sum(float(pattern[i, j]) for i in rows for j in np.flatnonzero(cells[i])) / len(rows)
 
 
-# What is scored
+# The scores
 
 
 def test_copies_are_the_tokens_behind_earlier_ones() -> None:
@@ -57,7 +57,7 @@ def test_copies_are_the_tokens_behind_earlier_ones() -> None:
 def test_a_score_is_the_mean_over_the_queries_that_have_such_a_key() -> None:
     weights = np.array([[[0.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.3, 0.5]]])
     cells = np.array([[True, True, True], [True, False, False], [True, False, True]])
-    # the first query sees nothing: (0.5 + 0.7) / 2
+    # the first query attends to nothing: (0.5 + 0.7) / 2
     assert on_cells(weights, cells) == pytest.approx([0.6])
     assert on_cells(weights, np.zeros((3, 3), bool)).tolist() == [0.0]
 
@@ -85,10 +85,10 @@ def test_what_cannot_be_is_not_scored() -> None:
     assert names(made_run(["a"])) == ["first"]
     blind = {n: Trace({"blocks.0.attn.hook_pattern": np.eye(2)[None, None]}, tokens=[["a", "b"]])
              for n in (1, 2)}  # fmt: skip
-    assert names(blind) == ["previous", "next", "first"]  # what the mask hides is not known
+    assert names(blind) == ["previous", "next", "first"]  # the masked cells are not known
 
 
-# Which head is shown, and what is said of it
+# The choice of the head, and its description
 
 
 def test_the_head_that_rose_most_is_shown_and_said() -> None:
@@ -149,7 +149,7 @@ def test_a_head_that_loses_its_structure() -> None:
 
 
 def two_tokens(weight: float) -> Trace:
-    """One causal head over two tokens, the second of which puts this much on the first."""
+    """Make a causal head over two tokens; the second token puts this weight on the first token."""
     arrays = {"pattern": [[1, 0], [weight, 1 - weight]], "attn_scores": [[0, -np.inf], [0, 0]]}
     return Trace(
         {f"blocks.0.attn.hook_{name}": np.array([[array]]) for name, array in arrays.items()},
@@ -164,7 +164,7 @@ def test_what_falls_and_what_was_there_already() -> None:
         "step 3, the largest part between steps 2 and 3."
     )
     there = replay({1: two_tokens(0.6), 2: two_tokens(1.0)})
-    assert there.sentence == (  # it was one before
+    assert there.sentence == (  # the score was 1 before
         "In layer 0, head 0 the weight on the previous token rises from 0.60 at step 1 to 1.00 at "
         "step 2."
     )
@@ -183,7 +183,7 @@ def test_one_snapshot_is_one_snapshot() -> None:
     assert ElementTree.fromstring(view.svg()).tag.endswith("svg")
 
 
-# A run's folder
+# The folder of a run
 
 
 def test_a_folder_is_read_as_its_models_are(view: ReplayView, folder: Path) -> None:
@@ -213,13 +213,14 @@ def test_models_and_traces_are_taken_as_well(view: ReplayView, folder: Path) -> 
         assert other.sentence == view.sentence
         assert other.replay.losses == []
     assert replay is qkv.replay
-    assert traces[0].model == models[0].name  # what was given stays as it was
+    assert traces[0].model == models[0].name  # the given traces are unchanged
 
 
 def test_what_is_no_whole_snapshot_is_passed_over(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(folder, run)
-    (run / "snapshots" / "step-00000900").mkdir()  # no config.json: still being written
+    # a folder without config.json is still being written
+    (run / "snapshots" / "step-00000900").mkdir()
     (run / "snapshots" / "notes").mkdir()
     (run / "snapshots" / "step-1.part").write_text("")
     (run / "metrics.jsonl").unlink()
@@ -250,7 +251,7 @@ def test_a_snapshot_that_is_not_finite_is_left_out() -> None:
         replay(run)
 
 
-# What is refused
+# Rejected inputs
 
 
 def test_folders_that_are_no_run(tmp_path: Path, folder: Path) -> None:
@@ -396,7 +397,8 @@ def test_the_picture_is_a_strip_over_charts(view: ReplayView) -> None:
     for place, line in enumerate(lines[:4]):
         y = [float(point.split(",")[1]) for point in line.get("points").split()]
         course = view.replay.values[:, 1, 2, place]
-        np.testing.assert_allclose(y, 8 + 150 * (1 - course), atol=0.06)  # 1 is on top
+        # in the chart, 1 is at the top
+        np.testing.assert_allclose(y, 8 + 150 * (1 - course), atol=0.06)
     long = replay(made_run(COPIES, list(range(0, 110, 10))))
     assert long.strip == [0, 2, 4, 6, 8, 10]
 
@@ -423,7 +425,7 @@ def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> 
         np.testing.assert_array_equal(part.images[0].get_array(), view.weights[n])
         assert part.get_title() == f"step {STEPS[n]}"
     for place, line in enumerate(scores.lines):
-        assert line.get_xdata().tolist() == [0, 1, 2, 3, 4]  # at even distances
+        assert line.get_xdata().tolist() == [0, 1, 2, 3, 4]  # the steps are equally spaced
         np.testing.assert_allclose(line.get_ydata(), view.replay.values[:, 1, 2, place])
     assert loss.lines[0].get_ydata()[0] == 4.0
     logged = dict(zip(range(0, 801, 50), loss.lines[0].get_xdata(), strict=True))
@@ -434,7 +436,7 @@ def test_the_figure_draws_the_same_numbers(view: ReplayView, tmp_path: Path) -> 
     assert (tmp_path / "view.png").read_bytes()[1:4] == b"PNG"
     assert (
         len(replay(made_run(COPIES)).figure().subfigs[1].axes) == 2
-    )  # nothing was logged: room is left
+    )  # without losses, there is no chart of the loss
 
 
 def test_the_terminal_has_each_head_first_and_last(view: ReplayView, folder: Path) -> None:
@@ -458,7 +460,8 @@ def test_the_terminal_has_each_head_first_and_last(view: ReplayView, folder: Pat
 def test_a_plain_terminal_and_many_heads(tmp_path: Path) -> None:
     view = replay(made_run(COPIES, layers=6, heads=8))
     path = tmp_path / "out.txt"
-    with path.open("w", encoding="ascii") as file:  # what cannot be written would raise
+    # numbers that JSON cannot write would raise an error
+    with path.open("w", encoding="ascii") as file:
         view.print(Console(file=file, width=60, highlight=False))
     text = path.read_text("ascii")
     assert "24 of 48 heads that changed most" in text.replace("\n", " ")

@@ -1,4 +1,4 @@
-"""Words before and at each layer in one plane, against the plane's own definition."""
+"""Words before attention and at each layer in one plane, compared with the plane's definition."""
 
 import json
 
@@ -64,7 +64,7 @@ def test_words_that_sentences_share_are_compared(minilm: Model) -> None:
         ("bank", 0, 1), ("bank", 0, 2), ("bank", 1, 2), ("the", 0, 1), ("river", 0, 2),
     }  # fmt: skip
     pair = found["bank", 0, 2]
-    assert (pair.a, pair.b) == (4, 17)  # the first of each sentence
+    assert (pair.a, pair.b) == (4, 17)  # the first occurrence in each sentence
     a, b = traces[0], traces[2]
     for value, name in zip(
         pair.cosine,

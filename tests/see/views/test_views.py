@@ -1,4 +1,4 @@
-"""The views: what they say and what they hand out are the numbers of the trace."""
+"""The sentences and the numbers of views are equal to those of the trace."""
 
 import json
 import re
@@ -146,7 +146,7 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
     ):
         x, y = state_a[0, 5].astype(np.float64), state_b[0, 2].astype(np.float64)
         assert found == pytest.approx(x @ y / np.sqrt((x @ x) * (y @ y)), abs=1e-9)
-    # what transformers 5.23.0 gives
+    # the output of transformers 5.23.0
     assert view.similarity[0] == pytest.approx(0.958, abs=5e-4)
     assert view.similarity[-1] == pytest.approx(0.795, abs=5e-4)
     assert "B: 0.958 at the embeddings, 0.795 after the last layer" in view.sentence
@@ -163,7 +163,7 @@ def test_compare_gives_the_similarity_of_each_layer(minilm: Model) -> None:
 
 
 def test_a_word_that_sees_no_other_is_said_to_see_itself() -> None:
-    """In a decoder the first word sees itself alone."""
+    """In a decoder, the first word attends only to itself."""
     texts = ["cat sat", "cat ran", "the cat"]
     model = random_model(texts, causal=True)
     first, second, third = texts
@@ -237,7 +237,7 @@ def test_a_word_that_is_missing_names_the_words_there_are(
 
 
 def test_without_a_word_the_content_word_that_both_share_is_taken(lesson: Model) -> None:
-    view = compare(BANK, MONEY, model=lesson)  # they share "the" as well
+    view = compare(BANK, MONEY, model=lesson)  # the texts also share "the"
     assert (view.word, view.why) == ("bank", "it is the only content word that both texts share")
     assert "The word is bank because it is the only content word" in " ".join(str(view).split())
     texts = "the cat sat on the river bank", "the bank on the mat, the cat"
@@ -359,7 +359,7 @@ def test_a_trace_of_weights_alone_can_be_shown() -> None:
     assert view.to_dict()["movement"] is None
     assert "moved" not in str(view)
     arrays = {"blocks.0.attn.hook_pattern": np.full((1, 1, 1, 1), 1.0)}
-    bare = show(Trace(arrays, tokens=[["a"]]))  # nobody said which tokens are special
+    bare = show(Trace(arrays, tokens=[["a"]]))  # the special tokens are not known
     assert str(bare).startswith("1 token: a\n")
 
 
@@ -370,7 +370,7 @@ def test_an_interpreter_prints_the_view_itself(view: Callable[..., View]) -> Non
     assert "layer 0, head" in repr(shown).lower()
 
 
-# Weights from elsewhere
+# Weights from other libraries
 
 
 def test_arrays_are_shown_as_a_trace_is(lesson: Model) -> None:
@@ -462,7 +462,7 @@ def test_traces_of_models_of_other_depths_are_not_compared(lesson: Model, minilm
 
 
 def of_two_models() -> tuple[Trace, Trace, Trace]:
-    """A text in two models that differ in their weights and names, and another in the second."""
+    """Trace a text in two different models, and another text in the second model."""
     first, second = (random_model([BANK, MONEY], seed=seed) for seed in (0, 1))
     first.name, second.name = "before", "after"
     return first.trace(BANK), second.trace(BANK), second.trace(MONEY)
@@ -629,7 +629,7 @@ def places(view: ShowView) -> tuple[int, int]:
 
 def test_a_text_too_long_to_be_traced_whole_is_summarized(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("qkv.see.analysis.inputs.WHOLE", 5)
-    view = show(CAT, model="random")  # 6 tokens
+    view = show(CAT, model="random")  # the text has 6 tokens
     assert view.heads.summary
     assert not view.heads.weights
     assert len(view.heads.norms) == 1
@@ -637,7 +637,7 @@ def test_a_text_too_long_to_be_traced_whole_is_summarized(monkeypatch: pytest.Mo
     assert show("the cat sat on mats", model="random").heads.weights
     assert compare(CAT, "a cat sat in the sun", word="cat", model="random").sides[0].heads.summary
     short = random_model(CAT)
-    short.max_seq_length = 5  # what is cut to a length that can be traced whole is
+    short.max_seq_length = 5  # a text that is cut to the model's limit has all its weights
     with pytest.warns(UserWarning, match="cut to 5 tokens"):
         assert show(CAT, model=short).heads.weights
 
