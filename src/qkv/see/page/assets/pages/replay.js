@@ -235,7 +235,7 @@ export const start = starting((box, payload, ui) => {
     const [before, after] = [0, last].map((k) => cells(k, l, h));
     /** @param {number} k */
     const rise = (k) => after[k] - (last ? before[k] : 0);
-    const best = after.reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the cell whose weight rose most from the first to the last step
+    const best = after.reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the cell whose weight rose most in the run
     /** @param {number} i @param {number} j */
     const value = (i, j) => (hides(l, h, i, j) ? NaN : weight(state.at, l, h, i, j));
     const home = [Math.floor(best / L), best % L];
