@@ -64,7 +64,9 @@ def test_several_texts_are_each_text_alone_and_0_in_the_padding(small, kind):
 def test_what_has_no_lens(small):
     model = small("gpt2")
     trace = model.trace(IDS)
-    with pytest.raises(ValueError, match=r"logit_lens: .* has no LM head, so the model computes no logits"):
+    with pytest.raises(
+        ValueError, match=r"logit_lens: .* has no LM head, so the model computes no logits"
+    ):
         logit_lens(small("headless"), trace)
     with pytest.raises(ValueError, match=r"logit_lens: .* has a head for classes"):
         logit_lens(small("classes"), trace)
