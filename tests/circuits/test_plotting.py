@@ -246,7 +246,7 @@ def test_vectors_are_summed_to_one_number_for_each_token(results: dict[str, Any]
     shown = texts(view)
     for token, value in zip(TEXT.split(), sums, strict=True):
         assert shown[shown.index(token) + 1 :: 1].count(f"{value:z.3f}") >= 1
-    assert "sum over the 192 parts" in " ".join(shown)
+    assert "sum over the 192 numbers" in " ".join(shown)
 
 
 def test_bars_leave_the_ground_both_ways() -> None:
