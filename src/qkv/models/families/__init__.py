@@ -1,4 +1,4 @@
-"""The families of models that qkv can load; one file holds related families."""
+"""The families of models that qkv can load; each file has a group of related families."""
 
 from collections.abc import Mapping
 from itertools import chain

@@ -19,7 +19,7 @@ def encoder(config: Config, **fields: Any) -> Design:
 
     Args:
         config: the model's config.
-        fields: fields of the design that differ in this family.
+        fields: the fields of the design that the family sets.
     """
     config.only("position_embedding_type", "absolute")
     return _post_norm(config, **fields)
@@ -70,7 +70,7 @@ def electra(config: Config) -> Design:
     """Return the design of an ELECTRA: a BERT whose token embeddings may be smaller than D."""
     width = config.size("embedding_size")
     plain = encoder(config, token_types=config.size("type_vocab_size"))
-    if config.head() == "PreTraining":  # the discriminator has one logit for each token
+    if config.head() == "PreTraining":  # a discriminator with one logit per token
         options: dict[str, Any] = {"flat": True, "dense": True, "activation": plain.activation}
         top: Head | None = Head(1, bias=True, classes=True, **options)
     else:
@@ -79,12 +79,12 @@ def electra(config: Config) -> Design:
 
 
 def _narrow(top: Head | None, width: int) -> Head | None:
-    """Return the head; if it predicts words, `width` is the size of the word vectors."""
+    """Return a head of words with word vectors of size `width`; other heads do not change."""
     return replace(top, width=width) if top is not None and top.norm else top
 
 
 def albert(config: Config) -> Design:
-    """Return the design of an ALBERT: layers that share parameters, small token embeddings."""
+    """Return the design of an ALBERT: layers that share parameters, and small token embeddings."""
     plain = encoder(config, token_types=config.size("type_vocab_size"))
     same_as = tuple(first for first, _, _ in _albert_groups(config))
     width = config.size("embedding_size")
@@ -100,9 +100,9 @@ def albert(config: Config) -> Design:
 def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     """Yield `(first, group, part)` for each layer in the network.
 
-    `first` is the first layer with the same parameters, `group` is the index of the layer's group,
-    and `part` is the layer's index in the group. For each layer in the config, the network runs all
-    layers of a group.
+    `first` is the first layer in the network with the same parameters, `group` is the index of the
+    layer's group, and `part` is the layer's index in the group. For each layer in the config, the
+    network runs all layers of a group.
     """
     count, groups = config.layers(), config.size("num_hidden_groups")
     if groups > count:
@@ -119,7 +119,7 @@ def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
 
 
 def _albert_names(names: PartNames, config: Config) -> PartNames:
-    """Return the names with each `*` replaced by the number of a layer or group."""
+    """Return the names of all layers: replace each `*` by the number of a group or a layer."""
     return {
         ours.replace("*", str(first)): str(theirs)
         .replace("*", str(group), 1)
@@ -154,9 +154,9 @@ def mpnet(config: Config) -> Design:
     buckets = Buckets(32, 128)
     config.only(
         "relative_attention_num_buckets", buckets.count
-    )  # transformers supports no other number of segments
+    )  # the only number that transformers supports
     shared = encoder(config, buckets=buckets, head=head(config, "gelu"))
-    return _behind_padding(shared, 1, config)  # MPNet's padding id is 1, whatever `pad_token_id` is
+    return _behind_padding(shared, 1, config)  # MPNet ignores `pad_token_id`
 
 
 _POOLS: dict[str, Literal["cls", "mean"]] = {"cls": "cls", "mean": "mean"}
@@ -183,9 +183,9 @@ def modernbert(config: Config) -> Design:
 
 
 def _modernbert_layers(config: Config) -> tuple[Attention, ...]:
-    """Return each layer's attention: every third layer sees all tokens, others see a window.
+    """Return each layer's attention: every third layer sees all tokens, the others a window.
 
-    Layers with windows and layers without windows may have different rotary bases.
+    The rotary bases of layers with and without windows may differ.
     """
     _, heads, size = config.heads()
     every = config.size("global_attn_every_n_layers")
@@ -196,7 +196,7 @@ def _modernbert_layers(config: Config) -> tuple[Attention, ...]:
     keys[SLIDING] = OlderKeys("local_rope_theta", local)
     rotary = read_rotaries(config, size, keys)
     width = config.size("local_attention")
-    config.only("sliding_window", width // 2, None)  # the config gives half of the window
+    config.only("sliding_window", width // 2, None)  # this key gives half of the window
     full = Attention(heads, heads, size, rotary=rotary[FULL])
     attends = {FULL: full, SLIDING: replace(full, rotary=rotary[SLIDING]).within(width)}
     return tuple(attends[kind] for kind in kinds)
@@ -225,7 +225,7 @@ def _modernbert_head(config: Config) -> Head | None:
     return None
 
 
-# Options of the original Nomic-BERT code, with the only values that qkv supports.
+# Keys of the original Nomic-BERT code, each with the values that qkv supports.
 _NOMIC_NEUTRAL = {
     **{"activation_function": ("swiglu",), "causal": (False,), "prenorm": (False,)},
     **{"parallel_block": (False,), "use_rms_norm": (False, None), "num_experts": (0, None)},

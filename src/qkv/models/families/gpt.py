@@ -14,17 +14,17 @@ from qkv.models.network.head import Head
 
 
 def attention(config: Config, **fields: Any) -> Attention:
-    """Return the attention of a layer in these families; `fields` override the defaults."""
+    """Return the causal attention of a layer; `fields` are other fields of `Attention`."""
     _, heads, size = config.heads()
     return Attention(heads, heads, size, **{"options": {"is_causal": True}, **fields})
 
 
 def decoder(config: Config, **fields: Any) -> Design:
-    """Return the design that these families share.
+    """Return the design that all decoders in this file share.
 
     Args:
         config: the model's config.
-        fields: fields of the design that differ in this family.
+        fields: the fields of the design that the family sets.
     """
     if "layers" not in fields:
         fields["layers"] = attention(config)
@@ -74,7 +74,7 @@ def gpt_neo(config: Config) -> Design:
 
 
 def gpt_neo_kinds(config: Config, count: int) -> list[str]:
-    """Return "global" or "local" for each layer; each pair is [list of kinds, repetitions].
+    """Return "global" or "local" for each layer, from pairs [list of kinds, repetitions].
 
     >>> types = [[["global", "local"], 1], [["global"], 1]]
     >>> gpt_neo_kinds(Config({"attention_types": types}, "config.json"), 3)
@@ -92,7 +92,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
         fine = fine and is_whole(pair[1]) and 0 <= pair[1] * len(pair[0]) <= count - len(kinds)
         kinds += [*pair[0]] * pair[1] if fine else []
     config.need(fine and len(kinds) == count, "attention_types", types, must, 80)
-    again = config.given("attention_layers", kinds)  # old files have both of these keys
+    again = config.given("attention_layers", kinds)  # a key of old files with the same kinds
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
@@ -127,7 +127,7 @@ def gpt_neox(config: Config) -> Design:
     layer, bias = attention(config), config.flag("attention_bias")
     config.only("head_dim", layer.head_size, None)
     base = config.positive("rotary_emb_base")
-    config.only("rope_theta", base, None)  # some files have both of these keys
+    config.only("rope_theta", base, None)  # another name of `rotary_emb_base`
     part = config.positive("rotary_pct")
     config.only("partial_rotary_factor", part, None)
     rotary = read_rotary(config, layer.head_size, RotaryDefaults(base, partial=part))
@@ -189,7 +189,7 @@ def bloom(config: Config) -> Design:
     )
     config.only("n_inner", plain.hidden, None)
     config.only("apply_residual_connection_post_layernorm", False)
-    if config.size("pretraining_tp") > 1:  # with `slow_but_exact`, transformers omits biases
+    if config.size("pretraining_tp") > 1:  # transformers omits biases with `slow_but_exact`
         config.only("slow_but_exact", False)
     else:
         config.flag("slow_but_exact")

@@ -23,21 +23,21 @@ MAX_LENGTH = 512
 
 
 class AttentionOnly(Block):
-    """A layer with attention only: no residual connection, no norm, no MLP."""
+    """A layer that is only an attention, without residual connection, norm or MLP."""
 
     def __init__(self, attn: MultiHeadAttention) -> None:
         super().__init__(attn, None, None, None, post_norm=False)
 
     @property
     def hooks(self) -> list[str]:
-        """Return the names of all activations that the layer records, with or without `top_k`."""
+        """The names of all activations that the layer records, with or without `top_k`."""
         attn = (f"attn.{hook}" for hook in self.attn.hooks)
         return ["hook_resid_pre", *attn, "hook_attn_out", "hook_resid_post"]
 
     def run(
         self, x: Array, *, cu: Array | None = None, record: Recorder | None = None, **options: Any
     ) -> tuple[Array, BlockSaved]:
-        """Run on rows (total, D), or with a cache on (B, T, D); the shape stays the same."""
+        """Run the layer on packed rows (total, D), or with a cache on vectors (B, T, D)."""
         keep, inner = of_rows(record, cu) or unkept, record and record.under("attn.")
         x = keep("hook_resid_pre", x)
         out, saved = self.attn.run(x, cu=cu, record=inner, **options)
@@ -97,7 +97,7 @@ def lesson(config: Config) -> Lesson:
     )
 
 
-# unused: the model has no MLP
+# no MLP, so the activation has no effect
 _ATTENTION_ALONE: dict[str, Any] = {"hidden": 0, "activation": "relu", "eps": 1e-5}
 _ATTENTION_ALONE |= {"qkv_bias": False, "out_bias": False}
 
@@ -105,7 +105,7 @@ _ATTENTION_ALONE |= {"qkv_bias": False, "out_bias": False}
 def attention_only(config: Config) -> Design:
     """Return the design of a small attention-only decoder for the study of single heads.
 
-    With the default sizes, the model learns to copy within minutes.
+    With the default sizes, the model learns to copy text within minutes.
     """
     top = Head(config.size("vocab_size"), tied=False)
     return Design(**stack(config, layers=attention(config), **_ATTENTION_ALONE, head=top))

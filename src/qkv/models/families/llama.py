@@ -18,7 +18,7 @@ def attention(config: Config, **fields: Any) -> Attention:
 
     Args:
         config: the model's config.
-        fields: fields of the attention that differ in this family.
+        fields: the fields of the attention that the family sets.
     """
     heads, size = config.size("num_attention_heads"), config.size_or_none("head_dim")
     if size is None:
@@ -58,7 +58,7 @@ def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: A
     Args:
         config: the model's config.
         layers: one attention for all layers, or a list with the attention of each layer.
-        fields: fields of the design that differ in this family.
+        fields: the fields of the design that the family sets.
     """
     shared: dict[str, Any] = {
         "layers": layers if isinstance(layers, Attention) else tuple(layers),
@@ -73,7 +73,7 @@ def decoder(config: Config, layers: Attention | Sequence[Attention], **fields: A
 
 
 def biases(config: Config) -> dict[str, bool]:
-    """Return those fields of a design that depend on the config's `attention_bias`."""
+    """Return the fields `qkv_bias` and `out_bias` of a design, from the key `attention_bias`."""
     return dict.fromkeys(("qkv_bias", "out_bias"), config.flag("attention_bias"))
 
 
@@ -110,13 +110,13 @@ def qwen3(config: Config) -> Design:
 
 
 def _window(config: Config) -> int | None:
-    """Return the size of a Qwen's window; None if the config does not use windows."""
+    """Return the window of a Qwen, in tokens; None if `use_sliding_window` is false."""
     window = config.size_or_none("sliding_window")
     return window if config.flag("use_sliding_window") else None
 
 
 def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
-    """Return the attention of each layer of a Qwen: the last layers may have a window."""
+    """Return the attention of each layer of a Qwen; from `max_window_layers` on, with windows."""
     window, first = _window(config), config.whole("max_window_layers")
     numbers = range(config.layers())
     kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
@@ -133,7 +133,7 @@ def olmo2(config: Config) -> Design:
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
 
-# early files have other names for the kind "longrope"
+# in early files, "su" and "yarn" mean "longrope"
 _PHI3_KINDS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
 
 
@@ -157,9 +157,9 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 def gemma(config: Config) -> Design:
     """Return the design of a Gemma: a Llama with wide heads, whose norms add 1 to their weights."""
     config.only("use_bidirectional_attention", False, None)
-    config.size("head_dim")  # null is not allowed
+    config.size("head_dim")  # raises an error for null
     activation = config.activation("hidden_act")
-    if config.values.get("hidden_act") == "gelu":  # early files call the tanh form "gelu"
+    if config.values.get("hidden_act") == "gelu":  # early files say "gelu" for "gelu_tanh"
         activation = "gelu_tanh"
     return gemma_decoder(config, attention(config), activation=activation)
 
@@ -178,7 +178,7 @@ def gemma2(config: Config) -> Design:
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,
         "softcap": config.positive_or_none("attn_logit_softcapping"),
     }
-    config.size("head_dim")  # null is not allowed
+    config.size("head_dim")  # raises an error for null
     full = attention(config, options=scores)
     return _capped(config, [full.within(width) for width in windows(config, 2)])
 
@@ -225,7 +225,7 @@ def gemma3(config: Config) -> Design:
 
 
 def _experts(config: Config) -> tuple[int, int]:
-    """Return the number of experts, and the number of experts per token."""
+    """Return `(count, top_k)`: the number of experts, and the number of experts per token."""
     count, top_k = config.size("num_local_experts"), config.size("num_experts_per_tok")
     if top_k > count:
         raise ModelError(
@@ -237,14 +237,14 @@ def _experts(config: Config) -> tuple[int, int]:
 
 
 def mixtral(config: Config) -> Design:
-    """Return the design of a Mixtral: a Mistral with experts in place of each MLP."""
+    """Return the design of a Mixtral: a Mistral with experts instead of MLPs."""
     layer = attention(config).within(config.size_or_none("sliding_window"))
     experts = GatedMixture(*_experts(config), config.size("intermediate_size"))
     return decoder(config, layer, experts=experts)
 
 
 def qwen3_moe(config: Config) -> Design:
-    """Return the design of a Qwen3-MoE: a Qwen3 with experts in place of some or all MLPs."""
+    """Return the design of a Qwen3-MoE: a Qwen3 with experts instead of some or all MLPs."""
     experts = GatedMixture(
         *_experts(config),
         config.size("moe_intermediate_size"),
@@ -267,10 +267,10 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 def gpt_oss(config: Config) -> Design:
     """Return the design of a GPT-OSS: experts, and one attention sink per head."""
     config.only("hidden_act", "silu")
-    config.size("head_dim")  # null is not allowed
+    config.size("head_dim")  # raises an error for null
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # older files also give `top_k` in this key
+    config.only("experts_per_token", top_k, None)  # an older key for `top_k`
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

@@ -15,15 +15,15 @@ from qkv.models.network.rope_scaling import Dynamic, Linear, Llama3, LongRope, P
 
 
 class RotaryDefaults(NamedTuple):
-    """The values that a family uses for missing keys.
+    """A family's values for missing keys of rotary positions.
 
     Attributes:
         base: the base, if the config has no `rope_theta`.
         table: the `rope_parameters`, if the config has neither `rope_parameters` nor older keys.
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
             None for families that always rotate whole heads.
-        spellings: maps each value of `rope_type` in this family to the name of a kind; empty if
-            each value is the name of its kind.
+        spellings: the family's values of `rope_type`, each with the kind of scaling that it means;
+            empty if the values are the usual names of kinds.
     """
 
     base: float = 10000.0
@@ -68,11 +68,11 @@ def read_rotary(config: Config, size: int, defaults: RotaryDefaults = _USUAL) ->
 
 
 class OlderKeys(NamedTuple):
-    """The older keys of one kind of layer, such as layers with windows.
+    """The keys for one kind of layer in older configs, e.g. for layers with windows.
 
     Attributes:
         theta: the key that holds the base.
-        base: the base to use if this key is missing.
+        base: the base if the key `theta` is missing.
         scaled: whether an older `rope_scaling` applies to this kind of layer.
     """
 
@@ -82,7 +82,7 @@ class OlderKeys(NamedTuple):
 
 
 def read_rotaries(config: Config, size: int, kinds: Mapping[str, OlderKeys]) -> dict[str, Rotary]:
-    """Return the rotary positions of each kind of layer, such as layers with windows.
+    """Return the rotary positions of each kind of layer, e.g. of layers with windows.
 
     Args:
         config: a config whose `rope_parameters` has a dict per kind of layer, or a config with
@@ -119,8 +119,8 @@ class _Sizes(NamedTuple):
     """Sizes that a scaling may need, in addition to the values in its table."""
 
     dims: int
-    positions: int  # The value of max_position_embeddings.
-    original: int | None  # The value of original_max_position_embeddings outside the table.
+    positions: int  # the value of max_position_embeddings
+    original: int | None  # the value of original_max_position_embeddings outside the table
 
     @classmethod
     def of(cls, config: Config, dims: int, original: int | None) -> "_Sizes":
@@ -133,11 +133,11 @@ class _Sizes(NamedTuple):
         return cls(dims, config.size("max_position_embeddings"), original)
 
 
-Kind = Callable[[Config, _Sizes], Scaling | None]  # the reader of one `rope_type`
+Kind = Callable[[Config, _Sizes], Scaling | None]  # reads the scaling of one `rope_type`
 
 
 def _inner(config: Config, key: str, table: Mapping[str, Any]) -> Config:
-    """Return the table at a key as a config, with the `partial_rotary_factor` outside the table."""
+    """Return a table as a config; a missing `partial_rotary_factor` comes from `config`."""
     part = config.positive_or_none("partial_rotary_factor")
     outside = {} if part is None else {"partial_rotary_factor": part}
     return Config({**outside, **table}, f"{config.source}: {key}")
@@ -175,7 +175,7 @@ def _rotary(table: Config, base: float, sizes: _Sizes, own: RotaryDefaults = _US
 
 
 def _rotated(config: Config, size: int, default: float) -> int | None:
-    """Return how many of a head's `size` dimensions are rotated; None for all dimensions."""
+    """Return the number of rotated dimensions of a head with `size` dimensions; None for all."""
     part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
     if part > 1 or dims < 2 or dims % 2:
@@ -195,7 +195,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """Return the number at a key; the key must exist and the number must be above 0."""
+    """Return a number above 0; raise an error if the key is missing."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: {key} is missing: add it")
     return config.positive(key, 1.0)
@@ -210,7 +210,7 @@ def _or_zero(config: Config, key: str) -> float | None:
 
 
 def _original(config: Config, sizes: _Sizes) -> int:
-    """Return the number of positions in pretraining, before any extension."""
+    """Return the context length of pretraining, before scaling extended the context."""
     inside = config.size_or_none("original_max_position_embeddings")
     return sizes.original or inside or sizes.positions
 
@@ -226,7 +226,7 @@ def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
 
 def _yarn(config: Config, sizes: _Sizes) -> Scaling:
     limit = _original(config, sizes)
-    if "factor" not in config.values:  # null is allowed: the factor then follows from the sizes
+    if "factor" not in config.values:  # with null, the factor follows from the sizes
         raise ModelError(f"{config.source}: factor is missing: add it")
     factor = config.positive_or_none("factor") or sizes.positions / limit
     scale = config.positive_or_none("attention_factor")
@@ -277,7 +277,7 @@ def _proportional(config: Config, sizes: _Sizes) -> Scaling:
     return Proportional(part, config.positive("factor", 1.0))
 
 
-# The reader of each `rope_type`.
+# For each `rope_type`, the function that reads its scaling.
 _KINDS: Mapping[str, Kind] = {
     "default": lambda config, sizes: None,
     "linear": lambda config, sizes: Linear(_needed(config, "factor")),
@@ -287,7 +287,7 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Ignored keys: "finetuned" describes training; old files have the second key even for kinds that do
-# not use it.
+# Keys that qkv ignores. "finetuned" describes the training. Old files also have
+# "original_max_position_embeddings" for kinds of scaling without this number.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
-_LARGEST = 2**16  # the maximum size of a head
+_LARGEST = 2**16  # the maximum number of dimensions of a head

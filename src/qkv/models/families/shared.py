@@ -14,16 +14,17 @@ from qkv.models.network.rope_scaling import Dynamic
 def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename) -> list[Family]:
     """Read the families in a TOML file: a table for each `model_type`.
 
-    All keys that are not listed here are attributes of `Family`. A table whose name begins with _
-    is not a family, only a base for other tables.
+    The keys of a table are the attributes of `Family`, and the keys below. A table whose name
+    begins with _ is not a family; other tables extend it.
 
     Keys:
-        like: the table that this table extends. Lists are joined; other values are replaced.
+        like: the name of the table that this table extends. Lists are joined to the lists of that
+            table; other values replace the values of that table.
         defaults: the values for keys missing in a config, as in transformers.
         spellings: a key's names in this family, the usual name first; [] if the key is unused.
         names: qkv's name of each part -> the name in the model's files.
         block: qkv's name of each part of a block -> the end of the name in the files.
-        layer: the beginning of a block's names in the files; * is the block's number.
+        layer: the beginning of a block's names in the files; `*` stands for the block's number.
         fused: tensors in the files that each hold several parts of a block.
         heads: the names of a head's parts, for each kind of head that does not predict words.
 
@@ -101,5 +102,5 @@ def stack(config: Config, **own: Any) -> dict[str, Any]:
     fields |= {name: read() for name, read in readers.items() if name not in fields}
     fields.setdefault("positions", 0 if rotaries else fields["max_seq_length"] or 0)
     if "max_seq_length" not in own and any(isinstance(one.scaling, Dynamic) for one in rotaries):
-        fields["max_seq_length"] = None  # with a dynamic base, texts may have any length
+        fields["max_seq_length"] = None  # with dynamic scaling, a text may have any length
     return fields

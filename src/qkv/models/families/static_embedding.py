@@ -1,4 +1,4 @@
-"""Models with a token table and no layers: `StaticEmbedding` of sentence-transformers."""
+"""Models that are only a token table: `StaticEmbedding` of sentence-transformers."""
 
 from typing import Any
 

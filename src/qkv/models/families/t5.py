@@ -9,7 +9,7 @@ from qkv.models.network.design import Attention, Design, Seq2SeqDesign
 from qkv.models.network.head import Head
 from qkv.models.network.relative_bias import Buckets
 
-# Whether the MLP has a gate, and the activation of the MLP.
+# For each value of `feed_forward_proj`: whether the MLP has a gate, and the MLP's activation.
 FEEDS = {
     **{name: (False, name) for name in ACTIVATIONS},
     **{f"gated-{name}": (True, name) for name in ACTIVATIONS},
@@ -19,7 +19,7 @@ FEEDS = {
 
 def t5(config: Config) -> Design | Seq2SeqDesign:
     """Return the design of a T5."""
-    tied = config.flag("tie_word_embeddings")  # T5 1.1: the head has a separate matrix and no scale
+    tied = config.flag("tie_word_embeddings")  # False in T5 1.1, whose head has its own matrix
     return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 
@@ -33,7 +33,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
     gated, activation = config.choice("feed_forward_proj", FEEDS)
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
-    # half of the buckets hold one distance each; the others hold ranges of longer distances
+    # half of the buckets have one distance each; the furthest distance must be larger
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None
@@ -74,7 +74,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
 
 
 def alone(config: Config) -> bool:
-    """Return whether the model has no decoder."""
+    """Return whether the model is an encoder without a decoder."""
     both, named = config.flag("is_encoder_decoder", True), config.architecture()
     encoder = named.endswith("EncoderModel") or config.head() == "TokenClassification"
     if named and not encoder:

@@ -13,7 +13,7 @@ from qkv.models.network.head import Head
 
 
 def cut(config: Config) -> dict[str, Any]:
-    """Return the design's fields that describe how images are cut into patches."""
+    """Return the fields of a design for the sizes of images and patches."""
     image, part = config.pair("image_size"), config.pair("patch_size")
     if part[0] > image[0] or part[1] > image[1]:
         raise ModelError(
@@ -29,7 +29,7 @@ def encoder(config: Config, pool: Literal["cls", "cls and mean"], **fields: Any)
     Args:
         config: the model's config.
         pool: the kind of pooling before a classifier.
-        fields: fields of the design that differ in this family.
+        fields: the other fields of the design that the family sets.
     """
     _, heads, size = config.sized_heads()
     classifies = config.head() == "ImageClassification"
@@ -52,7 +52,7 @@ def vit(config: Config) -> VisionDesign:
 
 
 def dinov2(config: Config) -> VisionDesign:
-    """Return the design of a DINOv2: scaled attention and MLP outputs, images of any size."""
+    """Return the design of a DINOv2: scaled outputs of attention and MLP, images of any size."""
     parts = cut(config)
     image, patch = parts["image"], parts["patch"]
     rows, columns = image[0] // patch[0], image[1] // patch[1]
@@ -76,7 +76,7 @@ def dinov2(config: Config) -> VisionDesign:
 
 
 def _dinov2_names(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names, including the MLP's gate if the MLP has one."""
+    """Return the parameter names; with `use_swiglu_ffn`, the MLP has a gate."""
     if not config.flag("use_swiglu_ffn"):
         return names
     mlp, parts = "encoder.layer.*.mlp.", ("blocks.*.mlp.gate_proj", "blocks.*.mlp.up_proj")
@@ -84,7 +84,7 @@ def _dinov2_names(names: PartNames, config: Config) -> PartNames:
     return {**names, **fused(f"{mlp}weights_in", *parts), **down}
 
 
-_OLD_END = 2  # early configs give this wrong id for the end token
+_OLD_END = 2  # a wrong id of the end token, in early configs
 
 
 def clip_text(config: Config) -> Design:
@@ -156,9 +156,9 @@ def _tower(side: str) -> Family:
 def _tower_values(config: Config, side: str) -> dict[str, Any]:
     """Return a tower's config as the config of a separate model.
 
-    Old files hold two configs per tower. As in `transformers`, the design then reads only the
-    second config, with defaults for missing keys. Keys that the design does not read come from the
-    first config.
+    Old files have two configs per tower, e.g. `text_config` and `text_config_dict`. As in
+    transformers, the design reads only the second config, with defaults for missing keys. The other
+    keys come from the first config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")

@@ -11,8 +11,8 @@ from qkv.models.files.read import CONFIG, ModelError, is_number, is_whole, plain
 
 Choice = TypeVar("Choice")
 
-# Keys of any family that do not change a forward pass: they describe how a model was trained, saved
-# or used, or set options of transformers.
+# Keys that do not change a forward pass in any family. They describe how a model was trained, saved
+# or used, or they set options of transformers.
 HARMLESS = frozenset({
     *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path"),
     *("_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob"),
@@ -23,10 +23,10 @@ HARMLESS = frozenset({
     *("output_past", "pad_token_id", "prefix", "problem_type", "return_dict", "sep_token_id"),
     *("task_specific_params", "tie_word_embeddings", "tokenizer_class", "torch_dtype"),
     *("torchscript", "transformers.js_config", "transformers_version", "use_bfloat16"),
-    *("sbert_ce_default_activation_function", "sentence_transformers"),  # `rank` reads them
+    *("sbert_ce_default_activation_function", "sentence_transformers"),  # keys for `rank`
     *("use_cache",),
 })  # fmt: skip
-# Keys of any family that can change a forward pass, with the values that do not change it.
+# Keys that can change a forward pass in any family, with the values that leave it unchanged.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
@@ -55,13 +55,13 @@ ACTIVATIONS = {
 }
 
 
-SLIDING, FULL = "sliding_attention", "full_attention"  # the possible values in layer_types
+SLIDING, FULL = "sliding_attention", "full_attention"  # the values in layer_types
 MOST_LAYERS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
-_MOST_WHOLE = 2**31 - 1  # No array has a larger size.
-_LEAST, _MOST = 1e-30, 1e30  # These numbers, their inverses and their products fit in float32.
+_MOST_WHOLE = 2**31 - 1  # the maximum size of an array
+_LEAST, _MOST = 1e-30, 1e30  # float32 can hold these numbers, their inverses and their products
 
 
 @dataclass(eq=False)
@@ -72,8 +72,8 @@ class Config:
         values: the JSON object.
         source: the name of the file in errors.
         defaults: the values for keys missing in the config.
-        spellings: the names of a key in this family, the usual name first; an empty list for an
-            unused key, which keeps its default.
+        spellings: the names of each key in this family, the usual name first. An empty list marks a
+            key that the family does not use; the key keeps its default.
 
     Attributes:
         used: the keys that were read.
@@ -128,14 +128,14 @@ class Config:
         return dim, heads, dim // heads
 
     def sized_heads(self) -> tuple[int, int, int]:
-        """Return `(D, heads, size)` like `heads`, but the size is `head_dim` if that is given."""
+        """Return `(D, heads, size)` as `heads` does; if the config has `head_dim`, it is `size`."""
         size = self.size_or_none("head_dim")
         if size is None:
             return self.heads()
         return self.size("hidden_size"), self.size("num_attention_heads"), size
 
     def positive(self, key: str, default: float | None = None) -> float:
-        """Return a positive number that is neither too small nor too large for float32."""
+        """Return a number between 1e-30 and 1e30, which float32 can hold."""
         key, value = self._get(key, default)
         fine = is_number(value) and _LEAST <= value <= _MOST
         self.need(fine, key, value, f"a number above 0, from {_LEAST:g} to {_MOST:g}")
@@ -158,19 +158,19 @@ class Config:
         return None if self._get(key)[1] is None else self.positive(key)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
-        """Return true or false."""
+        """Return a value that must be true or false."""
         key, value = self._get(key, default)
         self.need(isinstance(value, bool), key, value, "true or false")
         return bool(value)
 
     def activation(self, key: str) -> str:
-        """Return the activation of an MLP, as `qkv.layers.MLP` names it."""
+        """Return the name of an activation, as `qkv.layers.MLP` takes it."""
         return self.choice(key, ACTIVATIONS)
 
     def head(self) -> str:
         """Return the kind of head at the end of the class's name: "MaskedLM", "CausalLM", ...
 
-        The result is empty if the model has no head or the config names no class.
+        The result is "" if the model has no head or the config names no class.
 
         >>> Config({"architectures": ["BertForMaskedLM"]}, "config.json").head()
         'MaskedLM'
@@ -183,7 +183,7 @@ class Config:
         return name.rpartition("For")[2] if "For" in name else ""
 
     def architecture(self) -> str:
-        """Return the name of the model's class; empty if the config names no class."""
+        """Return the name of the model's class; "" if the config names no class."""
         _, names = self._get("architectures")
         name = names[0] if isinstance(names, list) and names else ""
         return name if isinstance(name, str) else ""
@@ -193,7 +193,7 @@ class Config:
         return len(self.table("id2label")) or self.size("num_labels", 2)
 
     def spelling(self, *keys: str) -> str:
-        """Return the spelling of a key in this config, or the first spelling if the key is missing.
+        """Return the key out of `keys` that the config has; by default, return the first of `keys`.
 
         >>> Config({"hidden_size": 12}, "config.json").spelling("n_embd", "hidden_size")
         'hidden_size'
@@ -209,18 +209,18 @@ class Config:
         return (used or keys)[0]
 
     def key(self, key: str) -> str:
-        """Return the name of a key in this config."""
+        """Return the spelling of a key in this config."""
         return self.spelling(*self.spellings.get(key, (key,)))
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str | None = None) -> Choice:
-        """Return the entry of `choices` for the value of a key."""
+        """Return the entry of `choices` whose key is the value in the config."""
         key, value = self._get(key, default)
         known = isinstance(value, str) and value in choices
         self._support(known, f"{key} is {value!r:.80}", choices)
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Raise an error unless the value is one of `allowed`, whose first entry is the default."""
+        """Raise an error unless the value is in `allowed`, which begins with the default."""
         key, value = self._get(key, allowed[0])
         self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
@@ -233,13 +233,13 @@ class Config:
         return tuple(map(parts.positive, parts.values))
 
     def table(self, key: str) -> dict[str, Any]:
-        """Return a JSON object, empty if the value is null or missing."""
+        """Return the JSON object at a key; `{}` if the value is null or missing."""
         value = self.given(key, {})
         self.need(isinstance(value, dict), key, value, "a JSON object")
         return dict(value)
 
     def kinds(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the `layer_types`, one for each layer; `default` if the config has none.
+        """Return the `layer_types` of the config, one for each layer; by default `default`.
 
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
@@ -290,7 +290,7 @@ class Config:
 
         Args:
             fine: whether the value is allowed.
-            key: the key.
+            key: the name of the key.
             value: the value in the file.
             must: the allowed values, named in the error.
             most: the maximum number of characters of the value in the error.
@@ -300,14 +300,14 @@ class Config:
             raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
-        """Raise an error unless qkv supports a value; `text` is the error's key and value."""
+        """Raise an error about a key and its value, named in `text`, unless `fine` is True."""
         if not fine:
             raise ModelError(
-                f"{self.source}: {text}, which qkv does not support: it knows {', '.join(known)}"
+                f"{self.source}: {text}, which qkv does not support: qkv knows {', '.join(known)}"
             )
 
     def _get(self, key: str, default: Any = None) -> tuple[str, Any]:
-        """Return a key's name in this config, and the unchecked value."""
+        """Return the spelling of a key in this config, and the unchecked value."""
         default = self.defaults.get(key) if default is None else default
         names = self.spellings.get(key, (key,))
         if not names:
@@ -317,7 +317,7 @@ class Config:
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """Explain why a folder is not a model, and what to do; `file` is the file the user gave."""
+    """Say why a folder is not a model, and what to do; `file` is the file that the user gave."""
     files = [] if file is None else [file]
     files += sorted(path for path in folder.glob("*") if path.is_file())
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]

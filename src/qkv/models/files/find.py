@@ -1,4 +1,4 @@
-"""Find a model's folder by path, in the Hugging Face cache, in a package, or on the Hub."""
+"""Find the folder of a model: by path, in the Hugging Face cache, in a package, or on the Hub."""
 
 import contextlib
 import difflib
@@ -25,9 +25,9 @@ class Known:
     """The sources of a model that has a short name."""
 
     hub_id: str
-    package: str  # The import name of a package that holds the files.
-    requirements: str  # A file in DATA with the package's version and hash, for pip.
-    folder: str  # The folder of the files inside the package.
+    package: str  # the import name of a package that holds the files
+    requirements: str  # a file in `DATA` for pip, with the version and hash of the package
+    folder: str  # the folder of the files inside the package
 
 
 SHORT_NAMES = {
@@ -40,8 +40,8 @@ SHORT_NAMES = {
 }
 DATA = Path(__file__).parents[2] / "data"  # the files that come with qkv
 DEFAULT = "books"
-WRITER = "books-decoder"  # The default of `qkv generate`.
-_EARLIER = ("wordnet", "wordnet-decoder")  # Old models, kept for one more release.
+WRITER = "books-decoder"  # the default model of `qkv generate`
+_EARLIER = ("wordnet", "wordnet-decoder")  # old models, which the next release removes
 
 
 def shipped() -> dict[str, Path]:
@@ -55,9 +55,9 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
 
     Args:
         name: a folder, a short name such as "minilm", the name of a model that comes with qkv, such
-            as "books", or a Hub id ("organisation/name"). qkv searches the Hugging Face cache, then
-            an installed package, then the Hub.
-        revision: a branch, tag or commit. If it is given, installed packages are not searched.
+            as "books", or a Hub id ("organisation/name"). qkv searches for a short name or a Hub id
+            in the Hugging Face cache, then in installed packages, then on the Hub.
+        revision: a branch, tag or commit; with a revision, qkv does not search installed packages.
         download: whether to download the model from the Hub.
 
     Raises:
@@ -117,10 +117,11 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
 
 
 def places() -> list[tuple[str, str, Path | None]]:
-    """Return `(name, source, folder)` for each source of a model; the folder may be None.
+    """Return `(name, source, folder)` for each source of each model.
 
-    Models with a short name come first, with all their sources, followed by the other readable
-    models in the Hugging Face cache. Nothing is downloaded or opened.
+    The folder is None if the source does not have the model. Models that come with qkv are first,
+    then models with a short name, then the other models in the Hugging Face cache. This function
+    downloads and opens nothing.
     """
     rows: list[tuple[str, str, Path | None]] = [
         (name, "comes with qkv", folder) for name, folder in shipped().items()
@@ -158,7 +159,7 @@ def cache_folder() -> Path:
             return Path(os.path.expanduser(os.environ[variable]))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
-    return Path(os.path.expanduser(home)) / "hub"  # "~" stays if there is no home folder
+    return Path(os.path.expanduser(home)) / "hub"  # without a home folder, "~" stays in the path
 
 
 def cached(hub_id: str, revision: str | None = None) -> Path | None:
@@ -183,7 +184,7 @@ def cached(hub_id: str, revision: str | None = None) -> Path | None:
 
 
 def packaged(known: Known) -> Path | None:
-    """Return the model's folder in its package, without importing the package."""
+    """Return the model's folder in an installed package, without importing the package."""
     spec = find_spec(known.package)
     for location in (spec.submodule_search_locations or ()) if spec is not None else ():
         folder = Path(location, known.folder)
@@ -207,7 +208,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
-    """Download a model from the Hub; the error lists all sources that were searched."""
+    """Download a model from the Hub; the error names each source in which qkv searched."""
     tried = f"not in the Hugging Face cache ({cache_folder()}{why})"
     ways = "give the path of a local folder"
     if known is not None:
@@ -218,7 +219,7 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
     try:
         hub = need("huggingface_hub", "hub")
         folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
-    except Exception as error:  # errors of the Hub's library, of its HTTP library, or of the system
+    except Exception as error:  # an error of the Hub's library, of HTTP or of the system
         raise FileNotFoundError(
             f"load: {name} was not found: {tried}, and not downloaded from the Hub as {hub_id} "
             f"({first_line(error)}). Try one of these: {ways}"

@@ -1,4 +1,4 @@
-"""Read modules.json: the modules of sentence-transformers that process a text."""
+"""Read modules.json, which lists the modules of sentence-transformers that process a text."""
 
 import ast
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 
 from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, read_json
 
-STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # behind the pooling
+STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # the modules after the pooling
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
-_ROUTER = ("Router", "Asym")  # The current and the old class name.
-_TEXT = "text"  # The only kind of input that qkv supports.
-Chosen = Mapping[tuple[Any, Any], str]  # (task, kind of input) -> route; None matches any
+_ROUTER = ("Router", "Asym")  # the current and the old name of the class
+_TEXT = "text"  # the only kind of input that qkv supports
+Chosen = Mapping[tuple[Any, Any], str]  # (task, kind of input) -> route; None matches all
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Module:
     """A module of sentence-transformers.
 
     Attributes:
-        kind: the name of its class.
+        kind: the name of the module's class.
         subfolder: the folder of the module's files, inside the model's folder.
     """
 
@@ -36,7 +36,7 @@ class Routing:
     Attributes:
         ways: the modules of each route, in order.
         default: the route of texts without a task; None if no route accepts these texts.
-        chosen: the routes by task and kind of input.
+        chosen: the route for a task and a kind of input.
         files: the paths, inside the model's folder, of the files that define the routes.
     """
 
@@ -47,7 +47,7 @@ class Routing:
 
     @property
     def first(self) -> str:
-        """The name of the model's default route."""
+        """The name of the default route, or of the first route if there is no default."""
         return next(iter(self.ways)) if self.default is None else self.default
 
     @property
@@ -56,11 +56,13 @@ class Routing:
         return "" not in self.ways
 
     def way(self, task: str | None) -> str | None:
-        """Return the name of the route for texts with this task; None if no route accepts them.
+        """Return the name of the route for texts with this task; None if no route accepts texts.
 
-        As in sentence-transformers, the first match counts. `chosen` is searched first, for the
-        task with texts, the task alone, texts alone, and all inputs. The next candidates are the
-        route with the task's name, the route "text" and, if no task is given, the default route.
+        As in sentence-transformers, the first match counts:
+
+        1. an entry of `chosen`: for the task with texts, for the task, for texts, for all inputs;
+        2. the route with the task's name, then the route "text";
+        3. the default route, if no task is given.
         """
         for key in ((task, _TEXT), (task, None), (None, _TEXT), (None, None)):
             if key in self.chosen:
@@ -89,7 +91,7 @@ def read_routing(folder: Path) -> Routing:
 
 
 def _module(path: Path, kind: Any, subfolder: Any) -> Module:
-    """Return the module that an entry in a file describes."""
+    """Return the module with this class and this folder, after checking both."""
     name = str(kind).rpartition(".")[2]
     if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
         raise ModelError(
@@ -145,7 +147,7 @@ def _routed(folder: Path, modules: list[Module]) -> Routing:
 
 
 def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | None, Chosen]:
-    """Return `(default, chosen)`: the default route, and the routes by task and kind of input."""
+    """Return `(default, chosen)`, two fields of `Routing`, from the parameters of a router."""
     options = options if isinstance(options, dict) else {}
     default, mappings = options.get("default_route"), options.get("route_mappings") or {}
     if default is None and options.get("allow_empty_key", True):
@@ -160,7 +162,7 @@ def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | No
                 "kind of input"
             ) from None
         if isinstance(kind, str | None) and isinstance(task, str | None):
-            chosen[task, kind] = way  # other inputs are images, sounds or mixtures
+            chosen[task, kind] = way  # other kinds are images, sounds or mixtures
     for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
             raise ModelError(
@@ -186,7 +188,7 @@ def _check_order(path: Path, modules: tuple[Module, ...]) -> None:
 
 
 def _pools_itself(folder: Path, module: Module) -> bool:
-    """Return whether a module is a CLIP model, which pools texts itself."""
+    """Return whether a module is a CLIP model; CLIP needs no separate pooling."""
     config = folder / module.subfolder / CONFIG
     is_model = module.kind in ("Transformer", "CLIPModel") and config.is_file()
     return is_model and str(read_json(config).get("model_type")).startswith("clip")

@@ -47,7 +47,7 @@ class Fused:
 
     @property
     def _shares(self) -> tuple[int, ...]:
-        """The relative sizes of the parameters."""
+        """The relative sizes of the parameters; (1, 1, ...) if all have the same size."""
         return self.shares or (1,) * self.count
 
     def whole(self, columns: int) -> int:
@@ -90,7 +90,7 @@ def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict
     return {f"{ours}{our}": prefix + their for our, their in zip(PROJECTIONS, theirs, strict=True)}
 
 
-PartNames = Mapping[str, str | Fused]  # as `Family.names`
+PartNames = Mapping[str, str | Fused]  # qkv's name of a part -> the name in the files
 Describe = Callable[[Config], AnyDesign]  # returns the design for a config
 Rename = Callable[[PartNames, Config], PartNames]  # returns the names for a config
 
@@ -103,25 +103,25 @@ class Family:
         model_type: the value in config.json.
         design: a function that returns the design for a config.
         names: qkv's name of a part -> the name in the files, or a `Fused`. The first `*` stands for
-            the layer's number, the second for the expert's number. A name with a number instead of
-            `*` applies only to the layer with that number.
+            the layer's number, the second `*` for the expert's number. A name with a number instead
+            of `*` is the name in the layer with this number.
         rename: a function that takes `names` and a config, and returns all names; only for families
             whose names depend on the config.
-        heads: for some kinds of head, the names of the head's parts; they replace entries of
+        heads: for some kinds of head, the names of the head's parts. These names replace entries of
             `names`.
         defaults: the values for keys missing in a config.
         spellings: the names of each key in this family, as in `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: the prefix of all names in the files of a model with a head.
-        old_prefix: the prefix that old files use instead.
-        old: the end of a name in old files -> the current end.
-        instead: the name of a tensor -> the name of another tensor, which is read if the first is
-            missing.
+        old_prefix: the prefix of all names in old files.
+        old: the end of a name in old files -> the end of this name in current files.
+        instead: the name of a tensor -> the name of a tensor that qkv reads if the files do not
+            have the first tensor.
         body: the prefixes of the names of all tensors that qkv reads. All other tensors belong to
             heads that qkv does not compute, and are kept for `save`.
         unused: qkv ignores tensors of the body whose names match one of these patterns.
-        copies: the name of a tensor -> the name of a tensor with the same values; a file may lack
-            one of the two.
+        copies: the name of a tensor -> the name of a tensor with the same values. A file may have
+            only one of these two tensors.
         harmless: keys of a config that do not change a forward pass.
     """
 
@@ -147,7 +147,7 @@ class Family:
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:
-        """Return the current name of a tensor in files, without the prefix."""
+        """Return a tensor's name in current files, without the prefix, given the stored name."""
         name = stored.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
@@ -206,7 +206,8 @@ class Weights:
         parameters: the parameters, keyed by qkv's names; linear weights have the shape (in, out).
         heads: the tensors of heads that qkv does not compute, keyed by their names in the files.
         tensor_names: qkv's name of a parameter -> the name of its tensor in the files.
-        stored: the files or their digest; None if parameters were created or replaced.
+        stored: the files or the digest of their tensors; None if parameters were created or
+            replaced.
     """
 
     names: Names
@@ -216,7 +217,7 @@ class Weights:
     stored: Tensors | str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copies: it holds the digest instead of the files."""
+        """Return the state for pickle and copies, with the digest in place of the files."""
         return {**self.__dict__, "stored": self.stored and self.sha256}
 
     @cached_property
@@ -270,8 +271,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     if design.head is not None and design.head.tied:
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
-    wanted: dict[str, tuple[str, Fused]] = {}  # Keyed by qkv's names.
-    # The loop stops at the first missing tensor.
+    wanted: dict[str, tuple[str, Fused]] = {}  # the tensor of each parameter
+    # the names are read lazily, because the loop stops at the first missing tensor
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:
@@ -282,7 +283,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 "again"
             )
         tensor = tensors[stored[theirs]]
-        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # a scalar has no columns
+        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # a scalar has no columns to count
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
@@ -324,9 +325,9 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of each tied output matrix that differs from the token table.
+    """Yield the name and shape of a tied output matrix that differs from the token table.
 
-    If the two are equal, the output matrix is removed from `stored`.
+    If the output matrix equals the token table, it is removed from `stored`.
     """
     for table, output in tied.items():
         if table in stored and output in stored:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from qkv.models.files.read import CARD, LICENCES, ModelError, first_line, need_file, stays
 
-MOST = 2**20  # the limit for all files together, in bytes
+MOST = 2**20  # the maximum size of all documents together, in bytes
 
 
 def read_notices(folder: Path) -> dict[str, str]:
     """Return the texts of a folder's documents, keyed by file name, the model card first.
 
-    If a file cannot be read, the text says why.
+    If qkv cannot read a file, the file's text in the result says why.
     """
     try:
         names = sorted(os.listdir(folder))
-    except OSError:  # some folders cannot be listed, but their files can be read
+    except OSError:  # a folder may forbid listing
         return {}
     texts: dict[str, str] = {}
     for pattern in (CARD, *LICENCES):

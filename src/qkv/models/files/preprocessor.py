@@ -1,4 +1,4 @@
-"""Prepare images for a model, as preprocessor_config.json describes."""
+"""Prepare images for a model, as its preprocessor_config.json says."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.design import VisionDesign
 
-_MOST = 1e30  # the maximum mean or deviation, well within float32
+_MOST = 1e30  # the maximum mean or deviation; float32 can hold larger numbers
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
@@ -47,9 +47,9 @@ class Pixels:
 
     @classmethod
     def read(cls, folder: Path, design: VisionDesign) -> "Pixels | None":
-        """Read the settings in a folder for a model of this design; None if no file has settings.
+        """Return the settings in a folder, for a model of this design; None without settings.
 
-        If preprocessor_config.json is missing, processor_config.json may have the settings.
+        The settings are in preprocessor_config.json or, if it is missing, in processor_config.json.
 
         Raises:
             ModelError: the file is broken, or needs a feature that qkv does not support.
@@ -145,7 +145,7 @@ class Pixels:
 
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
-    """Return the resized height and width, or only the shorter side if `shortest` allows this."""
+    """Return the height and width to resize to; with `shortest`, the file may give one side."""
     value = config.values.get(key, 224)
     if shortest and not isinstance(value, dict):
         value = {"shortest_edge": value}

@@ -12,7 +12,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
 PREPROCESSOR = "preprocessor_config.json"
-PROCESSOR = "processor_config.json"  # settings for texts and images
+PROCESSOR = "processor_config.json"  # the settings for texts and for images
 MODULES = "modules.json"
 ROUTER = "router_config.json"
 SENTENCE = "sentence_bert_config.json"
@@ -29,7 +29,7 @@ _FILES = (
 )
 NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # to download
 
-MOST_JSON = 64 * 2**20  # in bytes; the largest models have an index of about 10 MB
+MOST_JSON = 64 * 2**20  # in bytes; the index of a very large model has about 10 MB
 MOST_TOKENIZER = 512 * 2**20
 
 
@@ -65,11 +65,11 @@ def shards(folder: Path) -> dict[str, str] | None:
 
 
 def stays(path: Path) -> bool:
-    """Return whether a file, with links resolved, is in its folder or the Hugging Face cache."""
+    """Return whether the target of `path` is in the same folder or in the Hugging Face cache."""
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
-        if above.name == "snapshots":  # the folders of the repository's files and of shared files
+        if above.name == "snapshots":  # the folders of files in the cache
             roots += [above.parent / "blobs", above.parent.parent / "blobs"]
     return any(real.is_relative_to(root) for root in roots)
 

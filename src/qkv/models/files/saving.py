@@ -45,7 +45,7 @@ def save_model(
 ) -> None:
     """Write all files of a model, as `Model.save` describes.
 
-    `others` holds the contents of other JSON files, keyed by name; None marks a missing file.
+    `others` has the contents of other JSON files, keyed by name; a file with None is not written.
     """
     from safetensors.numpy import save
 
@@ -76,15 +76,13 @@ def save_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
-    for path in (
-        stale - contents.keys()
-    ):  # files of a previous model, which `load` would mix with this model
+    for path in stale - contents.keys():  # files of a model that was here before
         if path.is_file():
             path.unlink()
 
 
 def _stored(name: str, array: Array, dtype: DType | None) -> dict[str, Array]:
-    """Return a tensor as the file stores it; an int8 tensor comes with its scales."""
+    """Return a tensor as the file stores it; with int8, also the scales of its rows."""
     if dtype is None or not is_float(array.dtype):
         return {name: np.asarray(array, order="C")}
     from ml_dtypes import finfo

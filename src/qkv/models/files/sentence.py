@@ -17,16 +17,20 @@ from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step, to_length_one
 from qkv.ops.packing import frozen
 
-# Files that may set the maximum number of tokens; only the first existing file counts.
+# Files that may set the maximum number of tokens; qkv reads only the first file that exists.
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMITS = (read.SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 TOKENIZER_CONFIG = "tokenizer_config.json"
 _NO_LIMIT = 10**20  # transformers writes 10**30 for "no limit"
 NO_PROMPTS = {"query": "", "document": ""}
-_NO_FAMILY = ("PreTrainedTokenizerFast", "TokenizersBackend")
+_NO_FAMILY = (
+    "PreTrainedTokenizerFast",
+    "TokenizersBackend",
+)  # classes for any family
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-# `save` writes the files in BESIDE next to config.json, and those in TOP into the model's folder.
+# `save` writes the files in BESIDE next to config.json. It writes the files in TOP into the model's
+# folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (read.PROMPTS, read.MODULES)
 
@@ -41,21 +45,21 @@ class Sentence:
         has_pooling: whether the files define a pooling.
         include_prompt: whether pooling includes the tokens of a prompt.
         steps: the modules after the pooling, in order.
-        static: whether token vectors are rows of a table, as in `StaticEmbedding`. If so, the
-            spaces around a text are kept, no special tokens are added, and a text without tokens
-            gives a zero vector.
-        max_seq_length: the maximum number of tokens in a text. If no file sets it, the limit is
-            `model_max_length` in tokenizer_config.json, as in sentence-transformers. Without
-            modules.json, only the number of positions limits the length of texts.
-        lowercase: whether a text is converted to lower case first.
+        static: whether token vectors are rows of a table, as in `StaticEmbedding`. A static model
+            keeps the spaces around a text and adds no special tokens. It gives a zero vector for a
+            text without tokens.
+        max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
+            limit is `model_max_length` in tokenizer_config.json, as in sentence-transformers.
+            Without modules.json, only the number of positions limits the length of texts.
+        lowercase: whether a text is converted to lower case before the tokenizer reads it.
         prompts: the prompts for texts, keyed by name. As in sentence-transformers, the prompts
-            "query" and "document" always exist; they are empty unless files define them.
+            "query" and "document" always exist; a prompt that no file defines is empty.
         default_prompt: the name of the prompt to use if the user gives no prompt.
         similarity: the measure that compares vectors, one of `SIMILARITIES`.
         truncate_dim: the number of dimensions to keep of each vector, unless the user chooses
             another number.
-        activation: torch's name for the activation that a cross-encoder applies to its logits; if
-            None, config.json may name the activation.
+        activation: torch's name for the activation that a cross-encoder applies to its logits. If
+            this is None, config.json may name the activation.
         files: the contents of the files that were read, keyed by their path in the model's folder.
     """
 
@@ -78,7 +82,7 @@ class Sentence:
     def pair_limit(self) -> int | None:
         """The maximum number of tokens in a pair of texts; None for no limit.
 
-        As in sentence-transformers, this limit is always `model_max_length`.
+        The limit is `max_seq_length` or, if no file sets it, `model_max_length`.
 
         Raises:
             ModelError: the value in the file is not a number of tokens.
@@ -91,8 +95,8 @@ class Sentence:
     def tells_texts_apart(self) -> bool:
         """Whether the two texts of a pair get different segments.
 
-        As in transformers, this depends on `model_input_names` or, if that key is missing, on the
-        class of the tokenizer: generic tokenizers have no segments.
+        As in transformers, texts get segments if `model_input_names` has "token_type_ids". If this
+        key is missing, texts get segments if the tokenizer's class is made for one family.
         """
         values = self._tokenizer_config().values
         names = values.get("model_input_names")
@@ -110,7 +114,7 @@ class Sentence:
         return Config(values if isinstance(values, dict) else {}, path)
 
     def prepared(self, text: str) -> str:
-        """Return the text for the tokenizer, in lower case if necessary."""
+        """Return a text as the tokenizer gets it: in lower case if `lowercase` is set."""
         return text.lower() if self.lowercase else text
 
     def stripped(self, text: str) -> str:
@@ -133,9 +137,9 @@ class Sentence:
     ) -> Array:
         """Apply the modules after the pooling to vectors (n, width).
 
-        As in sentence-transformers, the vectors then keep only their first `truncate_dim` numbers.
-        If `normalize` is True, these truncated vectors are scaled to length 1. If `normalize` is
-        False, a last module that scales vectors to length 1 is skipped.
+        After the modules, the vectors keep only their first `truncate_dim` numbers, as in
+        sentence-transformers. With `normalize=True`, the truncated vectors are scaled to length 1.
+        With `normalize=False`, a last module that scales vectors to length 1 is skipped.
         """
         steps = self.steps
         if normalize is False and steps and isinstance(steps[-1], LengthOne):
@@ -180,7 +184,7 @@ class Sentence:
 
 
 def tokenizer_limit(config: Config) -> int | None:
-    """Return the limit in tokenizer_config.json; None for no limit."""
+    """Return `model_max_length` of tokenizer_config.json; None for no limit."""
     limit = config.values.get("model_max_length")
     fine = limit is None or (read.is_number(limit) and limit >= 1 and not limit % 1)
     config.need(fine, "model_max_length", limit, "a whole number >= 1")
@@ -249,7 +253,7 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
 
 
 def _pooling(path: Path) -> dict[str, Any]:
-    """Return `(modes, include_prompt)` of the pooling."""
+    """Return the fields of `Sentence` that the config of a pooling sets."""
     config = Config.read(path)
     include_prompt = config.flag("include_prompt", True)
     chosen = config.values.get("pooling_mode")
@@ -303,7 +307,7 @@ def _norm(folder: Path, subfolder: str) -> Norm:
 
 
 def _length_one(folder: Path, subfolder: str) -> LengthOne:
-    """Return the module that scales vectors to length 1; old folders have no file for it."""
+    """Return the module that scales vectors to length 1; its config.json may be missing."""
     if (folder / subfolder / read.CONFIG).is_file() and subfolder:
         _need_vectors(Config.read(folder / subfolder / read.CONFIG))
     return LengthOne(subfolder)
@@ -324,7 +328,7 @@ def _need_vectors(config: Config) -> None:
 
 
 def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Array]:
-    """Read a module's tensors, which must have these shapes, as float64 or float32."""
+    """Read the tensors of a module as float64 or float32, and check their shapes."""
     tensors = Tensors(folder)
     for name, size in expected.items():
         tensor = tensors.get(name)
@@ -339,7 +343,7 @@ def _arrays(folder: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, 
 
 
 def _limit(home: Path, modules: bool) -> dict[str, Any]:
-    """Return the maximum number of tokens, and whether to convert texts to lower case.
+    """Return the fields `max_seq_length` and `lowercase` of `Sentence`.
 
     As in sentence-transformers, `model_max_length` is the limit if modules.json exists and
     `max_seq_length` is missing.
@@ -356,10 +360,10 @@ def _limit(home: Path, modules: bool) -> dict[str, Any]:
 
 
 def _prompts(path: Path) -> dict[str, Any]:
-    """Return `(prompts, default prompt, similarity, activation of a cross-encoder)`.
+    """Return the fields of `Sentence` that config_sentence_transformers.json sets.
 
-    As in sentence-transformers, the similarity is the cosine unless the file names another known
-    similarity.
+    As in sentence-transformers, the similarity is "cosine" if the file names no similarity or an
+    unknown similarity.
     """
     if not path.is_file():
         return {}

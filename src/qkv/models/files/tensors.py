@@ -14,10 +14,10 @@ from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
-SCALE = "_scale"  # The name of a matrix's scales is the matrix's name with this suffix.
-MOST = 127  # The maximum int8 number in a row.
-_PROBE = 16  # This number of entries of a row is enough to rule out most scales.
-Rows = tuple[Array, Array]  # Arrays of int8 (rows, columns) and float16 (rows,).
+SCALE = "_scale"  # the scales of the matrix X have the name X + "_scale"
+MOST = 127  # the largest int8 number in a row
+_PROBE = 16  # most wrong scales already fail at the first 16 entries of a row
+Rows = tuple[Array, Array]  # an int8 matrix (rows, columns), and its scales, float16 (rows,)
 
 
 def from_rows(rows: Array, scales: Array) -> Array:
@@ -30,9 +30,9 @@ def from_rows(rows: Array, scales: Array) -> Array:
 
 
 def exact_rows(matrix: Array) -> Rows | None:
-    """Return int8 rows and scales that represent a matrix exactly; None if this is impossible.
+    """Return int8 rows and scales that represent a matrix exactly; None if there are none.
 
-    The matrix must be finite. For an array that does not have two axes, the result is None.
+    The matrix must be finite. The result is also None for an array without exactly two axes.
 
     >>> exact_rows(np.float32([[-63.5, 32], [0, 0]]))
     (array([[-127,   64],
@@ -57,7 +57,7 @@ def to_rows(matrix: Array) -> Rows:
     """
     rows, scales, exact = _search(matrix)
     if not exact.all():
-        # near the smallest float16 number, several scales may give the same row: use the smallest
+        # several very small scales may give the same row: use the smallest scale
         rows[~exact], scales[~exact], _ = _search(_rounded(matrix[~exact]))
     return rows, scales
 
@@ -68,7 +68,7 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
     largest = np.abs(matrix).max(axis=1, initial=0)
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
     exact = largest == 0
-    for number in range(MOST, 0, -1):  # the largest int8 number in a row
+    for number in range(MOST, 0, -1):  # try each number as the largest int8 number of a row
         with np.errstate(over="ignore"):
             halves = (largest / number).astype(np.float16)
         factors = halves.astype(matrix.dtype)
@@ -89,7 +89,7 @@ def _rounded(matrix: Array) -> Array:
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1)
     scales = (largest / MOST).astype(np.float16)
-    # a subnormal float16 scale may be too small for the largest value in the row
+    # a subnormal float16 number may be too small to be the scale of the row
     small = scales.astype(matrix.dtype) * (MOST + 0.5) < largest
     scales[small] = np.nextafter(scales[small], np.float16(np.inf))
     factors = scales.astype(matrix.dtype)[:, None]
@@ -105,7 +105,7 @@ KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
-_MOST_NUMBERS = 2**59  # ignoring dimensions of 0
+_MOST_NUMBERS = 2**59  # the maximum product of the dimensions that are not 0
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Stored:
         path: the file.
         kind: the type in the header: "F32", "BF16", "I64", ...
         shape: the shape in the header.
-        raw: the tensor's bytes, mapped.
+        raw: the tensor's bytes, mapped from the file.
     """
 
     path: Path
@@ -133,8 +133,7 @@ class Stored:
         """Return the tensor's values, mapped from the file and read on first use."""
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
-        # this copies the values only on big-endian machines, or if the tensor is not aligned in the
-        # file
+        # `require` copies the values only on big-endian machines or for an unaligned tensor
         array = np.require(array, dtype.newbyteorder("="), "A")
         if self.kind != "BF16":
             return array
@@ -167,7 +166,8 @@ class Int8Rows(Stored):
 class Tensors(dict[str, Stored]):
     """The tensors of a model, keyed by name; the method `read` of a tensor returns its values.
 
-    At first, only the headers are read: a model can be checked before its values use memory.
+    The constructor reads only the headers, so that a model can be checked before its values use
+    memory.
 
     Attributes:
         source: the name of the file in errors.
@@ -238,7 +238,7 @@ def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
-    """Return a folder's safetensors files: those in its index, else model.safetensors, else all."""
+    """Return the safetensors files in the index; without an index, model.safetensors or all."""
     paths = [folder / name for name in sorted(set((index or {}).values()))]
     for path in paths:
         if not path.is_file():
@@ -261,7 +261,7 @@ def header(path: Path) -> dict[str, Stored]:
         with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length), object_pairs_hook=_once)
-        # mapped: values are read on first use
+        # the values are read on first use
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(

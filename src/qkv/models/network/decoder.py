@@ -1,4 +1,4 @@
-"""An encoder that reads a text, and a decoder that attends to it and writes another text."""
+"""An encoder that reads a text, and a decoder that attends to the encoder and writes a text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Unpack
@@ -25,8 +25,8 @@ class Encoded(NamedTuple):
     Attributes:
         rows: (total, D), the vectors of all texts, without padding.
         cu: (B + 1,), the first row of each text, then the number of rows.
-        visible: a mask of the vectors that the decoder sees, broadcasts to (B, Hq, L, S); None if
-            all vectors are visible.
+        visible: a mask of the vectors that the decoder sees, which broadcasts to (B, Hq, L, S);
+            None if the decoder sees all vectors.
     """
 
     rows: Array
@@ -38,7 +38,7 @@ class DecoderCache(KVCache):
     """The key/value cache of a decoder layer, for the decoder's text and for the encoder's text.
 
     Args:
-        window: the window in the decoder's text, as for `KVCache`.
+        window: the window of the self-attention, as `KVCache` takes it.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
         texts: the vectors from which the keys and values were computed.
@@ -51,10 +51,12 @@ class DecoderCache(KVCache):
 
 
 class CrossAttention:
-    """Attention from the decoder to the encoder's text; keys and values are computed once.
+    """Attention from the decoder to the encoder's text.
+
+    `remember` computes keys and values once per text; `run` uses them in each step.
 
     Args:
-        attn: the projections.
+        attn: a layer with the projections to queries, keys, values and outputs.
         options: the options of `qkv.attention`.
     """
 
@@ -69,10 +71,10 @@ class CrossAttention:
 
     @quiet
     def remember(self, texts: Encoded, window: Any, record: Recorder | None) -> DecoderCache:
-        """Compute the keys and values of the encoder's texts, and return their cache.
+        """Compute the keys and values of the encoder's texts, and return them in a cache.
 
-        `window` is the argument of `DecoderCache`. If `record` edits keys and values, this method
-        applies the edits; `run` records the results.
+        `window` is the window of `DecoderCache`. If `record` has edits of keys and values, this
+        method applies the edits. `run` records the edited keys and values.
         """
         rows = narrowed_to(texts.rows, self.parameters)
         lengths, parts = np.diff(texts.cu), {}
@@ -82,7 +84,7 @@ class CrossAttention:
             parts[name] = split_heads(whole, self.attn.num_kv_heads)  # (B, Hkv, S, d)
             if record is not None and record.changes(f"hook_{name}"):
                 changed = record.change(f"hook_{name}", np.swapaxes(parts[name], -3, -2))
-                changed[~real] = 0  # padding
+                changed[~real] = 0  # clear the padding
                 parts[name] = np.swapaxes(changed, -3, -2)
         return DecoderCache(window, parts["k"], parts["v"], texts)
 
@@ -95,9 +97,9 @@ class CrossAttention:
             x: (B, L, D), the hidden states of the decoder.
             cache: the keys and values of the encoder's text.
             record: collects the activations.
-            more: `lengths` (B,), the number of tokens per text, without padding; `residual`
-                (B, L, D), added to the result; `top_k`, with `record`, how many of each query's
-                largest weights to keep. `save` must be false, as there is no backward pass.
+            more: `residual` (B, L, D) is added to the result. `lengths` (B,) is the number of
+                tokens per text, without padding. `top_k` is the number of largest weights to record
+                per query. `save` must be False, because there is no backward pass.
         """
         assert not more["save"]
         query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
@@ -124,7 +126,7 @@ class DecoderBlock(Block):
     `h = x + attn(norm1(x)); h = h + cross_attn(norm_cross(h)); y = h + mlp(norm2(h))`
 
     Args:
-        block: a block that supplies the other parts.
+        block: a block with the self-attention, the MLP and their norms.
         cross_attn: the attention to the encoder's text.
         norm_cross: the norm before `cross_attn`.
     """
@@ -141,8 +143,8 @@ class EncoderDecoder(Transformer):
     """An encoder, and a decoder that attends to the encoder's vectors.
 
     Args:
-        encoder: a transformer that supplies the encoder's parts.
-        decoder: a transformer of `DecoderBlock`s, with the head.
+        encoder: the encoder; its head is not used.
+        decoder: the decoder, whose layers are `DecoderBlock`s, and its head.
         first: the id of the decoder's first token.
     """
 
@@ -164,14 +166,14 @@ class EncoderDecoder(Transformer):
         return self.decoder.head is not None
 
     def decode(self, ids: Array, mask: Array, texts: Encoded, **options: Unpack[Options]) -> Array:
-        """Run the decoder over whole texts, and return the vectors (total, D) of visible tokens.
+        """Run the decoder on whole texts, and return the vectors (total, D) of visible tokens.
 
         Args:
             ids: (B, L) token ids.
-            mask: (B, L), True at visible tokens; masked tokens between visible tokens keep their
-                positions.
+            mask: (B, L), True at visible tokens. A masked token between visible tokens still counts
+                as a position.
             texts: the encoder's vectors.
-            options: `record`, `top_k` and `stop` of `Options`.
+            options: `record`, `top_k` and `stop`, as in `Options`.
         """
         between = without_holes(mask)
         lengths = between.sum(1)
@@ -200,9 +202,9 @@ class EncoderDecoder(Transformer):
 
         Args:
             texts: the token ids (T,) of each text.
-            visible: as in `Encoded`.
-            options: the options of the encoder's run; `record` collects the activations of the
-                encoder and the decoder.
+            visible: a mask of the encoder's vectors, as in `Encoded`.
+            options: the options of the encoder's run. `record` collects the activations of encoder
+                and decoder.
         """
         record = options.pop("record", None)
         rows, cu = self.packed(texts, record=record and record.under("encoder."), **options)

@@ -27,9 +27,9 @@ class Attention:
     """The attention of one layer.
 
     Attributes:
-        num_heads: Hq.
-        num_kv_heads: Hkv.
-        head_size: d.
+        num_heads: Hq, the number of query heads.
+        num_kv_heads: Hkv, the number of key and value heads.
+        head_size: d, the size of the queries, keys and values of a head.
         rotary: the rotary positions of queries and keys.
         options: the options of `qkv.attention` in every run: `is_causal`, `window`, `scale`,
             `softcap`.
@@ -49,10 +49,10 @@ class Attention:
     qk_norm: Literal["no", "head", "width"] = "no"
 
     def within(self, width: int | None) -> "Attention":
-        """Return this attention with a window of `width` tokens; with None, it has no window.
+        """Return this attention with a window of `width` tokens; None adds no window.
 
-        A causal window ends at the query; other windows extend equally far to both sides of the
-        query.
+        In causal attention, the window ends at the query. In other attention, the query is in the
+        middle of the window.
         """
         if width is None:
             return self
@@ -67,8 +67,8 @@ class Mixture:
     Attributes:
         count: E, the number of experts.
         top_k: the number of experts for each token.
-        alpha: as for `Experts`.
-        limit: as for `Experts`.
+        alpha: the factor in the sigmoid of an expert, as in `Experts`.
+        limit: the number at which an expert clips its gate and its values, as in `Experts`.
     """
 
     count: int
@@ -77,7 +77,7 @@ class Mixture:
     limit: float
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the names and shapes of a layer's expert parameters; None for a single MLP."""
+        """Return the names and shapes of a layer's experts; None if the layer has a single MLP."""
         return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Arrays, activation: str) -> Experts:
@@ -104,7 +104,7 @@ class GatedMixture:
     without: frozenset[int] = frozenset()
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the names and shapes of a layer's expert parameters; None for a single MLP."""
+        """Return the names and shapes of a layer's experts; None if the layer has a single MLP."""
         if number in self.without:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
@@ -121,30 +121,31 @@ class Design:
     """The sizes and options of a transformer: embeddings, blocks and a head.
 
     Attributes:
-        vocabulary: V.
-        dim: D.
+        vocabulary: V, the number of tokens in the vocabulary.
+        dim: D, the size of hidden states.
         hidden: F, the size between the two layers of an MLP; 0 for attention-only blocks.
         activation: the activation of the MLP.
-        eps: the `eps` of the norms.
+        eps: the small number that norms add before they divide.
         layers: the attention of each layer.
         same_as: for each layer, the first layer that uses the same parameters; the number of this
             first layer is part of the parameters' names. Empty if each layer has its own
             parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
-        first_position: the row in this table for the first token of a text.
+        first_position: the row in the table of positions for the first token of a text.
         padding: the padding token's id if positions skip padding tokens.
         counted: whether positions skip masked tokens.
         token_types: the number of rows in the table of segments; 0 without a table.
-        embed_dim: E, the size of the rows of these tables if it differs from D. A projection from E
-            to D then follows the norm of the embeddings.
-        embed_bias: whether that projection has a bias.
-        projects_first: whether only the rows of the token table are projected. Rows of the other
-            tables then have size D and are added after the projection.
+        embed_dim: E, the size of a row of the embedding tables; None if this size is D. If E is
+            given, a projection from E to D follows the norm of the embeddings.
+        embed_bias: whether the projection from E to D has a bias.
+        projects_first: whether the projection applies only to the rows of the token table. Rows of
+            the other tables have size D and are added after the projection.
         embed_scale: a factor for the rows of the token table.
         embed_norm: whether the sum of the embeddings is normalised.
-        norms: where the norms of a block are: "before" each part (attention and MLP), "after" each
-            residual sum, "behind" each part but before the sum, or on "both" sides of each part.
+        norms: where the norms of a block are. "before": before each part (attention and MLP).
+            "behind": after each part, before the residual sum. "both": before and after each part.
+            "after": after each residual sum.
         parallel: whether a block's MLP reads the same input as the attention, instead of the
             attention's output; this requires norms "before".
         mlp_norm: whether the MLP has its own norm; parallel parts may share one norm.
@@ -161,9 +162,10 @@ class Design:
         out_bias: whether the output projection of the attention has a bias.
         mlp_bias: whether the linear layers of the MLP have biases.
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
-        buckets: biases that depend on the distance between tokens, shared by all layers.
+        buckets: the buckets of a bias that depends on the distance between tokens; all layers share
+            this bias.
         cross: whether each layer also attends to the encoder's text, between its self-attention and
-            its MLP. This cross-attention has the same number of heads, and its own norm.
+            its MLP. This cross-attention has as many heads as the self-attention, and its own norm.
         head: the head, which reads the last hidden states; None if the model has no head.
     """
 
@@ -205,7 +207,7 @@ class Design:
     head: Head | None = None
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
+        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
         size = self.dim if self.embed_dim is None else self.embed_dim
         yield "embed.weight", (self.vocabulary, size)
         if self.embed_dim is not None:
@@ -340,7 +342,7 @@ class Design:
         return DecoderBlock(block, CrossAttention(cross_attn, options), norm_cross)
 
     def _mlp(self, parameters: Arrays) -> Feed:
-        """Return the MLP, or the experts that replace it."""
+        """Return the MLP of a layer, or the experts that replace the MLP."""
         if self.experts is not None and "router_proj.weight" in parameters:
             return self.experts.build(parameters, self.activation)
         return MLP.from_parameters(parameters, activation=self.activation)
@@ -378,11 +380,12 @@ class VisionDesign(Design):
     """A transformer for images: one token for the whole image, then one token per patch.
 
     Attributes:
-        channels: C.
+        channels: C, the number of channels of an image.
         image: the height and width of an image.
         patch: the height and width of a patch; pixels at the bottom and right edges that do not
             fill a patch are ignored.
-        any_size: whether images of other sizes are allowed; their positions are interpolated.
+        any_size: whether images may have other sizes; the positions of their patches are
+            interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
         batched: whether files store the first token as (1, 1, D) instead of (D,), and the positions
             as (1, N + 1, D) instead of (N + 1, D).
@@ -398,11 +401,11 @@ class VisionDesign(Design):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """The rows and columns of patches."""
+        """The numbers of rows and columns of patches in an image."""
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
+        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
         rows, columns = self.grid
         positions = rows * columns + 1, self.dim
         yield "embed.weight", (1, 1, self.dim) if self.batched else (self.dim,)
@@ -453,7 +456,7 @@ class Seq2SeqDesign:
         return self.encoder.max_seq_length
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
+        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
         for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
             for name, shape in design.shapes():
                 if name != "embed.weight":
@@ -503,7 +506,7 @@ class DualDesign:
         return self.text.last_is_normed
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily, because a config may give huge sizes."""
+        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
         for tower, design in zip(TOWERS, (self.text, self.vision), strict=True):
             for name, shape in design.shapes():
                 yield f"{tower}.{name}", shape

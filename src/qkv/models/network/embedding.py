@@ -16,14 +16,14 @@ from qkv.trace import Recorder
 from qkv.trace.recorder import unkept
 
 _PROJECTION = "embed_proj"
-_SHARPNESS = -0.75  # the coefficient a of the cubic, as in torch
+_SHARPNESS = -0.75  # the coefficient a of cubic interpolation; torch uses the same number
 
 
 class Patches(NamedTuple):
     """Images, cut into patches."""
 
-    pixels: Array  # The patches row by row, (B, N, C * h * w).
-    grid: tuple[int, int]  # The numbers of rows and columns of patches.
+    pixels: Array  # the patches of each image, row by row, (B, N, C * h * w)
+    grid: tuple[int, int]  # the numbers of rows and columns of patches
 
 
 class EmbeddingSaved(NamedTuple):
@@ -44,11 +44,11 @@ class Embedding:
         table: (V, D), one row per token.
         positions: (rows, D), one row per position in a text.
         token_types: (segments, D), one row per segment; tokens without a given segment use row 0.
-        norm: applied to the sum of these rows.
+        norm: the norm of the sum of a token's rows.
         projection: "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,), applied after
             the norm; needed if the size E of the tables' rows is not D.
-        projects_first: whether only the rows of the token table are projected. Rows of the other
-            tables then have size D and are added after the projection.
+        projects_first: whether the projection applies only to the rows of the token table. Rows of
+            the other tables have size D and are added after the projection.
         scale: a factor for the rows of the token table.
         first_position: the row of `positions` for position 0.
         padding: the padding token's id if positions skip padding tokens.
@@ -82,7 +82,7 @@ class Embedding:
     def __call__(
         self, ids: Array, at: Array, record: Recorder | None = None, segments: Array | None = None
     ) -> tuple[Array, EmbeddingSaved]:
-        """Return vectors (..., D) of ids (...) at these positions, and the values for `backward`.
+        """Return the vectors (..., D) of ids at positions `at`, and the values for `backward`.
 
         The vectors are float32 if the table is in half precision. `segments` (...) index the rows
         of `token_types`; a model without this table ignores them.
@@ -116,8 +116,8 @@ class Embedding:
         """Return the gradients for the tables, given the gradient (..., D) for the vectors.
 
         The gradients are keyed by the names in a design, such as "embed.weight" (V, D). `record`
-        collects the gradients for activations. With a `GradientRecorder`, no gradients for tables
-        are computed.
+        collects the gradients for activations. With a `GradientRecorder`, this method computes no
+        gradients for tables.
         """
         gradients = for_parameters(record)
         keep = record or unkept
@@ -127,7 +127,7 @@ class Embedding:
         if self.norm is not None:
             inner = record and record.under("embed_norm.")
             grad = part_back(self.norm, grad, saved.norm, "embed_norm", gradients, inner).x
-        for hook in self.hooks[1:-1]:  # the terms of the sum
+        for hook in self.hooks[1:-1]:  # the gradient for each term of the sum
             keep(hook, grad)
         rows = grad.reshape(-1, grad.shape[-1])
         if self.positions is not None and gradients is not None:
@@ -173,9 +173,9 @@ class Embedding:
     def token_positions(self, ids: Array, mask: Array, shown: Array | None = None) -> Array:
         """Return the positions (total,) of the tokens in `ids` (B, T) that `mask` (B, T) selects.
 
-        In most families, the position is the token's column. In other families, it is the number of
-        earlier tokens that are not padding tokens, or that are in `shown` (B, T; by default
-        `mask`).
+        In most families, the position of a token is its column. With `padding`, the position is the
+        number of earlier tokens that are not padding tokens. With `counted`, the position is the
+        number of earlier tokens at which `shown` (B, T), by default `mask`, is True.
         """
         if self.counted:
             real = mask if shown is None else shown
@@ -187,12 +187,12 @@ class Embedding:
 
     @property
     def first_id(self) -> int:
-        """The first position in `position_ids` of transformers; not 0 in RoBERTa."""
+        """The first number in `position_ids` of transformers, e.g. 0 for BERT and 2 for RoBERTa."""
         return 0 if self.padding is None else self.first_position
 
     @property
     def max_positions(self) -> int | None:
-        """The number of positions; None for no limit."""
+        """The maximum number of positions; None for no limit."""
         return None if self.positions is None else len(self.positions) - self.first_position
 
 
@@ -295,13 +295,13 @@ def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
 def resampling(count: int, wanted: int) -> Array:
     """Return a matrix (wanted, count) for the cubic interpolation of equally spaced values.
 
-    The matrix turns `count` values into `wanted` values. Value i of the result lies at `(i + 1/2) *
-    count / wanted - 1/2` and depends on the four values around this point; beyond both ends, the
-    outermost values repeat. All in float64.
+    The matrix turns `count` values into `wanted` values, in float64. Value i of the result lies at
+    `(i + 1/2) * count / wanted - 1/2` and depends on the four values around this point. Beyond both
+    ends, the outermost values repeat.
 
     Source:
-        Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", equation 4 with
-        other coefficients: a = -0.75.
+        Keys 1981, "Cubic Convolution Interpolation for Digital Image Processing", equation 4, with
+        the coefficient a = -0.75.
 
     >>> resampling(2, 3).round(2).tolist()
     [[1.09, -0.09], [0.5, 0.5], [-0.09, 1.09]]

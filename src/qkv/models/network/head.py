@@ -28,31 +28,30 @@ Saved = dict[str, Any]  # the values of each step that the backward pass needs
 
 @dataclass(frozen=True)
 class Head:
-    """The steps of a head, in order; only the last projection is mandatory.
+    """The steps of a head, in order; by default, a head has only the last projection.
 
     Attributes:
         outputs: the number of outputs: words (V), classes, or dimensions of a text's vector.
-        tied: whether the last projection shares the token table, unless the files have a separate
-            matrix.
+        tied: whether the weight of the last projection is the token table. If the model's files
+            have a separate matrix, this matrix is the weight.
         bias: whether the last projection has a bias.
-        pool: the pooling of a text's vectors to one vector: a name in `POOLING`; "patches", the
-            mean of all tokens except the first; "cls and mean", (2 D,), the first token's vector
-            joined with the mean of the others; or "end", the vector of the token that ends a text.
-            With None, each token gets logits.
-        end: the id of the token that ends a text. The first token with this id is used, or, if the
-            text lacks the id, the first token. With None, the first token with the largest id is
-            used.
+        pool: the pooling of a text's vectors to one vector. Besides the names in `POOLING`,
+            "patches" is the mean of all tokens after the first token, "cls and mean" (2 D,) joins
+            the first token's vector and this mean, and "end" is the vector of the token that ends a
+            text. With None, each token gets logits.
+        end: for the pooling "end", the id of the token that ends a text. The head reads the first
+            token with this id; if a text does not have the id, the head reads the text's first
+            token. With None, the head reads the first token with the text's largest id.
         classes: whether each token gets logits for classes instead of words.
         embeds: whether the head pools and gives one vector per text instead of logits.
-        projects: whether there is a last projection.
+        projects: whether the head has a last projection.
         flat: whether the logits are (B, T), with a single logit for each token.
-        dense: whether a linear layer precedes the last projection; its size is (D, D) or (D,
-            width).
-        width: the output size of this linear layer, if it is not D.
-        dense_bias: whether this linear layer has a bias.
-        activation: the activation after this linear layer: "tanh", or an activation of `MLP`.
-        norm: whether a norm follows.
-        norm_bias: whether the norm has a bias.
+        dense: whether the head begins with a linear layer, the dense layer, (D, D) or (D, width).
+        width: the output size of the dense layer, if this size is not D.
+        dense_bias: whether the dense layer has a bias.
+        activation: the activation after the dense layer: "tanh", or an activation of `MLP`.
+        norm: whether a norm follows the activation.
+        norm_bias: whether the norm of the head has a bias.
         scale: a factor for the vectors before the last projection.
         softcap: the bound of the logits, which become `softcap * tanh(logits / softcap)`.
     """
@@ -76,7 +75,7 @@ class Head:
     softcap: float | None = None
 
     def shapes(self, dim: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield each parameter and its shape."""
+        """Yield the name and the shape of each parameter."""
         dim = 2 * dim if self.pool == _BOTH else dim
         if self.dense:
             wide = dim if self.width is None else self.width
@@ -90,7 +89,7 @@ class Head:
             yield "head.out_proj.bias", (self.outputs,)
 
     def build(self, parameters: Arrays, *, norm: Callable[..., Norm | None]) -> "BuiltHead":
-        """Return the head with these parameters; `norm` finds a norm by its name."""
+        """Return the head with these parameters; `norm` returns the norm with a given name."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
         if self.tied and "head.out_proj.weight" not in own:
             own["head.out_proj.weight"] = parameters["embed.weight"].T
@@ -99,7 +98,7 @@ class Head:
 
 @dataclass(frozen=True)
 class BuiltHead:
-    """A head with its parameters."""
+    """A head with its parameters; `steps` says what the head does."""
 
     steps: Head
     parameters: Arrays
@@ -118,7 +117,7 @@ class BuiltHead:
     def __call__(self, rows: Array, cu: Array, ids: Array | None = None) -> Array:
         """Return the logits of packed rows (total, D); texts begin at the rows `cu` (B + 1,).
 
-        `ids` (total,) are the token ids; only a head with the pooling "end" needs them.
+        `ids` (total,) are the token ids; only a head with the pooling "end" needs ids.
         """
         return self._run(rows, cu, ids)[0]
 
@@ -161,9 +160,9 @@ class BuiltHead:
     def backward(self, grad: Array, saved: Saved, record: Recorder | None = None) -> Gradient:
         """Return the gradients for rows and parameters, given the gradient for the logits.
 
-        The gradient for a tied projection is named "head.out_proj.weight" (D, V); add this array to
-        the gradient for the token table. With a `GradientRecorder`, no gradients for parameters are
-        computed.
+        The gradient for a tied projection is named "head.out_proj.weight" (D, V). The caller adds
+        its transpose to the gradient for the token table. With a `GradientRecorder`, this method
+        computes no gradients for parameters.
         """
         steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:
@@ -209,7 +208,7 @@ def _ends(ids: Array, cu: Array, end: int | None) -> Array:
 
 
 def _at(rows: Array, positions: Array) -> Array:
-    """Return the rows at these positions, (B, D), with zeros for -1."""
+    """Return the row (B, D) at each position (B,); a position of -1 gives zeros."""
     chosen = np.zeros((len(positions), rows.shape[-1]), rows.dtype)
     chosen[positions >= 0] = rows[positions[positions >= 0]]
     return chosen
@@ -236,7 +235,7 @@ def _pooled(rows: Array, cu: Array, how: str) -> Array:
 
 
 def _others(cu: Array) -> Array:
-    """Return `cu` for the same texts without their first tokens."""
+    """Return the first row of each text, as in `cu`, after each text's first token is removed."""
     return np.cumsum([0, *np.maximum(np.diff(cu) - 1, 0)])
 
 

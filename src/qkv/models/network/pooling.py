@@ -25,8 +25,9 @@ def _weighted_mean(rows: Array, first: int) -> Array:
     return pooled
 
 
-# Functions that pool a text's vectors. The second argument is the number of vectors at the
-# beginning that belong to a prompt and are left out. Old files list several poolings in this order.
+# Functions that pool a text's vectors. The second argument is the number of vectors of a prompt at
+# the beginning of the text; pooling leaves these vectors out. If an old config enables several
+# poolings, the pooled vectors are joined in the order of this table.
 POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "cls": lambda rows, unread: rows[unread],
     "max": lambda rows, unread: rows[unread:].max(0),
@@ -37,11 +38,11 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
 }
 
 _SELU = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017: alpha and scale.
-EPS = 1e-5  # The default of LayerNorm in torch.
+EPS = 1e-5  # the default `eps` of LayerNorm in torch
 
 
 def _exponential(x: Array, alpha: float = 1.0) -> Array:
-    """Return `x` where it is positive; elsewhere, a curve that approaches -alpha."""
+    """Return `x` where `x` is positive; elsewhere `alpha * (exp(x) - 1)`."""
     return np.where(x > 0, x, alpha * np.expm1(np.minimum(x, 0))).astype(x.dtype, copy=False)
 
 
@@ -51,8 +52,8 @@ def _softplus(x: Array) -> Array:
     return softplus
 
 
-# The activations that `MLP` lacks, with torch's default options. The keys are the names of torch's
-# classes in lower case.
+# Activations that `qkv.layers.MLP` does not have, with torch's default options. The keys are the
+# names of torch's classes in lower case.
 _ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
@@ -113,12 +114,12 @@ class Step:
         return None
 
     def arrays(self) -> dict[str, Array]:
-        """Return the module's arrays, keyed by their names in its file."""
+        """Return the module's arrays, keyed by their names in the module's file."""
         return {}
 
 
 class LengthOne(Step):
-    """A scaling to length 1."""
+    """A module that scales vectors to length 1."""
 
     def __call__(self, x: Array) -> Array:
         """Scale vectors to length 1."""
@@ -130,12 +131,12 @@ class Dense(Step):
     """A linear layer over pooled vectors, and its activation.
 
     Attributes:
-        weight: (in, out).
-        bias: (out,), if any.
-        activation: one of `ACTIVATIONS`, if any.
+        weight: the weight, (in, out).
+        bias: the bias, (out,), or None.
+        activation: one of `ACTIVATIONS`, or None.
         residual: whether the input is added to the output.
-        through: (in, out), the weight that projects the input before this addition if the sizes
-            differ.
+        through: (in, out), the weight that projects the input before the addition; None if input
+            and output have the same size.
     """
 
     weight: Array
@@ -162,7 +163,7 @@ class Dense(Step):
         return inputs, outputs
 
     def arrays(self) -> dict[str, Array]:
-        """Return the module's arrays, keyed by their names in its file."""
+        """Return the module's arrays, keyed by their names in the module's file."""
         arrays = {"linear.weight": self.weight.T, "linear.bias": self.bias}
         arrays["residual.weight"] = None if self.through is None else self.through.T
         return {name: array for name, array in arrays.items() if array is not None}
@@ -173,8 +174,8 @@ class Norm(Step):
     """A LayerNorm over pooled vectors.
 
     Attributes:
-        weight: (D,).
-        bias: (D,).
+        weight: (D,), the weight of the norm.
+        bias: (D,), the bias of the norm.
     """
 
     weight: Array
@@ -193,5 +194,5 @@ class Norm(Step):
         return len(self.weight), len(self.weight)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the module's arrays, keyed by their names in its file."""
+        """Return the module's arrays, keyed by their names in the module's file."""
         return {"norm.weight": self.weight, "norm.bias": self.bias}

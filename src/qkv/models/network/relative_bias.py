@@ -1,4 +1,4 @@
-"""Biases that depend on distances; ranges of long distances share a bias."""
+"""Attention biases that depend on the distance from a query to a key."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from qkv.arrays import Array
 
 @dataclass(frozen=True)
 class Buckets:
-    """Buckets of distances; each bucket has one learned bias per head.
+    """Buckets of distances; distances in a bucket share one learned bias per head.
 
     Attributes:
         count: the number of buckets.
         furthest: this distance and all longer distances share the last bucket.
-        both_ways: whether keys before and after a query have different buckets; if not, all keys
+        both_ways: whether keys before and after a query have different buckets. If False, all keys
             after the query share the first bucket.
 
     Source:
@@ -36,7 +36,7 @@ class Buckets:
         count = self.count // 2 if self.both_ways else self.count
         after = np.where(distance > 0, count, 0) if self.both_ways else 0
         away = np.abs(distance) if self.both_ways else np.maximum(-distance, 0)
-        # the number of distances that have their own bucket; the other buckets grow geometrically
+        # the first `near` distances have one bucket each; the other buckets grow geometrically
         near = count // 2
         # float32, as in training, because rounding can move a distance to the next bucket
         ratio = np.log(np.maximum(away, near).astype(np.float32) / np.float32(near))
@@ -52,15 +52,15 @@ class Buckets:
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """Buckets with their biases."""
+    """A table with the learned bias of each bucket and head."""
 
     buckets: Buckets
     table: Array  # (count, Hq)
 
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
-        """Return the bias (1, Hq, L, S) for L queries, which begin at `q_offset`, and S keys.
+        """Return the bias (1, Hq, L, S) of L queries, the first at position `q_offset`, and S keys.
 
-        The result is a view of L + S - 1 numbers per head, one per distance.
+        The result is a view of L + S - 1 numbers per head: one number for each distance.
 
         >>> bias = Buckets(4, 8).with_table(np.array([[0.0], [1.0], [2.0], [3.0]]))
         >>> bias(2, 4)[0, 0]

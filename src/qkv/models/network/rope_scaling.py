@@ -1,4 +1,7 @@
-"""Rotary positions for texts longer than in training: the rotation speed of each pair."""
+"""Scalings of rotary positions, for texts longer than in training.
+
+Rotary positions rotate each pair of dimensions at its own speed; a scaling changes the speeds.
+"""
 
 import math
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ from qkv.embed.rotary import rotary_speeds
 
 @dataclass(frozen=True)
 class Linear:
-    """Linear scaling: all speeds are divided by one factor, which shrinks all distances.
+    """Linear scaling: divide all speeds by one factor, as if all distances were shorter.
 
     Source:
         Chen et al. 2023, "Extending Context Window of Large Language Models via Positional
@@ -24,7 +27,7 @@ class Linear:
     factor: float
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the speed of each pair, and the scale of queries and keys."""
+        """Return each pair's rotation speed, and a factor for queries and keys."""
         return rotary_speeds(base, dims) / self.factor, 1.0
 
 
@@ -33,14 +36,14 @@ class Dynamic:
     """Dynamic scaling: for texts longer than in training, the base grows with the length.
 
     The base is multiplied by `s**(dims / (dims - 2))`, where
-    `s = factor * length / limit - (factor - 1)` and lengths below the limit count as the limit.
+    `s = factor * length / limit - (factor - 1)`. A length below the limit counts as the limit.
     The first pair keeps its speed; the speed of the last pair is divided by s.
 
     Each text is scaled by its own length, so results do not depend on other texts in the batch.
     Only `model(ids)` and `generate` use the length of the longest text in the batch, as
-    transformers does. Cached keys keep their rotation, so for texts beyond the limit, a single run
-    and a run token by token give different results. transformers also keeps the base of the longest
-    text until it reads a short text; in qkv, each call counts only its own texts.
+    transformers does. Cached keys keep their rotation. For texts beyond the limit, a run of the
+    whole text and a run token by token therefore give different results. In qkv, the base of a call
+    depends only on the texts of this call; in transformers, it also depends on earlier calls.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -51,7 +54,7 @@ class Dynamic:
     limit: int
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the speed of each pair, and the scale of queries and keys."""
+        """Return each pair's rotation speed, and a factor for queries and keys."""
         stretch = self.factor * max(length, self.limit) / self.limit - (self.factor - 1)
         return rotary_speeds(base * stretch ** (dims / (dims - 2)), dims), 1.0
 
@@ -77,7 +80,7 @@ class Yarn:
     truncate: bool = True
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the speed of each pair, and the scale of queries and keys."""
+        """Return each pair's rotation speed, and a factor for queries and keys."""
         first, last = (
             dims * math.log(self.limit / (turns * 2 * math.pi)) / (2 * math.log(base))
             for turns in (self.fast, self.slow)
@@ -96,8 +99,8 @@ class Yarn:
 class LongRope:
     """LongRoPE: divide each pair's speed by its factor for short texts or for long texts.
 
-    A text is long if it has more tokens than the original context length; `Dynamic` describes how
-    the length is measured. Keys in a cache keep their rotation.
+    A text is long if it has more tokens than the original context length `limit`. The length is
+    measured as in `Dynamic`. Keys in a cache keep their rotation.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
@@ -110,7 +113,7 @@ class LongRope:
     scale: float
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the speed of each pair, and the scale of queries and keys."""
+        """Return each pair's rotation speed, and a factor for queries and keys."""
         factors = self.long if length > self.limit else self.short
         return rotary_speeds(base, dims) / np.array(factors), self.scale
 
@@ -133,7 +136,7 @@ class Llama3:
     limit: int
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the speed of each pair, and the scale of queries and keys."""
+        """Return each pair's rotation speed, and a factor for queries and keys."""
         fast = rotary_speeds(base, dims)
         turns = self.limit * fast / (2 * np.pi)
         share = np.clip((turns - self.low) / (self.high - self.low), 0, 1)
@@ -152,7 +155,7 @@ class Proportional:
     factor: float
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the speed of each pair, and the scale of queries and keys."""
+        """Return each pair's rotation speed, and a factor for queries and keys."""
         rotated = int(self.part * dims // 2)
         fast = rotary_speeds(base, dims)
         return np.where(np.arange(dims // 2) < rotated, fast, 0) / self.factor, 1.0

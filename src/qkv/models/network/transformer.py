@@ -25,14 +25,14 @@ from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, padded, texts_and_positions
 
 _LAST = "ln_final"  # the final norm in a trace
-# The stretch is about 1 for a random matrix (up to 1.08 if it is small), and above 1.3 after
-# training.
+# `stretch` returns about 1 for a random matrix (at most 1.08 for small matrices), and more than 1.3
+# for a trained matrix.
 LEARNED = 1.2
-_STEPS = 20
-Packed = tuple[Array, Array]  # the rows (total, D) of texts, and (B + 1,) as in `Saved.cu`
+_STEPS = 20  # the number of steps of the power iteration
+Packed = tuple[Array, Array]  # rows (total, D) of B texts, and `Saved.cu` (B + 1,)
 Masks = Mapping[int, Array]  # for some layers, a mask of the keys that each head sees
-Caches = Sequence[KVCache]  # one for each layer
-Start = tuple[list[KVCache], Array, Array]  # caches, ids (B, n) and lengths (B,) for `step`
+Caches = Sequence[KVCache]  # the key/value cache of each layer
+Start = tuple[list[KVCache], Array, Array]  # the caches, ids (B, n) and lengths (B,) for `step`
 
 
 class Saved(NamedTuple):
@@ -45,18 +45,20 @@ class Saved(NamedTuple):
 
 
 class Options(TypedDict, total=False):
-    """The options of a run; `Transformer.step` reads only the first three.
+    """The options of a forward pass; `step` reads only `record`, `top_k` and `masks`.
 
     Attributes:
-        record: collects the activations, as (B, T, ...).
-        top_k: with `record`, how many of each query's largest weights to keep.
+        record: collects the activations, as arrays (B, T, ...).
+        top_k: the number of largest attention weights to record per query; None records all
+            weights.
         masks: for some layers, a mask of the keys that each head sees. The mask broadcasts to
             (B, Hq, T, S): T is the length of the longest text, and S the number of keys.
-        rotary: the positions for rotary attention; by default, each text counts from 0.
+        rotary: the positions for rotary attention; by default, positions count from 0 in each
+            text.
         segments: (total,) the segment of each token, for a model with a table of segments;
             segment 0 by default.
         stop: only layers before this layer are run; None runs all layers and the final norm.
-        save: whether to keep the values for `backward`.
+        save: whether to return the values that `backward` needs.
     """
 
     record: Recorder | None
@@ -73,13 +75,13 @@ class Transformer:
     """A transformer, which turns token ids into contextual vectors.
 
     Args:
-        embedding: turns ids into vectors.
+        embedding: the layer that turns ids into vectors.
         layers: the blocks, in order.
         options: the options of `qkv.attention` in each layer.
         same_as: for each layer, the first layer that uses the same parameters.
-        bias: a bias that every layer adds to its scores.
+        bias: a bias that every layer adds to its attention scores.
         final_norm: the norm after the last layer.
-        head: turns the last vectors of packed texts into logits.
+        head: the head, which turns the last vectors of packed texts into logits.
     """
 
     embedding: Embedding
@@ -104,12 +106,12 @@ class Transformer:
 
     @property
     def dtype(self) -> DType:
-        """The type of the vectors: float32 for half precision."""
+        """The dtype of the vectors; it is float32 if the parameters are in half precision."""
         return compute_type(self.embedding.table.dtype)
 
     @property
     def hook_names(self) -> list[str]:
-        """The names of all activations in a trace, including the summaries of `top_k`."""
+        """The names of all activations in a trace, with and without `top_k`."""
         blocks = [
             f"blocks.{number}.{hook}"
             for number, layer in enumerate(self.layers)
@@ -120,7 +122,7 @@ class Transformer:
 
     @cached_property
     def untrained(self) -> bool:
-        """Whether every W_Q and W_K looks like a random matrix; False without such matrices.
+        """Whether every W_Q and W_K looks like a random matrix; False for a model without layers.
 
         In some directions, a trained matrix stretches vectors more than a random matrix does.
         """
@@ -133,7 +135,7 @@ class Transformer:
         return bool(weights) and all(stretch(weight) < LEARNED for weight in weights)
 
     def settings(self, longest: int, masks: Masks | None = None) -> dict[int, dict[str, Any]]:
-        """Return the options of each layer for texts of up to `longest` tokens; see `run`."""
+        """Return each layer's options of `qkv.attention`, for texts of at most `longest` tokens."""
         bias = {} if self.bias is None else {"bias": self.bias(longest, longest)}
         settings = {number: {**own, **bias} for number, own in enumerate(self.options)}
         for number, mask in (masks or {}).items():
@@ -158,10 +160,10 @@ class Transformer:
         return self(np.concatenate(texts), np.concatenate(at), cu, **options), cu
 
     def spans(self, mask: Array) -> Array:
-        """Return which columns (B, T) are computed, given a mask of the tokens.
+        """Return a mask (B, T) of the columns to compute, given a mask (B, T) of the tokens.
 
-        Masked columns between two tokens are computed, so that distances do not change. ALiBi is
-        the exception: it counts only the tokens.
+        Masked columns between two tokens are computed too, so that the distance between the tokens
+        stays the same. With ALiBi, only tokens are computed: ALiBi measures distances in tokens.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
@@ -169,15 +171,20 @@ class Transformer:
     def masked(
         self, ids: Array, mask: Array, positions: Array | None = None, **options: Unpack[Options]
     ) -> Packed:
-        """Return the vectors (total, D) of the tokens of a mask, and the first row of each text.
+        """Run the tokens that a mask selects.
 
-        Scaled rotary positions depend on the longest text of the batch, as in transformers.
+        As in transformers, dynamic scaling of rotary positions depends on the longest text of the
+        batch.
 
         Args:
             ids: (B, T) token ids.
             mask: (B, T), True for a token.
-            positions: (B, T), the positions of the tokens; by default, the model counts them.
-            options: as for `run`. `masks` have only the columns that `spans` returns.
+            positions: (B, T), the positions of the tokens; by default, the model counts positions.
+            options: see `Options`. `masks` have only the columns that `spans` returns.
+
+        Returns:
+            The vectors (total, D) of the tokens, and (B + 1,): the first row of each text, then the
+            number of rows.
         """
         if not mask.any():
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)
@@ -195,7 +202,7 @@ class Transformer:
         return rows[mask[text]], starts_of(mask.sum(1))
 
     def training_forward(self, *texts: Array, **options: Any) -> tuple[Array, Saved]:
-        """Return the vectors (total, D), and the values for `backward`; see `run`."""
+        """Run packed texts as `run` does, and also save the values that `backward` needs."""
         need_single(self.embedding.table, {}, call="Transformer")
         return self.run(*texts, save=True, **options)
 
@@ -203,7 +210,7 @@ class Transformer:
     def run(
         self, ids: Array, at: Array, cu: Array, **options: Unpack[Options]
     ) -> tuple[Array, Saved]:
-        """Run packed texts.
+        """Run all layers, or the layers before `stop`, on packed texts.
 
         Args:
             ids: (total,) token ids that have a row in the table.
@@ -212,7 +219,7 @@ class Transformer:
             options: see `Options`.
 
         Returns:
-            (total, D), and the values for `backward`.
+            The vectors (total, D), and the values for `backward`.
         """
         rows = of_rows(options.get("record"), cu)
         x, embedding = self.embedding(ids, at, rows, options.get("segments"))  # (total, D)
@@ -226,7 +233,7 @@ class Transformer:
     def run_layers(
         self, x: Array, cu: Array, first: int = 0, **options: Unpack[Options]
     ) -> tuple[Array, list[BlockSaved]]:
-        """Run the layers from `first` to the option `stop`.
+        """Run the layers with numbers from `first` to `stop - 1`; `stop` is an option.
 
         Args:
             x: (total, D), the input of layer `first`, for packed texts.
@@ -253,14 +260,14 @@ class Transformer:
 
         Args:
             grad: (total, D), the gradient for the last vectors.
-            saved: the second value that `training_forward` returned; the backward pass empties it.
-            record: collects the gradients for activations, (B, T, ...), keyed by the names in a
-                trace.
+            saved: the second value that `training_forward` returned. To free memory, this method
+                removes the values of each layer from `saved`.
+            record: collects the gradients for activations, as arrays (B, T, ...).
 
         Returns:
-            The gradients for all parameters except the head's, keyed by the design's names.
-            A name is, for example, "blocks.0.attn.q_proj.weight".
-            With a `GradientRecorder`, the result is empty.
+            The gradients for the parameters of embedding, layers and final norm, keyed by the names
+            in the design, e.g. "blocks.0.attn.q_proj.weight". With a `GradientRecorder`, the result
+            is empty.
         """
         gradients, rows = for_parameters(record), of_rows(record, saved.cu)
         longest = int(np.diff(saved.cu).max(initial=0))
@@ -273,7 +280,7 @@ class Transformer:
             block, layer = f"blocks.{self.same_as[number]}", self.layers[number]
             inner = record and record.under(f"blocks.{number}.")
             own: dict[str, Array] = {}
-            back = part_back(layer, grad, saved.layers.pop(), block, own, inner)  # and free it
+            back = part_back(layer, grad, saved.layers.pop(), block, own, inner)  # frees memory
             grad = back.x
             if gradients is None:
                 continue
@@ -282,7 +289,7 @@ class Transformer:
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
                 own["relative_bias.weight"] = table
-            for name, array in own.items():  # sums the gradients for layers that share parameters
+            for name, array in own.items():  # add the gradients of layers that share parameters
                 gradients[name] = gradients[name] + array if name in gradients else array
         more = self.embedding.backward(grad, saved.embedding, rows)
         return more if gradients is None else gradients | more
@@ -305,7 +312,7 @@ class Transformer:
 
     @quiet
     def unembed(self, rows: Array, *, norm: bool) -> Array:
-        """Return the logits (n, V) of vectors (n, D); `norm` applies the final norm first."""
+        """Return the logits (n, V) of vectors (n, D); with `norm`, apply the final norm first."""
         if norm and self.final_norm is not None:
             rows, _ = self.final_norm.run(rows)
         return self.logits(rows)
@@ -322,25 +329,25 @@ class Transformer:
     def step(
         self, ids: Array, caches: Caches, lengths: Array | None = None, **options: Unpack[Options]
     ) -> Array:
-        """Run the tokens that follow the tokens in the caches, and add them to the caches.
+        """Run new tokens, which follow the tokens in the caches, and add them to the caches.
 
         Args:
             ids: (B, n) token ids, one row per text.
             caches: one cache per layer; with fewer caches, only the first layers run.
             lengths: (B,), the number of tokens in each row, without padding; n by default.
-            options: `record`, `top_k` and `masks` of `Options`; T is then n.
+            options: `record`, `top_k` and `masks`, as in `Options`; the length T is n.
 
         Returns:
             (B, n, D)
         """
         record, masks, quick = options.get("record"), options.get("masks"), None
         if record is None and not masks:
-            quick = self._quick()  # packs weights for later steps
+            quick = self._quick()  # also packs weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
         token_positions = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
         if limit is not None:
-            token_positions = np.minimum(token_positions, limit - 1)  # of padding
+            token_positions = np.minimum(token_positions, limit - 1)  # for padding
         x, _ = self.embedding(ids, token_positions, record)
         if quick is not None and ids.shape[1] == 1:
             return self._last(quick(x, token_positions, caches, lengths), None)[0]
@@ -354,16 +361,19 @@ class Transformer:
         return x if len(caches) < len(self.layers) else self._last(x, record)[0]
 
     def _step_bias(self, seen: Array, count: int, lengths: Array | None) -> dict[str, Array]:
-        """Return the bias (1 or B, Hq, n, S) for `count` tokens after `seen` (B,) tokens."""
+        """Return the bias (1 or B, Hq, count, S) for `count` tokens after `seen` (B,) tokens."""
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
-        offsets = seen[:1] if (seen == seen[0]).all() else seen  # for all texts, or per text
+        offsets = seen[:1] if (seen == seen[0]).all() else seen  # one row if all are equal
         rows = [self.bias(count, longest, offset) for offset in offsets.tolist()]
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
     def _quick(self) -> Steps | None:
-        """Return the layers for single tokens; rebuild them if a part or the backend changed."""
+        """Return the fast form of the layers for one token per text; None if there is none.
+
+        The form is cached, and built again if a part of a layer or the backend changed.
+        """
         backend, parts, last = body_and_threads(), made_of(self.layers), self._steps
         same = last is not None and last[0] == backend and len(last[2]) == len(parts)
         if last is None or not same or not all(map(is_, last[2], parts)):
@@ -379,7 +389,7 @@ class Transformer:
 
 
 def unpacked(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
-    """Return an array (B, T, ...) with rows (total, ...) at the tokens of a mask (B, T), else 0."""
+    """Return an array (B, T, ...): rows (total, ...) where a mask (B, T) is True, elsewhere 0."""
     out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows
     return out
@@ -394,10 +404,11 @@ def without_holes(mask: Array) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")
 def stretch(weight: Array) -> float:
-    """Return the maximum stretch of a vector by a matrix (n, m), relative to a random matrix.
+    """Return how much a matrix (n, m) stretches vectors at most, relative to a random matrix.
 
-    The stretch is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, estimated from below
-    by power iteration with a fixed start. It is infinite if the matrix is not finite.
+    The result is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, where `rms` is the
+    root mean square of the matrix. Power iteration estimates the singular value from below. The
+    result is infinite if the matrix has an infinite number or NaN.
 
     Source:
         Marchenko and Pastur 1967; Martin and Mahoney 2021, "Implicit Self-Regularization in Deep
