@@ -135,7 +135,8 @@ def copying(model: qkv.Model, examples: Sequence[Example]) -> dict[str, Any]:
     guesses = named(model, ids, [[place] for place in places if place is not None])
     if guesses is None:
         raise ValueError(
-            f"copying: {model.name} has no mask token or no language-model head: choose another model"
+            f"copying: {model.name} has no mask token or no language-model head: "
+            "choose another model"
         )
     words = list(_words(model.tokenizer, [int(one[0]) for one in guesses]))
     return {
