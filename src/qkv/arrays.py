@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import (
-    ArrayLike as ArrayLike,  # from here, beside `Array`
+    ArrayLike as ArrayLike,  # exported from here, beside `Array`
     NDArray,
 )
 
 Array = NDArray[Any]
-Arrays = Mapping[str, Array]  # by name, such as a layer's parameters
+Arrays = Mapping[str, Array]  # keyed by name, such as a layer's parameters
 Shape = tuple[int, ...]
 DType = np.dtype[Any]
 

@@ -25,8 +25,9 @@ def named_folder(folder: StrPath, call: str) -> Path:
 def replacing(path: StrPath) -> Iterator[BinaryIO]:
     """Write to a new file that replaces `path` at the end; on an error, remove the new file.
 
-    The new file gets the permissions of the old file. The new file also gets the old owner and
-    group, if the user may set them. If `path` is a link, the target of the link is replaced.
+    The new file gets the permissions of the old file. If the user may set the owner and the group,
+    the new file also gets the old owner and group. If `path` is a link, the target of the link is
+    replaced.
 
     Raises:
         OSError: the file cannot be written; the error names `path`.
@@ -67,7 +68,7 @@ def check_target(path: StrPath) -> Path:
 
 
 class _Part(io.FileIO):
-    """A new file that will replace another file. Error messages give the name of that file."""
+    """A new file that will replace an old file. Error messages give the name of the old file."""
 
     def __init__(self, part: Path, name: str, target: Path) -> None:
         self._name = name
@@ -99,7 +100,7 @@ def _take_over(part: Path, old: os.stat_result) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Make system errors name the requested file instead of the new file."""
+    """Change the file name in system errors from the temporary file to the requested file."""
     try:
         yield
     except OSError as error:

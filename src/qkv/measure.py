@@ -21,8 +21,8 @@ Call = Callable[[], Any]
 Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
-LEAST = 2e-3  # In seconds; shorter calls run several times per round.
-SHORT = 0.02  # In seconds; shorter calls are warmed up again in every round.
+LEAST = 2e-3  # In seconds. Calls that take less time run several times per round.
+SHORT = 0.02  # In seconds. Calls that take less time are warmed up again in every round.
 
 
 def in_turn(
@@ -33,15 +33,15 @@ def in_turn(
     pause: float = 0.0,
     advance: Advance = lambda _: None,
 ) -> dict[str, list[float]]:
-    """Measure the times of several calls in rounds; every round runs each call once.
+    """Measure the times of several calls in rounds.
 
-    A temporary slowdown of the machine therefore affects all calls equally.
+    Every round runs each call once, so that a slow moment of the machine affects all calls equally.
 
     Args:
         calls: functions by name.
         rounds: the minimum number of rounds.
         seconds: the time after which no new round begins; there are at most 51 rounds.
-        pause: seconds to wait before each call, so that threads of other calls stop spinning.
+        pause: seconds to wait before each call, so that the threads of the last call stop spinning.
         advance: a function that is called with 1 after each round, including the warm-up round.
 
     Returns:

@@ -30,7 +30,8 @@ def progress(
         total: the total amount of work; None if unknown.
         show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after 2
             seconds of work.
-        unit: the name of the counted unit. With a unit, the bar also shows units per second.
+        unit: the name of the counted unit. With a unit, the bar also shows the speed, e.g. "1,200
+            tokens a second".
     """
     if not wanted(show):
         yield lambda _: None

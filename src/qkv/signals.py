@@ -33,8 +33,8 @@ def leave(number: int, _: Any = None) -> NoReturn:
 def answering(answer: Callable[[int, Any], Any], *others: int) -> Iterator[None]:
     """Within the `with` block, call `answer` when a signal would end the program.
 
-    A signal that is already ignored (for example under nohup) or handled is left unchanged. Only
-    the main thread receives signals, so nothing changes in other threads.
+    If a signal is already ignored (for example under nohup) or handled, nothing changes for this
+    signal. Only the main thread receives signals, so the function does nothing in other threads.
 
     Args:
         answer: a function that takes the number of the signal and the current stack frame.

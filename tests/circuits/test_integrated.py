@@ -81,7 +81,7 @@ def test_too_few_steps_are_told(small):
         ({"of": 3}, TypeError, r"of is 3: give \(position, token\)"),
         ({"steps": 0}, ValueError, "steps"),
         ({"baseline": 10**6}, ValueError, "there is no token 1000000"),
-        ({"baseline": "king"}, ValueError, "'king' is a word it does not know"),
+        ({"baseline": "king"}, ValueError, "'king' is not in the vocabulary"),
         ({"baseline": [1, 2]}, TypeError, r"baseline is .*: give a token, or floats \(12,\)"),
         ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
     ],

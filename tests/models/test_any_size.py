@@ -50,9 +50,9 @@ def test_an_image_of_another_size_has_another_grid(tmp_path):
 
 def test_what_is_refused(tmp_path):
     model = dinov2(tmp_path)
-    with pytest.raises(ValueError, match=r"at least a patch: \(2, 4, 8\)"):
+    with pytest.raises(ValueError, match=r"of at least one patch: \(2, 4, 8\)"):
         model(np.zeros((1, 2, 3, 8)))
-    with pytest.raises(ValueError, match=r"shape \(3, 8, 8\) .* one size"):
+    with pytest.raises(ValueError, match=r"shape \(3, 8, 8\) .* one shape"):
         model(np.zeros((1, 3, 8, 8)))
     with pytest.raises(ModelError, match="2 x 3 patches: give equal numbers of rows and columns"):
         dinov2(tmp_path, image_size=[8, 12])

@@ -270,7 +270,11 @@ def test_leaving_out_a_head_leaves_out_its_result(model):
         ({"layers": [2]}, ValueError, "no layer 2: the model has 2"),
         ({"layers": [-3]}, ValueError, "no layer -3"),
         ({"names": [("patern", 0)]}, KeyError, r"no \('patern', 0\); the nearest are pattern"),
-        ({"names": ("pattern", 2)}, KeyError, "no layer 2: the model has 2, numbered 0 to 1"),
+        (
+            {"names": ("pattern", 2)},
+            KeyError,
+            "no layer 2: the model has 2 layers, numbered 0 to 1",
+        ),
         ({"names": [("pattern", -3)]}, KeyError, "no layer -3: the model has 2"),
         ({"names": [()]}, KeyError, r"no \(\)"),
         ({"names": [3]}, TypeError, r"trace: names has 3: give names, such as \"pattern\""),

@@ -131,7 +131,7 @@ class Core:
             weights.parameters[key] = frozen(array)
         self._weights, self._notices = weights, dict(notices or {})
         self._generation = dict(generation or {})
-        # the other JSON files in the folder of config.json; None for a missing file
+        # the other JSON files in the model's folder, by file name; None if a file is missing
         self._json_files: dict[str, Any] = {GENERATION: self._generation or None}
         self._routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
         self.reader = self._new_reader(name, tokenizer, sentence or Sentence())
@@ -176,7 +176,7 @@ class Core:
         )
 
     def _new_reader(self, name: str, tokenizer: Any, sentence: Sentence) -> TextReader:
-        """Return the object that converts the model's inputs to batches."""
+        """Return the reader, which converts the model's inputs to batches."""
         return TextReader(name, tokenizer, sentence)
 
     def _build(self) -> None:
@@ -248,11 +248,11 @@ class Core:
             model.reader = replace(model.reader, limit=number)
 
     def _all_routes(self) -> list[Self]:
-        """Return this model and the models of its other routes."""
+        """Return this model and the models of its other routes, e.g. for queries and documents."""
         return [self, *self._others.values()]
 
     def _checked_limit(self, limit: int | None) -> int | None:
-        """Check and return a token limit, or raise if the model has fewer positions."""
+        """Return a valid token limit; raise a ValueError if the model has fewer positions."""
         most = self.network.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:
@@ -271,10 +271,9 @@ class Core:
         The arrays are read-only: to change a parameter, assign a new array to its name.
 
         The matrix that turns vectors into logits, `W_U` (D, V) in TransformerLens, is
-        "head.out_proj.weight". In models that share this matrix with the token table (BERT, GPT-2,
-        Gemma and others), this name does not exist: use `model.parameters["embed.weight"].T`
-        instead. Gemma scales the table's rows when it embeds tokens, but not when it computes
-        logits.
+        "head.out_proj.weight". Some models (BERT, GPT-2, Gemma and others) compute logits with the
+        token table instead. For these models, use `model.parameters["embed.weight"].T`. Gemma
+        scales the table's rows to embed tokens; it uses the unscaled rows to compute logits.
         """
         return Parameters(self._weights.parameters, self._changed)
 
@@ -282,8 +281,8 @@ class Core:
     def sha256(self) -> str:
         """The SHA-256 digest of the stored parameters, in hexadecimal.
 
-        The digest covers the name, type, shape and bytes of every tensor in the files. It depends
-        neither on the argument `dtype` of `qkv.load` nor on the number of files. For a model with
+        The digest covers the name, type, shape and bytes of every tensor in the files. The argument
+        `dtype` of `qkv.load` and the number of files do not change the digest. For a model with
         replaced parameters, and for `"random"`, the digest covers the tensors that `save` would
         write.
 
@@ -323,7 +322,7 @@ class Core:
         return model
 
     def _read_as(self, sentence: Sentence) -> Self:
-        """Return a model with the same arrays and different settings for texts."""
+        """Return a copy with other settings for texts; both models share their arrays."""
         model = copy(self)
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
@@ -366,7 +365,7 @@ class Core:
 
     @property
     def continues(self) -> bool:
-        """Whether generated text continues the prompt; False if it is a separate answer."""
+        """Whether generated text continues the prompt; False for encoder-decoder models."""
         return not isinstance(self.network, EncoderDecoder)
 
     @property
@@ -453,9 +452,9 @@ class Core:
                 (rows, columns) is stored as int8, and a tensor `X.weight_scale` (rows,) stores one
                 float16 scale per row. A weight is int8 * float32(scale), with an error of at most
                 scale/2. The scale of a row is the row's largest absolute value / 127. Rows that
-                were loaded from an int8 file keep their exact values. Other tensors are stored as
-                float16, except that layers after the pooling keep their dtype. transformers cannot
-                read these scales: omit dtype if transformers should load the model.
+                were loaded from an int8 file keep their exact values. Layers after the pooling
+                keep their dtype, and all other tensors are stored as float16. transformers cannot
+                read the scales: omit dtype if transformers should load the model.
 
         Raises:
             ValueError: the name of the folder is empty, the type is unknown, or a tensor has values

@@ -14,7 +14,7 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _ADVICE = tomllib.loads(files("qkv.models").joinpath("elsewhere.toml").read_text("utf-8"))
-# The advice for each attribute of a model, and each argument of `load` or `generate`.
+# Each table maps a name to advice: attributes of a model, arguments of `load`, of `generate`.
 ELSEWHERE, LOADING, GENERATING = (
     {name: row["advice"] for row in _ADVICE[kind] for name in row["names"]}
     for kind in ("attributes", "loading", "generating")

@@ -32,7 +32,7 @@ from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # class names of models without a head end in these
+_BARE = ("Model", "Encoder", "Backbone")  # the endings of class names of models without a head
 
 
 @advising("load", LOADING)
@@ -50,8 +50,8 @@ def load(
             The default is the value of the environment variable `QKV_MODEL`, or "books" if this
             variable is not set.
         revision: a branch, tag or commit on the Hub; folders have no revisions.
-        dtype: float32, float64 or bfloat16; by default the type in the files, except that float16
-            and bfloat16 become float32. With bfloat16, weights take half the memory, matrix
+        dtype: float32, float64 or bfloat16. By default, weights keep the type in the files, and
+            float16 and bfloat16 become float32. With bfloat16, weights take half the memory, matrix
             products take about half the time, and results have two to three significant digits.
 
     The files of the weights are mapped into memory. While a model is in use, do not write to its
@@ -106,7 +106,7 @@ def _read(folder: Path, name: str, kind: DType | None) -> Model:
 
 
 def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
-    """Read a model with a config.json, or a table of vectors without a config.json."""
+    """Read a model with a config.json, or a static model (a table of vectors) without one."""
     home = folder / sentence.home
     if sentence.static:
         return _static(folder, name, sentence, kind)
@@ -145,7 +145,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
 
 
 def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
-    """Read a model that is a table of vectors; the tokenizer limits the length of texts."""
+    """Read a static model: a table with one vector per token; the tokenizer may limit texts."""
     home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
     read.need_file(home / read.TOKENIZER, read.MOST_TOKENIZER)
@@ -203,7 +203,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
 
 
 def load_for(texts: Iterable[str], name_or_path: StrPath | None = None) -> Model:
-    """Load a model as `load` does; the words of these texts become the vocabulary of "random"."""
+    """Load a model as `load` does; the vocabulary of "random" is the words of `texts`."""
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", read.CONFIG).is_file():
         return random_model(texts)
@@ -232,7 +232,7 @@ def _tokenizer(
 
 
 def _float_type(dtype: Any) -> DType:
-    """Return the NumPy type of a model for the user's `dtype`."""
+    """Convert the argument `dtype` of `load` to a NumPy type."""
     with suppress(TypeError):
         kind = float_type(dtype, call="load")
         if kind != np.float16:

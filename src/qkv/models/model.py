@@ -115,7 +115,7 @@ class Model(Core):
         return self.get_embedding_dimension()
 
     def pieces(self, word: str) -> list[list[str]]:
-        """Return `subwords(word)`; `pieces` is the old name."""
+        """Return `subwords(word)`; `pieces` is the old name of `subwords`."""
         return self.subwords(word)
 
 
@@ -139,11 +139,11 @@ class Seq2SeqModel(Model):
     `generate` returns the text that the decoder writes.
     """
 
-    __call__: Any = call_pair  # Also takes the decoder's ids.
+    __call__: Any = call_pair  # Takes ids for the encoder and for the decoder.
     trace: Any = trace_pair  # With a target, returns a trace of encoder and decoder.
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
-    """Return the possible names of a layer's output in a trace."""
+    """Return the names under which a trace may hold a layer's output."""
     own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
     return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

@@ -15,17 +15,17 @@ from qkv.models.sentence.encode import OPTIONS, EmptyText, Encoder, checked_text
 from qkv.ops.kernel import get_num_threads, set_num_threads
 from qkv.progress import progress
 
-MOST = 5000  # The default limit of texts in a chunk, as in sentence-transformers.
-CHUNKS = 10  # Chunks per process: enough that all processes end at about the same time.
+MOST = 5000  # The maximum default chunk size, as in sentence-transformers.
+CHUNKS = 10  # Chunks per process. Small chunks keep all processes busy until the end.
 
 
 class Pool:
     """Processes for `model.encode(texts, pool=...)`; end them with `close` or a `with` block.
 
-    A single process already uses all threads. Several processes help on machines with many cores,
-    or with texts so short that Python code takes most of the time. The threads of this process are
-    divided among the pool's processes. As with every pool in Python, a script must create the pool
-    under `if __name__ == "__main__":`.
+    A single process already uses all threads. Several processes help on machines with many cores.
+    They also help if the texts are so short that Python code takes most of the time. The threads
+    of this process are divided among the pool's processes. As with every pool in Python, a script
+    must create the pool under `if __name__ == "__main__":`.
 
     Args:
         model: each process gets a copy of the model in its current state.
@@ -61,7 +61,7 @@ class Pool:
         limits = [route.max_seq_length for route in model._all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # forks lose the kernel's threads
+            mp_context=multiprocessing.get_context("spawn"),  # forks have no kernel threads
             initializer=_begin,
             initargs=(self._folder.name, model.name, limits, threads),
         )
@@ -131,7 +131,7 @@ _model: Any = None  # the model of this process, if a pool started it
 
 
 def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
-    """Load the model in a new process; `limits` are the token limits of the model's routes."""
+    """Load the model in a new process; `limits` has the token limit of each route of the model."""
     global _model
     set_num_threads(threads)
     _model = load(folder)
@@ -140,7 +140,7 @@ def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -
 
 
 def _encode(texts: Sequence[str], first: int, options: dict[str, Any]) -> tuple[Any, Cut]:
-    """Encode texts in a process, and count truncated texts; errors number texts from `first` on."""
+    """Encode a chunk of texts, and count the truncated texts; `first` is the first text's index."""
     cut = Cut(_model.max_seq_length)
     with counting(cut):
         try:

@@ -32,10 +32,10 @@ def fresh_model(
 ) -> Model:
     """Create a model with the sizes in a config and with random weights from a seed.
 
-    Weights are drawn from a normal distribution with standard deviation 0.02; norms are 1, biases
-    and sinks are 0. With pre-norms, the output of each attention and each MLP is divided by the
-    square root of the number of these sublayers, so that the sum does not grow with the number of
-    layers.
+    Weights are drawn from a normal distribution with standard deviation 0.02. The weights of norms
+    are 1; biases and attention sinks are 0. In models with pre-norms, the output weights of each
+    attention and each MLP are divided by the square root of the number of attentions and MLPs. Then
+    the sum of their outputs does not grow with the number of layers.
 
     Args:
         config: the contents of a config.json, with `model_type` and `architectures`.
@@ -116,7 +116,7 @@ def random_model(
 
     Words -> `WordTokenizer` -> `TokenEmbedding` -> + sinusoidal positions -> `SelfAttention`.
     A word that is not in `texts` becomes `[UNK]`. The model has not learned anything, so its
-    results have no meaning, but each step can be followed.
+    results have no meaning. Use the model to follow each step of the computation.
 
     Args:
         texts: the texts whose words become the vocabulary.

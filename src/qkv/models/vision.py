@@ -30,7 +30,7 @@ FIRST = "[CLS]"  # the name of the token before the patches
 
 
 def patch_names(rows: int, columns: int) -> list[str]:
-    """Return the names of an image's tokens: the first token, then each patch by row and column.
+    """Return the names of an image's tokens: "[CLS]", then "row,column" for each patch.
 
     >>> patch_names(1, 2)
     ['[CLS]', '0,0', '0,1']
@@ -39,7 +39,10 @@ def patch_names(rows: int, columns: int) -> list[str]:
 
 
 def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
-    """Return the rows and columns of these patches; None if the tokens are not patches.
+    """Return the numbers of rows and columns of patches, from the names of an image's tokens.
+
+    Return None if the tokens are not patches of one image.
+
 
     >>> grid_of(patch_names(14, 16)), grid_of(["[CLS]", "1,5", "dogs"])
     ((14, 16), None)
@@ -56,7 +59,7 @@ class Picture(Tokenized):
     """An image as tokens; `ids` holds the index of each token.
 
     Attributes:
-        pixels: (C, H, W)
+        pixels: the pixel values, (C, H, W).
     """
 
     pixels: Array
@@ -82,7 +85,7 @@ class ImageReader(TextReader):
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]]:
-        """The method `subwords`, which finds the name of a patch among the tokens."""
+        """The method `subwords`, which accepts the names of patches, e.g. "0,1"."""
         return self.subwords
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -119,14 +122,14 @@ class ImageReader(TextReader):
 
     @property
     def wants(self) -> str:
-        """The shape of pixel values, for errors."""
+        """The shape of pixel values that the model takes, for error messages."""
         design = self.design
         if design.any_size:
             return f"(B, {design.channels}, H, W), all of one size"
         return f"(B, {design.channels}, {design.image[0]}, {design.image[1]})"
 
     def grid_of(self, images: Array) -> tuple[int, int]:
-        """Return the rows and columns of patches in images (..., H, W)."""
+        """Return the numbers of rows and columns of patches in images (..., H, W)."""
         high, wide = self.design.patch
         return images.shape[-2] // high, images.shape[-1] // wide
 
@@ -135,7 +138,7 @@ class ImageReader(TextReader):
         return 1 + math.prod(self.grid_of(images))
 
     def check(self, images: Sequence[Array] | Array, call: str) -> None:
-        """Raise a ValueError unless each image has the shape that the model expects."""
+        """Raise a ValueError if an image does not have the shape that the model expects."""
         design = self.design
         shape = (design.channels, *design.image)
         if design.any_size and len(images):
@@ -145,7 +148,9 @@ class ImageReader(TextReader):
             if image.shape != shape:
                 takes = f"the model takes {shape}"
                 if design.any_size:
-                    takes = f"all images of a call must have one size, at least a patch: {shape}"
+                    takes = (
+                        f"all images of a call must have one shape, of at least one patch: {shape}"
+                    )
                 raise ValueError(f"{call}: an image has shape {image.shape} and {takes}")
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
@@ -168,7 +173,7 @@ class ImageReader(TextReader):
         return batch
 
     def subwords(self, word: str) -> list[list[str]]:
-        """Return the name of a patch as its only subword; an empty list for other words."""
+        """Return `[[word]]` if the word is the name of a patch; otherwise an empty list."""
         if self.design.any_size:
             row, _, column = word.partition(",")
             is_patch = row.isdecimal() and column.isdecimal()
@@ -176,12 +181,12 @@ class ImageReader(TextReader):
         return [[word]] if word in patch_names(*self.design.grid) else []
 
     def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
-        """Run images; return vectors (B * (N + 1), D), and each image's first row, (B + 1,)."""
+        """Run images of N patches; return `(rows, cu_lengths)`: (B * (N + 1), D), and (B + 1,)."""
         images = np.stack([image.pixels for image in batch if isinstance(image, Picture)])
         return self.packed(network, images, **options)
 
     def packed(self, network: Transformer, images: Array, **options: Any) -> tuple[Array, Array]:
-        """Run pixel values (B, C, H, W), as `run` does."""
+        """Run pixel values (B, C, H, W); return `(rows, cu_lengths)` as `run` does."""
         size = self.length_of(images)
         cu_lengths = np.arange(len(images) + 1) * size
         positions = np.tile(np.arange(size), len(images))
@@ -213,7 +218,7 @@ def encode_images(
             `at.texts` has the index of each image. An array has one row per image.
 
     Returns:
-        (n, E) in the order of the images, or (E,) for a single image.
+        (n, E) in the order of the images, or (E,) for a single image; E is the size of a vector.
         The type is float32, or float64 for a float64 model.
 
     Raises:
@@ -262,7 +267,7 @@ def call_images(
         edit: activations to change, as in `trace`.
 
     Returns:
-        `last_hidden_state` (B, N + 1, D), for the first token and then the patches, row by row.
+        `last_hidden_state` (B, N + 1, D): the vector of "[CLS]", then of N patches, row by row.
         For a classifier, the result also has `logits` (B, classes).
 
     Raises:
@@ -312,14 +317,15 @@ class VisionModel(Model):
     def grid(self) -> tuple[int, int]:
         """The number of rows and columns of patches in an image.
 
-        If the model takes images of any size, this is the grid for the size in its config.
+        If the model takes images of any size, this is the grid for the image size in config.json.
         """
         return self.design.grid
 
     def pixels(self, images: Any) -> Array:
         """Convert images to pixel values for the model, as preprocessor_config.json describes.
 
-        Images are resized to the model's size, scaled and shifted. Resizing needs Pillow.
+        Images are resized to the model's size; then the pixel values are scaled and shifted.
+        Resizing needs Pillow.
 
         Args:
             images: a uint8 array (H, W, C) or a Pillow image; or several images, as a list or as an
@@ -345,7 +351,7 @@ class DualOutput(ModelOutput):
     """The result of calling a `DualEncoder`; the inherited fields describe the texts.
 
     Attributes:
-        text_embeds: (n, E), the vector of each text, scaled to length 1.
+        text_embeds: (n, E), the vector of each text, of size E, scaled to length 1.
         image_embeds: (m, E), the vector of each image, scaled to length 1.
         logits_per_image: (m, n), how well each text describes each image: the cosines of their
             vectors times `exp(logit_scale)`.
@@ -387,9 +393,10 @@ class _Own(MutableMapping[str, Array]):
 class DualEncoder(Model):
     """A model that compares texts with images, such as CLIP.
 
-    Its two towers, `text` and `vision`, are models that share its arrays; each tower can be traced,
-    edited, shown and saved like any model. The methods of `Model`, such as `encode` and `trace`,
-    use the tower for texts. `encode_image` computes the vectors of images.
+    A dual encoder has two towers, `text` and `vision`: one model for texts and one for images. The
+    towers share the arrays of the dual encoder. Each tower can be traced, edited, shown and saved
+    like any model. The methods of `Model`, such as `encode` and `trace`, use the tower for texts.
+    `encode_image` computes the vectors of images.
     """
 
     design: DualDesign
@@ -416,7 +423,7 @@ class DualEncoder(Model):
         )
 
     def _tower(self, side: str) -> dict[str, Any]:
-        """Return all arguments for a tower's model except the design."""
+        """Return the arguments to make a tower's model, without the design."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
             name.removeprefix(prefix): tensor

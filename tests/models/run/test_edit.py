@@ -545,13 +545,13 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"ablate": [(2, 0)]},
             ValueError,
-            "ablate names layer 2, but the model has 2, numbered 0 to 1",
+            "ablate names layer 2, but the model has 2 layers, numbered 0 to 1",
         ),
         ({"ablate": [(-3, 0)]}, ValueError, "ablate names layer -3"),
         (
             {"ablate": [(0, 3)]},
             ValueError,
-            "ablate names head 3, but layer 0 has 3, numbered 0 to 2",
+            "ablate names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
         ({"ablate": [(0, -4)]}, ValueError, "ablate names head -4"),
         ({"ablate": (0, 1)}, TypeError, r"ablate has 0: write \(layer, head\) pairs"),
@@ -576,12 +576,12 @@ def test_nothing_is_left_behind_in_the_model(double):
         (
             {"hide": [(1, 2, 2)]},
             ValueError,
-            "hide names layer 2, but the model has 2, numbered 0 to 1",
+            "hide names layer 2, but the model has 2 layers, numbered 0 to 1",
         ),
         (
             {"hide": [(1, 2, 0, 3)]},
             ValueError,
-            "hide names head 3, but layer 0 has 3, numbered 0 to 2",
+            "hide names head 3, but layer 0 has 3 heads, numbered 0 to 2",
         ),
         ({"hide": [(9, 2)]}, ValueError, "hide has position 9 but no text has more than 9 tokens"),
         ({"hide": [(2, -10)]}, ValueError, "hide has position -10"),

@@ -206,7 +206,7 @@ def test_an_encoder_at_its_mask():
         ({"of": (-1, 10**6)}, ValueError, "no token 1000000: the ids run from 0 to"),
         ({"of": (-1, -1)}, ValueError, "no token -1"),
         ({"of": (-1, 1.5)}, TypeError, r"the token 1\.5: give an id, or a string"),
-        ({"of": (-1, "xyzzy")}, ValueError, "'xyzzy' is a word it does not know of"),
+        ({"of": (-1, "xyzzy")}, ValueError, "'xyzzy' is not in the vocabulary of"),
         ({"of": (-1, "the cat")}, ValueError, r"'the cat' is 2 tokens of .* \(the cat\)"),
         ({"of": np.ones((1, 2, 3))}, ValueError, r"shape \(1, 2, 3\) and the logits have \(1, 4,"),
         ({"of": np.ones((1, 2, 3), int)}, TypeError, "an array of floats"),

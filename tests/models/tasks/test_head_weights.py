@@ -128,7 +128,7 @@ def test_half_precision_is_read_as_float32(tmp_path):
 @pytest.mark.parametrize(
     ("layer", "error", "words"),
     [
-        (2, ValueError, "no layer 2: the model has 2, numbered 0 to 1"),
+        (2, ValueError, "no layer 2: the model has 2 layers, numbered 0 to 1"),
         (-3, ValueError, "no layer -3: the model has 2"),
         ("0", TypeError, "layer is '0': give a whole number"),
         (True, TypeError, "layer is True"),

@@ -1,4 +1,4 @@
-"""Divide texts into batches, map positions between batch and caller, and join the results."""
+"""Divide texts into batches, map the caller's columns to computed columns, and join results."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import count, islice
@@ -12,21 +12,20 @@ from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes, parse
 
-POSITIONS = 1024  # the most positions in a batch, including padding, if no batch size is given
+POSITIONS = 1024  # the maximum number of positions, with padding, in a batch of default size
 
 
 class Layout(NamedTuple):
-    """The texts of a batch, and the positions that the caller sees.
+    """The texts of a batch, and the columns of their arrays that the caller sees.
 
     Attributes:
         texts: the index of each text among all texts of the call.
         lengths: (B,), the number of tokens per text in this run; None if all positions are tokens.
-        first: (B,), the number of earlier tokens per text, from previous runs; None without such
-            tokens.
-        spans: (B, T), the columns that are computed; None if all columns are computed.
-        seen: (B, T), the columns that are tokens.
+        first: (B,), the number of tokens per text in earlier runs; None if this is the first run.
+        spans: (B, T), True at computed columns; None if all columns are computed.
+        seen: (B, T), True at columns that are tokens.
         step: the step of `generate`; None in other calls.
-        other: in the layout of a decoder's text, the layout of the encoder's text.
+        other: for a decoder's text, the layout of the encoder's text.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
     >>> layout.shown(np.array([[5, 7]]), "hook_embed")
@@ -49,7 +48,7 @@ class Layout(NamedTuple):
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Return a copy of a computed array as the caller sees it; padding is 0, or -inf."""
+        """Return a copy of a computed array with the caller's columns; padding is 0 or -inf."""
         out = whole.copy()
         for axis, layout in self._axes(name):
             if layout.lengths is not None and axis == 1:
@@ -61,7 +60,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """Convert an array that the caller sees to the array for the computation."""
+        """Return the computed columns of an array that has the caller's columns."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
@@ -73,14 +72,14 @@ class Layout(NamedTuple):
         return out
 
     def without_padding(self, shown: Array, axis: int, name: str) -> Array:
-        """Return an array whose columns in padding are 0, or -inf in scores."""
+        """Fill the columns in padding with 0, or with -inf in scores, and return the result."""
         assert self.seen is not None
         fill = activation(name).fill
         filled: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
         return filled.astype(shown.dtype, copy=False)
 
     def computed_position(self, row: int, column: int) -> int | None:
-        """Return the position of a text's column in the computation; None for omitted columns."""
+        """Convert a caller's column to a computed column; None if the column is not computed."""
         if self.spans is None:
             return column
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
@@ -101,7 +100,7 @@ class Layout(NamedTuple):
         return np.where(columns < layout.lengths[:, None], positions, -1)
 
     def _axes(self, name: str) -> "list[tuple[int, Layout]]":
-        """Return an array's axes of positions, and the layout of each of these axes."""
+        """Return the index of each axis of tokens, queries or keys, with the layout of its text."""
         other = self.other or Layout(())
         one, crosses = activation(name), parse(name).crosses
         whose = {"token": other if crosses and one.of_keys else self, "query": self}
@@ -110,12 +109,12 @@ class Layout(NamedTuple):
 
 
 def layout_of(texts: Sequence[int], batch: Sequence[Sized]) -> Layout:
-    """Return the layout of packed texts with these indices."""
+    """Return the layout of packed texts; `texts` holds the index of each text."""
     return Layout(texts, np.array([len(text) for text in batch], np.int64))
 
 
 def columns(seen: Array, spans: Array) -> Layout:
-    """Return the layout of texts with padding on any side, from the masks (B, T)."""
+    """Return the layout of padded texts, from the masks (B, T) of tokens and computed columns."""
     texts, lengths = range(len(seen)), spans.sum(1)
     from_left = not (spans[:, 1:] & ~spans[:, :-1]).any()
     if from_left and (seen == spans).all() and spans.any(0).all():
@@ -149,7 +148,7 @@ def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:
 
 
 class Joined:
-    """The joined arrays of texts that run in batches.
+    """Joins the arrays of several batches of texts.
 
     Args:
         texts: B, the number of texts.
@@ -168,7 +167,7 @@ class Joined:
     def __init__(self, texts: int, longest: int) -> None:
         self.arrays: dict[str, Array] = {}
         self._texts, self._longest = texts, longest
-        self._same: dict[str, str] = {}  # a name -> the first name of the same array
+        self._same: dict[str, str] = {}  # maps a second name of an array to its first name
 
     def add(self, first: int, arrays: Arrays) -> None:
         """Add the arrays of a batch; its first text has the index `first`."""
@@ -198,7 +197,7 @@ class Joined:
 def joined(
     batch: Sequence[Tokenized], batch_size: int | None, run: Callable[[range], dict[str, Array]]
 ) -> dict[str, Array]:
-    """Return the arrays of all texts; `run` returns the arrays of a batch."""
+    """Run texts in batches and join the arrays; `run` returns the arrays of a batch."""
     which = parts(batch, batch_size)
     if len(which) == 1:
         return run(which[0])
@@ -231,7 +230,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return a text; raise if it is a number, because a list of numbers stands for one text."""
+    """Return a text; raise a TypeError for a number, as a list of numbers stands for one text."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

@@ -13,12 +13,12 @@ from qkv.trace import Recorder
 from qkv.trace.activations import activation, parse
 from qkv.trace.recorder import GradientRecorder
 
-CANNOT = "its weights or its type cannot compute this text"
+CANNOT = "the model's weights or float type cannot compute this text"
 
 
 @dataclass(frozen=True, eq=False)
 class At:
-    """Describes an array; functions in `edit` receive this description.
+    """Describes an activation for the functions in `edit`.
 
     Attributes:
         name: the full name of the activation.
@@ -41,7 +41,7 @@ Keep = Callable[[str], bool]  # whether to keep the activation with this name
 
 
 class Step(NamedTuple):
-    """The effect of a record on an activation, and on the gradient in the backward pass."""
+    """The effect of an edit record on an activation (`do`), and on its gradient (`back`)."""
 
     do: Change
     back: Change
@@ -52,15 +52,15 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of the layer's own activations. In a trace, they are appended to the name
-            of the replaced activation. These activations can be edited too.
+        hooks: the names of the layer's own activations. In a trace, the full name is the name of
+            the replaced activation, a dot, and the own name. These activations can be edited too.
     """
 
     hooks: Sequence[str]
 
     @property
     def num_features(self) -> int:
-        """The size of the layer's own activations."""
+        """The size of the layer's own activations, e.g. the number of features of an SAE."""
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
         """Return the replacement of `x`."""
@@ -70,9 +70,9 @@ class Spliced(Protocol):
 
 
 class Masked(NamedTuple):
-    """A masked key of one text, for one query, layer and head; None stands for all.
+    """A masked key of one text. A query, layer or head of None stands for all of them.
 
-    If the key is None, all keys after each query are masked.
+    A key of None stands for all keys after the query.
     """
 
     text: int
@@ -90,7 +90,7 @@ class EditedRun:
         call: the name of the public call, for errors.
         changes: the replacements of activations, keyed by full name: functions of an array and an
             `At`, or arrays (B or 1, ...).
-        recorded: the steps of records, keyed by full name; they run before `changes`.
+        recorded: the steps of edit records, keyed by full name; they run before `changes`.
         ablated: the replacement of a head's output, keyed by layer and then by head.
         masked: the masked keys.
         heads: the number of heads in each layer.
@@ -113,7 +113,7 @@ class EditedRun:
 
     @property
     def why(self) -> str:
-        """The cause that the error about non-finite logits names."""
+        """The likely cause of non-finite logits, for the error message."""
         return "check the values in edit and ablate" if self.asked else CANNOT
 
     @property
@@ -235,8 +235,8 @@ class EditedRun:
 
         Args:
             tokens: the number of tokens in all texts.
-            run: a function that runs all texts, given a function that returns the recorder for a
-                layout.
+            run: a function that runs all texts. Its argument is a function that returns the
+                recorder for a layout.
         """
         wanted = {
             self._z(layer): layer
@@ -322,7 +322,7 @@ class EditedRun:
         return {*map(self._z, self.ablated), *self.recorded, *self.changes}
 
     def _outputs(self, name: str) -> Mapping[int, Any]:
-        """Return the replaced head outputs in this activation, keyed by head, if any."""
+        """Return the replaced head outputs in an activation, keyed by head."""
         own = (values for layer, values in self.ablated.items() if name == self._z(layer))
         return next(own, {})
 
@@ -332,7 +332,7 @@ class EditedRun:
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
     def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
-        """Return the gradient for the old activation, given the gradient for the changed one."""
+        """Return the gradient of the activation before the edits, from the gradient after them."""
         change, layout = self.changes.get(name), batch.layout
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):
@@ -378,10 +378,10 @@ class EditedRun:
         return layout.computed(edited, name)
 
     def _returned(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        """Return the result of a user's function, which must be an array of this shape."""
+        """Return the result of a user's function; raise an error for a wrong type or shape."""
         where = f"{self.call}: the function for {name}"
         if value is None:
-            raise TypeError(f"{where} returned None: return the array, changed or not")
+            raise TypeError(f"{where} returned None: return an array, even if nothing changes")
         array = as_array(value, call=self.call, name=f"the result of the function for {name}")
         if not is_number(array):
             raise TypeError(f"{where} returned {array.dtype}: return floats {shape}")

@@ -19,7 +19,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Source:
-    """Activations of another text; the first access runs the text without edits.
+    """The activations of another text; the text runs, without edits, at the first access.
 
     Args:
         body: the network.
@@ -46,7 +46,7 @@ class Source:
 
 @dataclass
 class Plan:
-    """The effect of all records of a call, collected record by record.
+    """The effect of all edit records of a call; each function of `OPS` adds one record.
 
     Attributes:
         call: the name of the public call, for errors.
@@ -56,7 +56,7 @@ class Plan:
         first: the index of the first text among all texts of the call.
         read: a function that returns the ids (T,) of a text; its arguments are the text and, for
             errors, the name of the call. None if the model reads no texts.
-        sources: other texts whose activations the records patch in.
+        sources: the activations of each text that a record names in "from", keyed by text.
         masked: the masked keys.
         ablated: the replacement of a head's output, keyed by layer and then by head.
         changes: the steps that change an array, in order, keyed by full name.
@@ -124,7 +124,7 @@ class Plan:
         source = self.sources[text]
         for number, length in enumerate(self.lengths, self.first):
             if length != len(source):
-                way = f"a text of {length} tokens, as text {number} has; this one has {len(source)}"
+                way = f"a text of {length} tokens, as text {number} has, not of {len(source)}"
                 raise wrong(self.call, record, "from", way)
         source.names.add(name)
         return partial(source.__getitem__, name)
@@ -134,8 +134,9 @@ class Plan:
 
         While `generate` runs, only the prompt is edited.
 
-        `value` is a function: it gets the index of the part in one text's activation, and returns
-        the new part.
+        Args:
+            record: the edit record.
+            value: a function that returns the new part, given its index in one text's activation.
         """
         at, layer = record.fields["at"], record.fields["layer"]
         index = tuple(chosen for _, chosen in self.part(record, 0).values())
@@ -153,18 +154,18 @@ class Plan:
 
 
 def hide(plan: Plan, record: Record) -> None:
-    """Mask this token for every query."""
+    """Mask a token for every query."""
     plan.hide(None, record.fields["token"])
 
 
 def mask(plan: Plan, record: Record) -> None:
-    """Mask this key for this query."""
+    """Mask a key for one query."""
     fields = record.fields
     plan.hide(fields["query"], fields["key"], fields.get("layer"), fields.get("head"))
 
 
 def causal(plan: Plan, record: Record) -> None:
-    """Mask every key after its query."""
+    """Mask all keys after each query."""
     plan.hide(None, None)
 
 
@@ -284,7 +285,7 @@ def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: i
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the activation to multiply if a record rescales scores, and the layer's own scale.
+    """Return the activation that the record "scale" multiplies, and the layer's own scale.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)
@@ -298,7 +299,7 @@ def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
 
 
 def is_plain(body: Transformer, layer: int) -> bool:
-    """Return whether a layer's scores are scaled query-key products without further terms."""
+    """Return whether a layer's scores are only products of queries and keys, times a scale."""
     attn, options = body.layers[layer].attn, body.options[layer]
     others = attn.rotary or attn.q_norm or attn.k_norm or body.bias
     return others is None and not {"softcap", "alibi_slopes", "sinks"} & options.keys()

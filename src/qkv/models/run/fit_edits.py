@@ -24,7 +24,7 @@ from qkv.trace.activations import activation, meant, parse
 from qkv.trace.trace import SIDES
 
 Fitted = tuple[list[Tokenized], EditedRun]  # the texts of a run, and its interventions
-Counts = Mapping[str, tuple[int, int]]  # for each side, the texts and the tokens of the longest
+Counts = Mapping[str, tuple[int, int]]  # per side: the number of texts, the longest length
 _HIDES = ("hide", "mask", "causal")  # the records that `Trace.changed` lists under "hide"
 
 
@@ -49,9 +49,9 @@ def fit(
         more: the maximum number of tokens that the run may add to each text.
         written: the number of positions in a decoder's first pass; None without a decoder.
         first: the index of the first text among all texts of the call.
-        absent: if more texts follow, the set of entries of `hide` that are missing in all earlier
-            texts; entries found in these texts are removed from the set. If None, an entry that no
-            text contains is an error.
+        absent: the entries of `hide` that no earlier text contains, if the texts come in batches.
+            The entries that this batch contains are removed from the set. If `absent` is None, an
+            entry that no text contains is an error.
 
     Raises:
         TypeError: the replacement of an activation is not an array of numbers.
@@ -155,7 +155,9 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
         names = _full_names(name, index)
     except (KeyError, TypeError, ValueError) as error:
         problem = str(error.args[0]).removeprefix("trace: ") if error.args else ""
-        problem = re.sub(r"was not kept: .*; (.*) (was|were)$", r"exists only in \1", problem)
+        problem = re.sub(
+            r"was not kept: .*; only (.*) (was|were) traced$", r"exists only in \1", problem
+        )
         raise KeyError(f"{call}: edit has {shown(name)}, and {problem}") from None
     if not names:
         raise ValueError(
@@ -201,12 +203,12 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 
 def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a trace that maps each editable name in `names` to the name itself."""
+    """Return a trace whose values are names: it finds the full name for a short name."""
     return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 
 
 def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
-    """Return a trace that maps each editable name of an encoder and a decoder to itself."""
+    """Return a trace of an encoder and a decoder whose values are the full names."""
     assert isinstance(body, EncoderDecoder)
     names = body.decoder.hook_names
     crosses = [name for name in names if parse(name).crosses]
@@ -237,7 +239,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
 
 
 def _numbers(name: str, value: Any, call: str) -> Array:
-    """Convert numbers, which replace an activation, to an array of any shape."""
+    """Convert the numbers that replace an activation to an array."""
     array = as_array(value, call=call, name=f"edit[{name!r}]")
     if not is_number(array):
         raise TypeError(f"{call}: edit has {array.dtype} for {name}: give floats, or a function")
@@ -315,7 +317,7 @@ def _as_json(value: Any) -> Any:
 
 
 def check(edits: Edits, body: Transformer, reader: TextReader) -> None:
-    """Raise the errors of `fit` that do not depend on texts, for a model with one network."""
+    """Raise the errors of `fit` that do not depend on texts."""
     _named(edits.changes, body, False, edits.call)
     plan = Plan(edits.call, body, [], read=reader.known_ids)
     for record in (_in_model(record, body, edits.call) for record in edits.records):
@@ -359,7 +361,7 @@ def hide_value(record: Record) -> Any:
 
 
 def _in_model(record: Record, body: Transformer, call: str) -> Record:
-    """Check a record's layer, head and numbers; return it with non-negative layer and head."""
+    """Check a record's layer, head and numbers; return the record with non-negative indices."""
     fields, source = dict(record.fields), record.source
     if "layer" in fields:
         count = len(body.layers)
@@ -530,7 +532,7 @@ def from_start(number: int, count: int, source: str, what: str, whole: str, call
     """Return the non-negative number of one of `count` layers or heads; -1 is the last."""
     if not -count <= number < count:
         raise ValueError(
-            f"{call}: {source} names {what} {number}, but {whole} has {count}, "
+            f"{call}: {source} names {what} {number}, but {whole} has {count} {what}s, "
             f"numbered 0 to {count - 1}"
         )
     return number % count

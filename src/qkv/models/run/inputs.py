@@ -36,7 +36,7 @@ def as_ids(ids: Any) -> Any:
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
-    """Return `(single, tokens)` for ids, where `single` means one text; None for other inputs.
+    """Return `(single, tokens)` for ids; `single` is True for one text. None for other inputs.
 
     In errors, the first text has number `first`.
 
@@ -86,9 +86,10 @@ def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
 def checked_ids(
     embedding: Embedding, input_ids: Any, attention_mask: Any, side: str = "", counts: bool = True
 ) -> tuple[Array, Array]:
-    """Return ids (B, T) and the mask of tokens; errors put `side` before the names of arguments.
+    """Return ids (B, T) and the mask of tokens (B, T).
 
-    With `counts`, columns are positions, so the model's number of positions limits the columns.
+    Error messages put `side`, e.g. "decoder_", before the names of arguments. With `counts`, a
+    column is a position, so there may be at most as many columns as the model has positions.
     """
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
@@ -175,7 +176,7 @@ def checked_positions(
 
 
 def check_ids(ids: Array, rows: int, call: str) -> None:
-    """Raise a ValueError unless each id has a row in the token table."""
+    """Raise a ValueError if an id has no row in the token table."""
     outside = ids[(ids < 0) | (ids >= rows)]
     if outside.size:
         raise ValueError(
@@ -184,11 +185,11 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    """Raise a ModelError unless all ids have a row, and special tokens leave room for a text."""
+    """Raise a ModelError if an id has no row, or if special tokens leave no room for a text."""
     if len(tokenizer) > rows:
         raise ModelError(
             f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
-            f"has {rows} rows: they do not belong together"
+            f"has {rows} rows: take both from one model"
         )
     added = tokenizer.tokenize("")
     around = len(added)
@@ -200,7 +201,7 @@ def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: st
     if added.ids.max(initial=0) >= rows:
         raise ModelError(
             f"load: the tokenizer of {name} adds the id {added.ids.max()} to each text and its "
-            f"token table has {rows} rows: they do not belong together"
+            f"token table has {rows} rows: take both from one model"
         )
     if limit is not None and limit <= around:
         raise ModelError(
@@ -251,7 +252,7 @@ class TextReader:
         limit: the maximum number of tokens in a text, including special tokens; None for no limit.
         rows: the number of rows in the token table.
         fills_gaps: whether the mask token replaces each gap in a text.
-        has_images: whether another part of the model reads images; if so, errors mention this part.
+        has_images: whether the model also reads images; if so, errors say how to give images.
     """
 
     name: str
@@ -281,7 +282,7 @@ class TextReader:
         """Return the tokenizer.
 
         Raises:
-            ValueError: there is none.
+            ValueError: the model has no tokenizer.
         """
         if self.tokenizer is None:
             raise ValueError(
@@ -304,7 +305,7 @@ class TextReader:
     def split(
         self, texts: Any, call: str, first: int = 0
     ) -> tuple[bool, list[str], list[Tokenized]]:
-        """Return `(single, strings, tokens)`: ids give no `strings`, and strings give no `tokens`.
+        """Return `(single, strings, tokens)`: `strings` is [] for ids, `tokens` is [] for strings.
 
         In errors, the first text has number `first`.
         """
@@ -321,7 +322,7 @@ class TextReader:
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
         """Return `(single, tokens)`: whether there is one text, and each text's truncated tokens.
 
-        Ids do not change. In errors, the first text has number `first`.
+        Texts given as ids are not truncated. In errors, the first text has number `first`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:
@@ -347,7 +348,7 @@ class TextReader:
         return self.read(text, call)[1][0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
-        """Add the names of the tokens if the text was given as ids."""
+        """Return the text with the names of its tokens, if it was given as ids."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)

@@ -15,7 +15,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
 MOST = 2**20  # The maximum number of characters to read of a text.
-ROOM = 8  # The number of characters to read first, per token of the limit.
+ROOM = 8  # Long texts: first read this number of characters for each token of the limit.
 
 
 @dataclass
@@ -26,9 +26,9 @@ class Cut:
         limit: the maximum number of tokens in a text; None for no limit.
         total: the number of texts.
         count: the number of texts with more tokens than the limit.
-        torn: the number of texts that were first cut to a million characters.
+        torn: the number of texts of which only the first million characters were read.
         longest: the number of tokens in the longest text.
-        unread: the number of characters in the longest text whose tokens were not counted.
+        unread: the length, in characters, of the longest text that was not read to its end.
         gaps: the number of texts with a mask token after the limit.
     """
 
@@ -52,7 +52,7 @@ class Cut:
         )
 
     def warn(self) -> None:
-        """Warn about truncated texts, if any, unless a caller is `counting`."""
+        """Warn about truncated texts; inside `counting`, add the counts to the caller's counts."""
         counted = _counted.get()
         if counted is not None:
             vars(counted).update(vars(counted + self))
@@ -183,7 +183,7 @@ def _word_end(text: str, most: int) -> int:
 
 
 def _tail(text: Tokenized) -> int:
-    """Return the number of special tokens at the end."""
+    """Return the number of special tokens at the end of a text."""
     return sum(1 for _ in takewhile(bool, reversed(text.special)))
 
 

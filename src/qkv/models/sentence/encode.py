@@ -30,13 +30,13 @@ OPTIONS = (
     *("prompt_name", "prompt", "truncate_dim", "task"),
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
-TOKENS = 128  # The number of tokens in a text for which `batch_size` is exact.
-TEXTS = 2048  # The maximum number of texts to split into tokens and sort at once.
-LETTERS = 2**19  # The maximum number of characters in these texts.
+TOKENS = 128  # A batch holds `batch_size` texts if each text has this number of tokens.
+TEXTS = 2048  # The maximum number of texts in a group; a group is sorted by length.
+LETTERS = 2**19  # The number of characters after which a group ends.
 
 
 class EmptyText(ValueError):
-    """A text is empty: it has no token to pool.
+    """The error for an empty text, which has no token to pool.
 
     Attributes:
         number: the index of the text.
@@ -106,7 +106,7 @@ class Encoder:
             self._unread = len(alone) - ending
 
     def all(self, sentences: Any, show: bool | None = None, edits: Edits | None = None) -> Any:
-        """Return all vectors at once, (n, D), or the other outputs of each text."""
+        """Return all vectors as one array (n, D), or a list of the outputs in `output_value`."""
         if edits:
             return self._edited(sentences, show, edits)
         parts = self.windows(sentences, show)
@@ -136,7 +136,7 @@ class Encoder:
         truncator.cut.warn()
 
     def _edited(self, sentences: Any, show: bool | None, edits: Edits) -> Any:
-        """Return the outputs of a run with edits; edits need all texts at once."""
+        """Return the outputs of a run with edits, after all texts were split into tokens."""
         truncator, model = Truncator(self.tokenizer, self.limit), self.model
         texts = truncator(self._whole([*checked_texts(sentences, self.call)]))
         for number, text in enumerate(texts):
@@ -223,7 +223,7 @@ class Encoder:
             raise EmptyText(number, self._unread, self.call)
 
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
-        """Run one batch of ids, and return the input (n, width) of `Sentence.finish`.
+        """Run one batch of ids, and return a pooled vector per text (n, width), not yet scaled.
 
         The options are those of `Transformer.run`.
         """
@@ -264,7 +264,7 @@ class Encoder:
         )
 
     def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """Return the outputs of texts, given as ids; `Sentence.finish` is not yet applied."""
+        """Return the outputs of one batch of ids; sentence vectors are not yet scaled or cut."""
         if self._one_each:
             return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
@@ -290,7 +290,7 @@ class Encoder:
 
 
 def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
-    """Yield the indices of texts of similar length: one text, or several with up to `most` tokens.
+    """Yield batches of texts of similar length, as lists of indices: up to `most` tokens a batch.
 
     >>> list(by_length(["abc", "a", "abcdef", "ab"], 6))
     [[2], [0, 3, 1]]
@@ -394,20 +394,20 @@ def encode(
         prompt_name: the name of the prompt to put before each text, as the model's files name it;
             by default, the default prompt in these files, if any.
         prompt: the text of a prompt, instead of `prompt_name`.
-        truncate_dim: the number of leading dimensions of each vector to keep; None keeps all. As in
-            sentence-transformers, a scaling to length 1 in the model's files comes before this
-            truncation, and `normalize_embeddings=True` scales the truncated vectors again. Token
-            vectors are not truncated.
+        truncate_dim: the number of leading dimensions of each vector to keep; None keeps all. If
+            the model's files ask for vectors of length 1, vectors are scaled before the truncation,
+            as in sentence-transformers. `normalize_embeddings=True` scales the truncated vectors.
+            Token vectors are not truncated.
         precision: "float32", or None, keeps vectors as they are. "int8" and "uint8" divide the
             range of each dimension over these texts into 256 steps, so the steps depend on the
             texts. "binary" and "ubinary" keep one bit per number: 1 if the number is positive.
-            Eight bits form a uint8 or, minus 128, an int8.
+            Eight bits form a uint8 in "ubinary"; "binary" subtracts 128 and gives an int8.
         convert_to_numpy: False for a list of torch tensors, one per text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.
         pool: a `qkv.models.Pool` of this model, with processes that share the work.
-        chunk_size: the number of texts in each request to a process; by default a tenth of the
-            texts per process.
+        chunk_size: the number of texts in each request to a process of the pool. By default, each
+            process gets about ten requests; a request has at most 5,000 texts.
         task: the use of the texts ("query" or "document"), which selects the route in a model with
             routes; None selects the default route.
         ablate: heads to ablate, as in `trace`. With `ablate`, `hide` or `edit`, all texts are split
@@ -424,7 +424,8 @@ def encode(
         A dict has "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D), and
         "sentence_embedding" (D,).
         The type is float32, float64 for a float64 model, or the type that `precision` names.
-        With `truncate_dim`, D is that number; with "binary" and "ubinary", D / 8, rounded up.
+        With `truncate_dim`, D is `truncate_dim`.
+        With "binary" and "ubinary", a vector has D / 8 numbers, rounded up.
 
     Raises:
         TypeError: a text is not a string, or the texts are a dict; also as in `trace`.
@@ -501,7 +502,7 @@ def encode_query(
 
     Returns:
         The result of `encode` with this task and prompt.
-        Without prompts and routes in the model, the result is the same as from `encode`.
+        If the model has no prompts and no routes, the result equals the result of `encode`.
 
     Raises:
         TypeError: as in `encode`.
@@ -533,7 +534,7 @@ def encode_document(
 
     Returns:
         The result of `encode` with this task and prompt.
-        Without prompts and routes in the model, the result is the same as from `encode`.
+        If the model has no prompts and no routes, the result equals the result of `encode`.
 
     Raises:
         TypeError: as in `encode`.

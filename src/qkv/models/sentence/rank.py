@@ -23,7 +23,7 @@ from qkv.progress import progress
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text, check_texts, parts_of
 
-# Keys of config.json for the activation; sentence-transformers before version 4 wrote the second.
+# Keys of config.json for the activation. The second key is from sentence-transformers before 4.
 _KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _IDENTITY = "torch.nn.modules.linear.Identity"
@@ -179,7 +179,7 @@ class Ranker:
         """Yield the pairs of a query with groups of documents."""
         query = self._whole(query)
         frame = self._frame(query)
-        # no limit here, because only the longer of two texts is truncated
+        # without a limit, because `Frame.pair` truncates the longer of the two texts
         truncator = Truncator(self.tokenizer, None)
         [first] = self._ids(truncator, [query])
         for part in parts_of(documents, LETTERS):
@@ -244,7 +244,7 @@ class Ranker:
         return scores
 
     def warn(self, pairs: Sequence[Pair], what: str = "documents, with the query,") -> None:
-        """Warn about the number of truncated pairs, if any."""
+        """Warn if pairs were truncated, with their number."""
         count = sum(not pair.whole for pair in pairs)
         if count:
             warnings.warn(
@@ -271,7 +271,7 @@ def best(
 
 
 def need_ranking(head: BuiltHead | None, name: str) -> None:
-    """Raise a ValueError unless a head gives one number per text."""
+    """Raise a ValueError if a head does not give one number per text."""
     if head is None or not head.pools:
         has = "no head" if head is None else "a head for each token"
     elif head.steps.embeds:
@@ -311,7 +311,7 @@ def given_activation(function: Any, call: str) -> Activation:
     """Return the activation that a user gives: a known module of torch, or a function.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `function` is neither a function nor one of these modules.
     """
     kind = type(function)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -545,7 +545,7 @@ def predict_pairs(
 
 
 def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
-    """Return `(single, pairs)`: `single` is True for one pair; `pairs` is always a list."""
+    """Return `(single, pairs)`: whether the input is one pair, and a list of pairs."""
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
         raise TypeError(
             f"predict: inputs is {type(inputs).__name__}: this model reads two texts together: "

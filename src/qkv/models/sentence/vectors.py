@@ -13,7 +13,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # with fewer vectors, their range is a poor estimate for other vectors
+FEW = 100  # the range of fewer vectors is a poor estimate of the range of further vectors
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
@@ -33,7 +33,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     "int8" and "uint8" divide the range of each dimension over these vectors into 256 steps, and
     replace each number by its step: (n, D). "binary" and "ubinary" replace each number by a bit,
     which is 1 if the number is positive. Eight bits form a byte, the highest bit first:
-    (n, ceil(D / 8)), as uint8 or, minus 128, as int8. "float32" changes nothing.
+    (n, ceil(D / 8)), uint8. "binary" subtracts 128 and gives int8. "float32" changes no vector.
 
     Raises:
         ValueError: there is only one vector, so dimensions have no range to divide.
@@ -55,7 +55,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     if 1 < len(vectors) < FEW:
         warnings.warn(
             f"{call}: the steps of {precision} come from the range of {len(vectors)} vectors: give "
-            f"{FEW} or more, because the vectors of another call get other steps",
+            f"{FEW} or more, because each call computes its own steps",
             UserWarning,
             stacklevel=callers(),
         )

@@ -75,11 +75,11 @@ def call(
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
             learned and rotary positions. Positions of padding are ignored. As in transformers, the
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
-            token's position is its column; in OPT, the number of tokens before it; in RoBERTa and
-            MPNet, the number of earlier tokens other than the padding token. If positions are
-            learned and count columns (GPT-2, BERT), padding on the left changes the result; give
-            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` to avoid this. Masks, windows, ALiBi
-            and relative biases always follow the order of the columns.
+            token's position is its column. OPT counts only the tokens before this token; RoBERTa
+            and MPNet count the earlier tokens that are not the padding token. In models with
+            learned positions that count columns (GPT-2, BERT), padding on the left changes the
+            result: to avoid the change, give `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)`.
+            Masks, windows, ALiBi and relative biases always follow the order of the columns.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. Replacement arrays, the arrays that functions
@@ -123,7 +123,7 @@ def fit_ids(
 def options_of_columns(
     model: Core, edited: EditedRun, ids: Array, mask: Array, positions: Array | None = None
 ) -> dict[str, Any]:
-    """Return the options of `Transformer.masked` for edits of ids (B, T) at these positions."""
+    """Return the options of `Transformer.masked` that apply edits to ids (B, T)."""
     plain: dict[str, Any] = {"positions": positions}
     if not edited.asked or not mask.any():
         return plain
@@ -230,7 +230,7 @@ def run_layers(
 
 
 def _layer(number: Any, count: int, name: str) -> int:
-    """Return a layer's non-negative number; the number of layers stands for the end."""
+    """Return a layer's number, counted from 0; the number of layers is valid too (no layer)."""
     if not is_whole_number(number):
         raise TypeError(f"{_CALL}: {name} is {shown(number)}: give a whole number")
     if not -count <= number <= count:
@@ -267,7 +267,7 @@ def call_pair(
         decoder_input_ids: (B, L) integers, or (L,) for one text: the text that the decoder has
             written so far, beginning with the start token.
         decoder_attention_mask: like `attention_mask`, for `decoder_input_ids`.
-        position_ids: not supported: these models use distances instead of positions.
+        position_ids: not supported, because encoder-decoder models use relative positions.
         ablate: heads of the encoder to ablate, as in `trace`.
         hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
             the encoder nor the decoder sees masked words and positions.

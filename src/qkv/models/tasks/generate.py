@@ -50,10 +50,10 @@ class Generated(str):
     def looked_at(self, token: int) -> list[Array]:
         """Return the attention weights with which the model predicted new token number `token`.
 
-        The previous token predicts the new token, so these are the weights of the previous token
-        over all tokens up to itself. For an encoder-decoder model, the result holds the decoder's
-        weights over the encoder's text. The weights over the new text are in row `token` of the
-        weights in `trace.decoder`.
+        The model predicts a token at the position of the previous token. The result therefore has
+        the weights of the previous token, over all tokens up to the previous token. For an
+        encoder-decoder model, the result has the decoder's weights over the encoder's text. The
+        weights over the new text are in row `token` of the weights in `trace.decoder`.
 
         Returns:
             For each layer, an array (Hq, K).
@@ -99,9 +99,9 @@ def generate(
 
     A text ends with an end token (`eos_token_id` of generation_config.json, or else of
     config.json), before a stop string, or after `max_new_tokens`. With a temperature, tokens are
-    sampled as in transformers. The logits are divided by the temperature, and only the `top_k`
-    largest logits are kept. Of these tokens, only the most likely are kept, until their
-    probabilities sum to `top_p`.
+    sampled as in transformers. First, the logits are divided by the temperature. Then only the
+    tokens with the `top_k` largest logits are kept. Then the most likely tokens are kept, until
+    the sum of their probabilities reaches `top_p`.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
@@ -196,7 +196,7 @@ def rows(
     stop: Sequence[str] = (),
     seed: int | None = None,
 ) -> "tuple[bool, list[Row]]":
-    """Return `(single, prompts)`: whether the input is one prompt, and the prompts for `steps`.
+    """Return `(single, rows)`: whether the input is one prompt, and the rows for `steps`.
 
     Args:
         model: the model.
@@ -228,7 +228,7 @@ def rows(
 
 
 def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
-    """Return `(single, strings, tokens)`: `single` is True for one prompt, `strings` [] for ids."""
+    """Return `(single, strings, tokens)`: whether there is one prompt; `strings` is [] for ids."""
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
         raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
@@ -260,7 +260,7 @@ def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace
 def tokens_to_add(
     which: str, given: int, wanted: int | None, limit: int | None, name: str, usual: int
 ) -> int:
-    """Return the number of tokens to add to a prompt of `given` tokens.
+    """Return the maximum number of tokens to add to a prompt of `given` tokens.
 
     Raises:
         ValueError: `wanted` tokens do not fit, there is no room for one token, or the prompt is
@@ -426,7 +426,7 @@ def steps(
 
 
 def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Append the new ids of each row to ids (B, n); `lengths` (B,) excludes padding."""
+    """Append new ids to each row of ids (B, n); return the ids and lengths (B,) without padding."""
     counts = np.array([len(row) for row in new])
     if not counts.any():
         return ids, lengths

@@ -56,8 +56,8 @@ def gradient(
         hide: words, positions and edges to mask, as in `trace`.
         edit: activations to change, as in `trace`. The gradient of an edited activation is the
             gradient of its replacement. A record such as "add", whose result depends on the old
-            value, passes the gradient on. "ablate", "set", "patch" and "row" pass no gradient on,
-            and neither does an array. An `SAE` passes the gradient on, and `at` may name the
+            value, passes the gradient on. The records "ablate", "set", "patch" and "row", and
+            arrays, stop the gradient. An `SAE` passes the gradient on, and `at` may name the
             features of the `SAE`. The derivative of a function is unknown, so `at` may name only
             the function's activation and later activations.
 
@@ -215,7 +215,7 @@ def gradients(
 
 
 def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> tuple[Array, Array]:
-    """Return `(rows, weights)`: the rows (n,) whose logits are in the sum, and the weights (n, V).
+    """Return `(rows, weights)` of a sum of logits: the rows (n,), and their weights (n, V).
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],
@@ -278,7 +278,7 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
     `call`, and the argument (`given`).
 
     Raises:
-        TypeError: `word` is neither.
+        TypeError: `word` is neither an integer nor a string.
         ValueError: the id does not exist, or the string is not one token.
     """
     if is_whole_number(word):
@@ -300,7 +300,7 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
     known = tokenizer.vocabulary.get(word)
     if known is not None:
         return known
-    cut = "a word it does not know" if tokenizer.unknown in names else f"{len(ids)} tokens"
+    cut = "not in the vocabulary" if tokenizer.unknown in names else f"{len(ids)} tokens"
     spelled = f" ({' '.join(map(str, names))})" if names else ""
     raise ValueError(
         f"{call}: {word!r:.60} is {cut} of {model.name}{spelled:.200}: give a string that is one "
@@ -350,7 +350,7 @@ def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
 
 
 def _unknown(name: Name, full: Sequence[str], body: Transformer, known: Sequence[str]) -> Exception:
-    """Return the error for an activation that does not exist, or has no gradient."""
+    """Return the error for an activation that does not exist or has no gradient."""
     every = list(dict.fromkeys(parse(known_name).local for known_name in known))
     in_layers = meant((name, 0), len(body.layers)) if isinstance(name, str) else []
     if {*full, *in_layers} & set(body.hook_names):

@@ -31,7 +31,7 @@ class Factored:
         return f"Factored({heads} heads, {dim} x {size} times {size} x {dim})"
 
     def full(self) -> Array:
-        """`left @ right`, (Hq, D, D)."""
+        """Return `left @ right`, (Hq, D, D)."""
         product: Array = self.left @ self.right
         return product
 
@@ -39,7 +39,7 @@ class Factored:
     def eigenvalues(self) -> Array:
         """The eigenvalues of `full()` that may be nonzero, (Hq, d), complex128, the largest first.
 
-        They are the eigenvalues of the small product `right @ left` (d, d), computed in float64.
+        They are computed in float64, as eigenvalues of the small product `right @ left` (d, d).
         """
         small = self.right.astype(np.float64) @ self.left.astype(np.float64)
         values = np.linalg.eigvals(small).astype(np.complex128)
@@ -134,7 +134,7 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
         Key heads that several query heads share are repeated.
         The biases are `.b_Q`, `.b_K`, `.b_V` (Hq, d) and `.b_O` (D,); missing biases are 0.
         The products `.qk` and `.ov` have the factors `.left` (Hq, D, d) and `.right` (Hq, d, D).
-        A product has `.full()` (Hq, D, D), and `.eigenvalues` (Hq, d) of the d x d product.
+        A product has `.full()` (Hq, D, D), and `.eigenvalues` (Hq, d) that may be nonzero.
         The model's tables are the same in every layer: `.W_E` (V, D) and `.W_pos` (rows, D).
         `.W_U` (D, V) and `.b_U` (V,) compute logits; they are None if the model predicts no words.
         `.W_pos` is None if the model has no table of positions.
@@ -157,7 +157,7 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
         raise TypeError(f"head_weights: layer is {shown(layer)}: give a whole number")
     if not -count <= layer < count:
         raise ValueError(
-            f"head_weights: there is no layer {layer}: the model has {count}, "
+            f"head_weights: there is no layer {layer}: the model has {count} layers, "
             f"numbered 0 to {count - 1}"
         )
     network = model.network

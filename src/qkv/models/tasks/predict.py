@@ -280,7 +280,7 @@ def in_words(ranked: Ranked, before: list[list[str]], tokenizer: Tokenizer | Non
 
     Args:
         ranked: ids and probabilities for each position.
-        before: the token before each position, if any.
+        before: for each position, a list with the token before it; an empty list at the start.
         tokenizer: the model's tokenizer.
     """
     marks = tokenizer is not None and marks_blanks(tokenizer.tokenize("a a").tokens)

@@ -34,8 +34,8 @@ class Spelling:
     def __init__(self, decode: Callable[[list[int]], str], before: Sequence[int] = ()) -> None:
         self._decode = decode
         self._ids = [int(token) for token in before[-CONTEXT:]]
-        # Ids from `_done` on are not yet text; they are decoded together with the ids from `_first`
-        # on.
+        # The ids from `_done` on are not yet converted to text. The next call decodes all ids from
+        # `_first` on, because the text of an id can depend on the ids before it.
         self._first, self._done = 0, len(self._ids)
         self.spans: list[tuple[int, int]] = []
 
@@ -61,7 +61,7 @@ class Spelling:
         return new
 
     def named(self, token: int) -> str:
-        """Return the text of a possible next token; "" if it is special or not complete."""
+        """Return the text of a possible next token; "" for a special or an incomplete token."""
         before = self._ids[-CONTEXT:]
         known, whole = self._decode(before), self._decode([*before, token])
         new = whole[len(known) :]
@@ -99,7 +99,7 @@ class TextStream:
         return self._release(self.spelling.finish(), final=True)
 
     def _release(self, new: str, *, final: bool) -> str:
-        """Return the complete words after `new` was added, and keep the rest for later."""
+        """Add `new` to the text; return the complete words, and keep the rest for later."""
         held = self._held + new
         stops = [at for at in map(held.find, self._stop) if at >= 0]
         if stops:
@@ -116,7 +116,7 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the index in `text` at which `stop` may have begun; `len(text)` if there is none."""
+    """Return the index at which `text` ends with the beginning of `stop`, or `len(text)`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size

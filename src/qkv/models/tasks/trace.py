@@ -25,7 +25,7 @@ from qkv.trace import Recorder, Seq2SeqTrace, Trace
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, side_of, spellings
 from qkv.trace.recorder import kept_unasked, padded
 
-# The name of an activation (full, short, or a tuple, as in a trace); and one name or several.
+# `Name`: the name of an activation: full, short, or a tuple. `Names`: one name or several.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
 _USUAL = ("pattern", "q", "resid_post")  # suggested if no similar name exists
@@ -77,7 +77,7 @@ def names_to_keep(
 
 
 def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str = "") -> int | None:
-    """Return how many layers must run to compute the kept activations; None if all must run.
+    """Return the number of layers that must run for the kept activations; None for all layers.
 
     Args:
         known: every name that a trace of the model may hold.
@@ -122,7 +122,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
 
 
 def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
-    """Return the names that a tuple stands for, in the encoder, the decoder or both."""
+    """Return the full names for a tuple, e.g. ("q", 0), in the encoder, the decoder or both."""
     matches = set()
     for side, count in _counts(known).items():
         before = f"{side}." if side else ""
@@ -132,18 +132,18 @@ def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
 
 
 def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
-    """Return the message about an unknown name; `ways` are all spellings of known names."""
+    """Return the error message for an unknown name; `ways` has every spelling of known names."""
     most = max(_counts(known).values())
     layer: Any = name[1] if is_tuple_name(name) else None
     if layer is not None and not -most <= layer < most:
-        return f"there is no layer {layer}: the model has {most}, numbered 0 to {most - 1}"
+        return f"there is no layer {layer}: the model has {most} layers, numbered 0 to {most - 1}"
     wanted = str(name[0] if is_tuple_name(name) else name)
     near = difflib.get_close_matches(wanted, sorted(ways), n=3, cutoff=0.5)
     return f"there is no {name!r}; the nearest are {', '.join(near or _USUAL)}"
 
 
 def _counts(known: Sequence[str]) -> dict[str, int]:
-    """Return the number of layers of each side."""
+    """Return the number of layers for each side: "encoder" and "decoder", or "" for one stack."""
     counts: dict[str, int] = {}
     for side, layer, _ in map(parse, known):
         counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
@@ -151,7 +151,7 @@ def _counts(known: Sequence[str]) -> dict[str, int]:
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
-    """Return the names in these layers or in no layer; the last layer includes the final norm."""
+    """Return the names in some layers or outside layers; the final norm is in the last layer."""
     counts = _counts(known)
     numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())
@@ -160,7 +160,7 @@ def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> 
             raise TypeError(f"{call}: layers has {shown(number)}: layers are whole numbers")
         if not -most <= number < most:
             raise ValueError(
-                f"{call}: there is no layer {number}: the model has {most}, "
+                f"{call}: there is no layer {number}: the model has {most} layers, "
                 f"numbered 0 to {most - 1}"
             )
     wanted, names = {int(number) for number in numbers}, set()
@@ -346,7 +346,7 @@ class _Tracer:
     Attributes:
         model: the model.
         edits: the user's edits.
-        layers: an option of `trace`, like the next three attributes.
+        layers: an option of `trace`, like `names`, `top_k` and `logits`.
         first: the index of the next text among all texts of the call.
         absent: as in `fit`.
     """
@@ -496,7 +496,7 @@ def traced_pair(
     single: bool = False,
     logits: bool = False,
 ) -> Seq2SeqTrace:
-    """Return the trace of texts and of the decoder's input for each text."""
+    """Run an encoder on texts and a decoder on one input per text; return the trace of both."""
     network = pair_network(model)
     starts = starts_of(map(len, written))
     ids = padded(np.concatenate([text.ids for text in written]), starts)  # (B, L)
@@ -536,7 +536,7 @@ def traced_pair(
 
 
 def after_start(model: Core, text: Tokenized, count: int) -> Tokenized:
-    """Return the decoder's start token, followed by the first `count` tokens of a text."""
+    """Put the decoder's start token before the first `count` tokens of a text."""
     first = pair_network(model).first
     name = None if model.tokenizer is None else model.tokenizer.token(first)
     return Tokenized(
