@@ -162,7 +162,7 @@ def narrowed(array: Array, kind: DType, call: str, name: str) -> Array:
 
 
 def check_out(out: Any, shape: Shape, dtype: DType, inputs: Iterable[Any], *, call: str) -> None:
-    """Raise an error unless `out` can store a result with this shape and dtype.
+    """Raise an error if `out` cannot store a result with this shape and dtype.
 
     `out` must be writable and must not share memory with `inputs`.
     """

@@ -107,7 +107,7 @@ def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **optio
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: slices of the queries. Their results are joined: `(..., Hq, rows, dv)`.
+        rows: slices of the queries. The results are joined: `(..., Hq, rows, dv)`.
         options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
             and `q_offset` must be a number.
     """
@@ -274,9 +274,10 @@ def survey(
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
     `advance` is called with 1 after each round; a task has at least `rounds + 1` rounds. The result
-    for each task is a dict with the fields of the `Task`. Its entries `qkv` and `numpy` have the
-    median `seconds` and the largest `error`, and `times_faster` compares the two. `limit` is the
-    machine's peak rate for this work, and `share` is the fraction of the limit that qkv reaches.
+    for each task is a dict with the fields of the `Task`. The entries `qkv` and `numpy` have the
+    median `seconds` and the largest `error`. `times_faster` is NumPy's median divided by qkv's
+    median. `limit` is the machine's peak rate for this work, and `share` is the fraction of the
+    limit that qkv reaches.
 
     Raises:
         ArithmeticError: an error of qkv is larger than allowed.

@@ -120,7 +120,7 @@ class Model(Core):
 
 
 class CrossEncoderModel(Model):
-    """A model that reads two texts together and gives the pair one score, or one per class."""
+    """A model that reads two texts together and scores the pair: one score, or one per class."""
 
     predict: Any = predict_pairs  # takes pairs of texts, as in sentence-transformers
 
@@ -134,8 +134,8 @@ class CrossEncoderModel(Model):
 class Seq2SeqModel(Model):
     """An encoder-decoder model, which reads one text and writes another.
 
-    The methods of `Model` use the encoder: `encode` pools the encoder's vectors, and `trace` shows
-    the encoder unless there is a `target`. `num_layers` and `num_heads` describe the encoder.
+    The methods of `Model` use the encoder: `encode` pools the encoder's vectors, and `trace`
+    without a `target` shows the encoder. `num_layers` and `num_heads` describe the encoder.
     `generate` returns the text that the decoder writes.
     """
 

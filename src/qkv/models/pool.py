@@ -23,9 +23,9 @@ class Pool:
     """Processes for `model.encode(texts, pool=...)`; end them with `close` or a `with` block.
 
     A single process already uses all threads. Several processes help on machines with many cores.
-    They also help if the texts are so short that Python code takes most of the time. The threads
-    of this process are divided among the pool's processes. As with every pool in Python, a script
-    must create the pool under `if __name__ == "__main__":`.
+    Several processes also help if the texts are so short that Python code takes most of the time.
+    The threads of this process are divided among the pool's processes. As with every pool in
+    Python, a script must create the pool under `if __name__ == "__main__":`.
 
     Args:
         model: each process gets a copy of the model in its current state.

@@ -34,8 +34,8 @@ def fresh_model(
 
     Weights are drawn from a normal distribution with standard deviation 0.02. The weights of norms
     are 1; biases and attention sinks are 0. In models with pre-norms, the output weights of each
-    attention and each MLP are divided by the square root of the number of attentions and MLPs. Then
-    the sum of their outputs does not grow with the number of layers.
+    attention and each MLP are divided by the square root of the number of attentions and MLPs, so
+    that the sum of all outputs does not grow with the number of layers.
 
     Args:
         config: the contents of a config.json, with `model_type` and `architectures`.

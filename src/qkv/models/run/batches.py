@@ -170,7 +170,7 @@ class Joined:
         self._same: dict[str, str] = {}  # maps a second name of an array to its first name
 
     def add(self, first: int, arrays: Arrays) -> None:
-        """Add the arrays of a batch; its first text has the index `first`."""
+        """Add the arrays of a batch; `first` is the index of the batch's first text."""
         if not self.arrays:
             self._begin(arrays)
         for name, array in arrays.items():

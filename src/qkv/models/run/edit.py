@@ -53,7 +53,7 @@ class Spliced(Protocol):
 
     Attributes:
         hooks: the names of the layer's own activations. In a trace, the full name is the name of
-            the replaced activation, a dot, and the own name. These activations can be edited too.
+            the replaced activation, a dot, and the own name. The own activations can be edited.
     """
 
     hooks: Sequence[str]
@@ -66,7 +66,7 @@ class Spliced(Protocol):
         """Return the replacement of `x`."""
 
     def backward(self, x: Array, grad: Array, *, record: Recorder | None = None) -> Array:
-        """Return the gradient for `x`, given the gradient for its replacement."""
+        """Return the gradient for `x`, given the gradient for the replacement of `x`."""
 
 
 class Masked(NamedTuple):
@@ -235,8 +235,8 @@ class EditedRun:
 
         Args:
             tokens: the number of tokens in all texts.
-            run: a function that runs all texts. Its argument is a function that returns the
-                recorder for a layout.
+            run: a function that runs all texts. The argument of `run` is a
+                function that returns the recorder for a layout.
         """
         wanted = {
             self._z(layer): layer
@@ -294,7 +294,7 @@ class EditedRun:
         return {"record": self.recorder(layout, wanted), "masks": masks}
 
     def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
-        """Return the options of `EncoderDecoder.begin` for these texts; {} for other models."""
+        """Return the options of `EncoderDecoder.begin` for a batch; {} without a decoder."""
         if not self.asked or not self.is_pair:
             return {}
         layout = layout_of(range(len(batch)), batch)._replace(step=0)

@@ -85,7 +85,7 @@ class Plan:
         return next(name for name in meant((short, layer), len(self.body.layers)) if name in known)
 
     def change(self, short: str, layer: int, do: Change, back: Change) -> None:
-        """Add a step that changes a layer's activation; it runs after the steps added before it.
+        """Add a step that changes a layer's activation; steps run in the order of addition.
 
         `back` multiplies the gradient by the transposed Jacobian of `do`.
         """
@@ -180,7 +180,7 @@ def ablate(plan: Plan, record: Record) -> None:
 def scale(plan: Plan, record: Record) -> None:
     """Scale the products of queries and keys by `value` instead of the model's scale.
 
-    If the model caps the products or adds biases to them, the queries are scaled instead.
+    If the model caps the products or adds biases to them, the queries are scaled, not the products.
     """
     for layer in range(len(plan.body.layers)):
         short, usual = scale_in(plan.body, layer)

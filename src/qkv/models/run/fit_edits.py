@@ -203,7 +203,7 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 
 def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a trace whose values are names: it finds the full name for a short name."""
+    """Return a trace whose values are full names, to look up the full name of a short name."""
     return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 
 

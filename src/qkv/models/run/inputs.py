@@ -348,7 +348,7 @@ class TextReader:
         return self.read(text, call)[1][0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
-        """Return the text with the names of its tokens, if it was given as ids."""
+        """Replace ids by names in the tokens of a text, if the text was given as ids."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)
@@ -371,7 +371,7 @@ class TextReader:
     def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
         """Run a packed batch; return `(rows, cu_lengths)`: vectors (total, D), and (B + 1,).
 
-        The options are those of calling a `Transformer`.
+        The options are the keyword arguments of a call of `Transformer`.
         """
         return network.packed([text.ids for text in batch], **options)
 

@@ -138,11 +138,11 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """Return the first tokens of a long text; up to the limit, they are exact.
+        """Return the first tokens of a long text; the tokens up to the limit are exact.
 
-        This method splits two beginnings of the text, which both end with a word. If the longer
-        beginning starts with all tokens of the shorter one, these tokens are final: no token spans
-        two words (`keeps_words_apart`), so the rest of the text cannot change them.
+        This method splits a short and a long beginning of the text, which both end with a word. If
+        the long beginning starts with all tokens of the short beginning, these tokens are final. No
+        token spans two words (`keeps_words_apart`), so further words cannot change the tokens.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:

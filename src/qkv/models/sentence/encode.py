@@ -158,7 +158,7 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """The size of a text's vector before it is truncated to `truncate_dim`."""
+        """The size of a text's vector before the truncation to `truncate_dim`."""
         return self.sentence.width(self.model._vector_size)
 
     @property
@@ -225,7 +225,7 @@ class Encoder:
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
         """Run one batch of ids, and return a pooled vector per text (n, width), not yet scaled.
 
-        The options are those of `Transformer.run`.
+        The options are the keyword arguments of `Transformer.packed`.
         """
         rows, cu_lengths = self.run(batch, **options)
         return self._pooled(batch, rows, cu_lengths)

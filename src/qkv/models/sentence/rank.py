@@ -353,7 +353,7 @@ def activation_of(
 def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
     """Return the similarity of each vector of `a` to each vector of `b`: larger is more similar.
 
-    The measure, `similarity_fn_name`, is the cosine unless the model's files name another: the dot
+    The measure is `similarity_fn_name`, from the model's files: the cosine (the default), the dot
     product, or the negative Euclidean or Manhattan distance.
 
     Args:

@@ -130,10 +130,10 @@ def generate(
             "encoder." or "decoder.", and `ablate` and `hide` apply to the encoder.
 
     Returns:
-        A `Generated`, or a list of these for several prompts.
+        A `Generated`, or a list of `Generated` for several prompts.
         A `Generated` is a string, the new text without the prompt.
-        Its attributes are `prompt`, `ids` and `finish_reason`.
-        With `trace=True`, it also has `trace`, `logits`, `probabilities` and `looked_at`.
+        The attributes of a `Generated` are `prompt`, `ids` and `finish_reason`.
+        With `trace=True`, further attributes are `trace`, `logits`, `probabilities`, `looked_at`.
         With `stream=True`, the result is an iterator over strings.
         For several prompts, this iterator yields pairs (index of the prompt, string).
         A model without a tokenizer writes ids as numbers.

@@ -39,7 +39,7 @@ class Factored:
     def eigenvalues(self) -> Array:
         """The eigenvalues of `full()` that may be nonzero, (Hq, d), complex128, the largest first.
 
-        They are computed in float64, as eigenvalues of the small product `right @ left` (d, d).
+        The eigenvalues are computed in float64, from the small product `right @ left` (d, d).
         """
         small = self.right.astype(np.float64) @ self.left.astype(np.float64)
         values = np.linalg.eigvals(small).astype(np.complex128)

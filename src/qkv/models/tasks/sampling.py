@@ -1,4 +1,4 @@
-"""Choose the next token from logits, and measure how likely it was."""
+"""Choose the next token from logits, and measure the probability of a token."""
 
 import math
 from dataclasses import dataclass

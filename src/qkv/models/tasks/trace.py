@@ -190,9 +190,9 @@ def trace(
     A text longer than `max_seq_length` is truncated, with a warning; its last special token is
     kept. In padding after shorter texts, arrays are 0 and scores are -inf.
 
-    To test whether a head, a word or a direction matters, run the texts without it (`ablate`,
-    `hide`), or change an activation (`edit`). All later activations are then computed from the
-    changed values. The trace holds the changed activations, and `trace.changed` lists the edits.
+    To test whether a head or a word matters, run the texts without the head (`ablate`) or the word
+    (`hide`). You can also change any activation (`edit`). All later activations are computed from
+    the changed values. The trace holds the changed activations; `trace.changed` lists the edits.
 
     Args:
         texts: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
@@ -211,8 +211,8 @@ def trace(
         batch_size: the number of texts in a batch; None for batches of about a thousand tokens.
             Activations that are not kept need memory only for one batch.
         ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
-            Their `hook_z` becomes 0, so these heads add nothing; their `hook_pattern` does not
-            change. You can also give a mapping from such pairs to the new `hook_z`: "zero", an
+            The `hook_z` of an ablated head becomes 0, so the head adds nothing; its `hook_pattern`
+            does not change. You can also give a mapping from pairs to the new `hook_z`: "zero", an
             array (d,), or "mean", the mean over all tokens of all these texts in an unedited run.
             If a head occurs twice, the last entry counts.
         hide: the tokens to mask for all queries, including the tokens' own queries. Words, and
