@@ -1348,7 +1348,9 @@ def test_right_function_says_what_was_tried_and_what_it_refused():
     assert "two heads" in check(several_heads, X).message
     assert "Not tried" not in message
     message = check(plain).message
-    assert message.endswith("Not tried, since it has no such parameter: mask, is_causal, q_offset.")
+    assert message.endswith(
+        "Not tried, because the function has no such parameter: mask, is_causal, q_offset."
+    )
     assert "no such parameter: mask, is_causal." in check(several_heads, X).message
 
 
@@ -1422,9 +1424,9 @@ def test_a_buffer_that_the_next_call_writes_to_is_told_as_what_it_is(beside):
 
 def test_masks_that_are_refused_are_said():
     message = check(with_mask_as_index).message
-    assert "It refuses a mask on a batch: IndexError: " in message
+    assert "The function refuses a mask on a batch: IndexError: " in message
     message = check(that_refuses_both_masks).message
-    assert "It refuses both masks together: RuntimeError: Explicit attn_mask" in message
+    assert "The function refuses both masks together: RuntimeError: Explicit attn_mask" in message
 
 
 def test_what_is_wrong_is_said_before_what_is_fragile_and_that_before_a_habit():
@@ -1494,8 +1496,8 @@ def test_a_verdict_gives_the_answer_away_only_if_it_is_asked_to():
     mends = f"{labels[2]} {result.hint[2]}".replace("mends it: ", "mends it:\n    ")
     printed = str(result)
     assert printed == (
-        f"{result.text(1)}\n\n6 of 10 points; .text(2) of this says where to look, .text(3) shows"
-        " the correction"
+        f"{result.text(1)}\n\n6 of 10 points; result.text(2) says where to look, result.text(3)"
+        " shows the correction"
     )
     assert result.text() == result.text(1) == f"{result.text(0)}\n\n{hints[0]}"
     wrapped = textwrap.fill(hints[1], 80)

@@ -162,7 +162,7 @@ def test_words_of_an_error_get_one_full_stop_at_most(words, ends):
     (refused,) = (
         line
         for line in check(one_row_alone, task="softmax").message.splitlines()
-        if line.startswith("It refuses")
+        if line.startswith("The function refuses")
     )
     assert refused.endswith(f"ValueError: {ends}")
     shows = of_error(ValueError(words), "mine.py").message.splitlines()[1]

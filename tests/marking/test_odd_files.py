@@ -180,7 +180,7 @@ def test_the_words_of_an_error_are_short_and_never_raise():
         def __str__(self):
             raise SystemExit
 
-    assert in_words(Silent()) == "Silent: (its own words raise an error)"
+    assert in_words(Silent()) == "Silent: (the message cannot be read)"
     assert words_of(Silent()) == "a Silent"
     assert len(in_words(ValueError("ab " * 10**6))) < 1100
     assert in_words(ValueError(" a\n b ")) == "ValueError: a b"

@@ -247,9 +247,9 @@ def test_masks_are_tried_where_the_layer_takes_them(right, tried, untried):
     assert (result.points, result.fragile, result.conventions) == (10, (), ()), said
     for what in tried:
         assert f", {what}" in said
-    assert said.endswith(f"Not tried, since it has no such parameter: {untried}.")
+    assert said.endswith(f"Not tried, because the function has no such parameter: {untried}.")
     assert ("0 and -inf to add" in said) == (right is WithMaskToAdd)
-    assert ("It refuses a mask: NotImplementedError" in said) == (right is RefusesAMask)
+    assert ("The function refuses a mask: NotImplementedError" in said) == (right is RefusesAMask)
 
 
 def masked(visible):

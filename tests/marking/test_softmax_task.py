@@ -112,8 +112,8 @@ def test_a_table_that_is_kept_and_not_written_to_is_right():
 
 def test_what_was_not_tried_and_what_it_refuses_is_said():
     said = " ".join(check(in_loops, task="softmax").message.split())
-    assert "It refuses one row: " in said
-    assert "It refuses a batch: " in said
+    assert "The function refuses one row: " in said
+    assert "The function refuses a batch: " in said
     assert "no such parameter: axis." in said
     said = check(along_an_axis, task="softmax").message
     assert "another axis" in said

@@ -418,7 +418,7 @@ def test_a_decoder_has_more_time_to_be_trained_in_than_other_tasks(book, monkeyp
     marked = {one.task: one for one in check_file(book(story_model=trains, induction_score=loops))}
     assert marked["story-model"].points == RIGHT
     assert marked["induction-score"].mistakes == ("endless-loop",)
-    assert "it was ended after 0.5 s" in marked["induction-score"].message
+    assert "the process was ended after 0.5 s" in marked["induction-score"].message
 
 
 def test_most_tasks_have_ten_seconds_and_a_given_limit_is_for_all(book):
@@ -428,4 +428,4 @@ def test_most_tasks_have_ten_seconds_and_a_given_limit_is_for_all(book):
     sleeps = f"{CELLS['story-model']}\nimport time; time.sleep(60)"
     (result,) = check_file(book(story_model=sleeps), seconds=0.5)
     assert result.mistakes == ("endless-loop",)
-    assert "it was ended after 3 s" in result.message
+    assert "the process was ended after 3 s" in result.message

@@ -20,25 +20,26 @@ from qkv.marking.result import CheckResult
 
 _T = TypeVar("_T")
 _SEED: ContextVar[int] = ContextVar("seed", default=0)
-# introductions of the first finding, keyed by the kind of finding, worst kind first
+# the words between the function's name and the first finding, keyed by the kind of finding; the
+# worst kind comes first
 _LEAD = {
     "wrong": "",
     "fragile": " is right, but fragile",
     "convention": " is right, but follows another convention",
 }
-# introductions of the first finding of each further kind
+# the words after "Also" for a finding whose kind differs from the kind of the first finding
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
-# a function that computes the result of a case with the given steps
+# a function that computes the result of a case from the given steps of the computation
 Compute = Callable[[Any, Steps], Array]
 Runs = list[Outcome]
-# steps after applying mistakes, and these mistakes; None if no mistakes reproduce the runs
+# wrong steps, and the mistakes in these steps; None if no known mistakes give the results
 Explanation = tuple[Steps, list[Mistake]] | None
 NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Set the random seed for inputs in this context; seed 0 gives the shortest printed inputs."""
+    """Set the random seed of test inputs in a `with` block; seed 0 gives short printed inputs."""
     before = _SEED.set(seed)
     try:
         yield
@@ -47,12 +48,12 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def by_seed() -> bool:
-    """Is the random seed for inputs nonzero?"""
+    """Is the random seed of the test inputs nonzero?"""
     return _SEED.get() != 0
 
 
 def generator(number: int) -> np.random.Generator:
-    """Return the random generator for the input with this number.
+    """Return the random generator for test input number `number`.
 
     >>> bool(generator(3).integers(9) == np.random.default_rng(3).integers(9))
     True
@@ -61,7 +62,7 @@ def generator(number: int) -> np.random.Generator:
 
 
 def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
-    """Decorate a function that makes inputs, so that its result is cached per seed."""
+    """Decorate a function that makes test inputs: cache the inputs for each random seed."""
     of_seed = functools.lru_cache(maxsize=8)(lambda seed: make())
 
     @functools.wraps(make)
@@ -72,14 +73,14 @@ def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
-    """Do these steps reproduce the result or the error of the call?
+    """Do these steps give the result, or the error, that a call gave?
 
     Args:
-        run: the call.
+        run: the call of the student's function, with its result.
         steps: the steps of the computation.
-        compute: computes a case with given steps.
-        exactly: whether equal errors must have equal messages. If false, two errors are also equal
-            if they report the same mismatch of sizes.
+        compute: a function that computes a case from given steps.
+        exactly: whether two errors are equal only if their messages are equal. If false, two errors
+            are also equal if they report the same two sizes that do not match.
     """
     try:
         predicted = compute(run.case, steps)
@@ -96,11 +97,11 @@ def _can_be_reproduced(run: Outcome) -> bool:
 
 
 def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute) -> Explanation:
-    """Find the fewest mistakes (at most two) that reproduce every run.
+    """Find the fewest mistakes (at most two) that give the results of all runs.
 
     Returns:
-        `(steps, mistakes)`: the steps after applying the mistakes, and the mistakes.
-        None if even two mistakes do not reproduce the runs.
+        `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if no two known
+        mistakes give the results.
     """
     if not all(map(_can_be_reproduced, runs)):
         return None
@@ -113,7 +114,7 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
     )
     none: list[tuple[list[Mistake], Steps]] = [([], {})]
     searches = [(False, chain(none, each, pairs))]
-    # equal messages are stronger evidence than equal sizes
+    # first search for mistakes that raise an error with the same message
     if any(run.error is not None for run in runs):
         searches = [(True, chain(none, each)), *searches]
     for exactly, candidates in searches:
@@ -125,21 +126,21 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
 
 
 def nothing_known(wrong: Outcome) -> Finding | None:
-    """Report no finding; the default for `Group.otherwise`."""
+    """Return no finding; this is the default of `Group.otherwise`."""
     return None
 
 
 @dataclass(frozen=True)
 class Group:
-    """A test: its calls, smallest first, and the mistakes that the calls may reveal.
+    """A test: its calls, and the mistakes that these calls may reveal.
 
     Attributes:
         what: the subject of the test, as in "Tried: one row, scores of 1000".
-        cases: the calls.
-        known: mistakes that this test reveals and earlier tests do not.
+        cases: the calls, smallest first.
+        known: mistakes that this test can reveal, but earlier tests cannot.
         otherwise: a function that creates a finding from the first wrong call if no known mistake
             explains that call.
-        may_refuse: whether an error is allowed, because functions may refuse these inputs.
+        may_refuse: whether the function may raise an error for these inputs.
         if_right: whether to run the test only if all earlier tests passed.
     """
 
@@ -153,13 +154,13 @@ class Group:
 
 @dataclass(eq=False)
 class Marking:
-    """A function, its completed tests, and their findings.
+    """A student's function, the completed tests, and the findings of these tests.
 
     Args:
         task: the name of the task.
         name: the name of the function.
         call: a function that calls the student's function on a case.
-        compute: computes a case with given steps.
+        compute: a function that computes a case from given steps.
         steps: the right steps.
         returns: the statement that returns the right result.
         nothing_done: reports a function that does nothing with its inputs.
@@ -169,13 +170,13 @@ class Marking:
     name: str
     call: Callable[[Any], Outcome]
     compute: Compute
-    steps: Steps | None  # the function's steps, or None if they are unknown
+    steps: Steps | None  # None if no known steps give the function's results
     _: KW_ONLY
     returns: str = "return the result"
     nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
-    # cases whose result is the same if weights are truncated to 0 or 1
+    # cases with one key, whose weight of 1 stays 1 if the function truncates weights to integers
     of_weight_one: Sequence[Case] = field(default=(), init=False)
-    # whether known steps reproduce the values that a test returned, and not only its errors
+    # whether known steps give an array that the function returned, and not only its errors
     explained: bool = field(default=False, init=False)
     found: list[Finding] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
@@ -189,7 +190,7 @@ class Marking:
         return any(finding.kind == "wrong" for finding in self.found)
 
     def run(self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None) -> Runs:
-        """Call the function on each case, with `call` instead of `self.call` if given."""
+        """Call the student's function on each case, through `call` (default: `self.call`)."""
         return [(call or self.call)(case) for case in cases]
 
     def find(self, finding: Finding | None) -> None:
@@ -198,7 +199,7 @@ class Marking:
             self.found.append(finding)
 
     def explain(self, runs: Runs, known: Sequence[Mistake]) -> Explanation:
-        """Find the mistakes that, together with earlier findings, reproduce the runs."""
+        """Find mistakes that, together with the mistakes found earlier, give these results."""
         return None if self.steps is None else explain(runs, self.steps, known, self.compute)
 
     def explains_more(self, runs: Runs, others: Runs, known: Sequence[Mistake]) -> bool:
@@ -218,16 +219,16 @@ class Marking:
             self.steps = None
 
     def test(self, group: Group) -> None:
-        """Run a test; if a result is wrong, find mistakes that earlier tests did not reveal."""
+        """Run a test; if a result is wrong, find the known mistakes that give this result."""
         if group.if_right and self.wrong:
             return
         runs = self.run(group.cases)
         error = next((run.error for run in runs if run.error is not None), None)
         if group.may_refuse and error is not None and not isinstance(error, NameError):
-            self.limits.append(sentence(f"It refuses {group.what}: {in_words(error)}"))
+            self.limits.append(sentence(f"The function refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # the unknown mistake would also fail each later test
+            return  # the unexplained mistake would also fail later tests
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -239,7 +240,7 @@ class Marking:
         if explained is not None:
             self.steps, mistakes = explained
             self.explained = self.explained or any(run.error is None for run in runs)
-            keys = {finding.key for finding in self.found}  # found by an earlier test
+            keys = {finding.key for finding in self.found}  # of mistakes found earlier
             self.found += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
@@ -247,7 +248,7 @@ class Marking:
                 self.steps = None
 
     def _cuts_off(self, runs: Runs, known: Sequence[Mistake]) -> bool:
-        """Does a known mistake explain why all outputs are zero?"""
+        """Are all outputs zero because a known mistake truncates the weights to integers?"""
         zeros = all(run.out is not None and not run.out.any() for run in runs)
         ones = self.run(self.of_weight_one) if zeros else []
         right = bool(ones) and all(run.is_right for run in ones)
@@ -257,8 +258,9 @@ class Marking:
         """Test integer inputs: a function may refuse them, but must not truncate its results."""
         run = self.call(case)
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
-        if run.error is not None and "UFuncTypeError" not in kinds:  # floats in an integer array
-            self.limits.append(sentence(f"It refuses whole numbers: {in_words(run.error)}"))
+        if run.error is not None and "UFuncTypeError" not in kinds:  # a UFuncTypeError is a mistake
+            error = in_words(run.error)
+            self.limits.append(sentence(f"The function refuses whole numbers: {error}"))
             return
         self.runs.append(run)
         self.tried.append("whole numbers")
@@ -285,7 +287,7 @@ class Marking:
         )
         points = max(0, 10 - 4 * len(wrong) - len(fragile))
         if not self.explained if self.tried else self.steps is None:
-            points = 0  # no output could be explained
+            points = 0  # no known steps give the function's outputs
         return CheckResult(
             message="\n".join([*self._findings(found), *([] if wrong else self._tests())]),
             mistakes=wrong,
@@ -319,13 +321,14 @@ class Marking:
         yield f"Tried: {', '.join(self.tried)}."
         yield from self.limits
         if self.untried:
-            yield f"Not tried, since it has no such parameter: {', '.join(self.untried)}."
+            untried = ", ".join(self.untried)
+            yield f"Not tried, because the function has no such parameter: {untried}."
 
 
 def mark_values(
     task: str, name: str, tried: str, found: Iterable[Mistake], unread: Collection[str]
 ) -> CheckResult:
-    """Return the verdict on a student's values, given the mistakes in them.
+    """Return the verdict on a student's values, given the mistakes in these values.
 
     Args:
         task: the name of the task.

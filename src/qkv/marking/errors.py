@@ -33,11 +33,11 @@ _RESHAPES = (
 
 
 class RaisedElsewhere(BaseException):
-    """An exception from another process, without its frames.
+    """An exception that was raised in another process, and has no traceback in this process.
 
     Attributes:
         line: the line of the student's code that raised the exception, such as "line 3: scores = q
-            @ k"; empty if no such line exists.
+            @ k"; empty if this line is unknown.
         likely: the `Mistake` that most likely caused the error, or None.
     """
 
@@ -52,7 +52,7 @@ def type_name(thing: Any) -> str:
 
 
 def words_of(thing: Any) -> str:
-    """Return `repr(thing)`, or the name of its type if `repr` raises an error."""
+    """Return `str(thing)`, or the name of the object's type if `str` raises an error."""
     try:
         return str.__str__(str(thing))
     except (Exception, SystemExit):
@@ -60,11 +60,11 @@ def words_of(thing: Any) -> str:
 
 
 def in_words(error: BaseException | None) -> str:
-    """Describe an exception in one line, even if `str(error)` raises an error."""
+    """Describe an exception in one line, even if the text of the exception cannot be read."""
     try:
         text = " ".join(str(error)[: 10 * _MOST].split())
     except (Exception, SystemExit):
-        text = "(its own words raise an error)"
+        text = "(the message cannot be read)"
     text = text if len(text) <= _MOST else f"{text[: _MOST - 1]}…"
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
@@ -120,7 +120,7 @@ def clash(error: BaseException) -> frozenset[int]:
             return frozenset({int(match["size"]), math.prod(known)})
     if "broadcast" in text:
         _, remapped, shapes = text.rpartition("->remapped]: ")
-        if remapped:  # of (4,1,6)->(4,newaxis,newaxis), read (4,newaxis,newaxis)
+        if remapped:  # (4,1,6)->(4,newaxis,newaxis): read the shape after ->
             shapes = re.sub(r"\([^)]*\)->", "", shapes)
         return _apart([_sizes(shape) for shape in _SHAPE.findall(shapes)])
     return frozenset()
@@ -146,6 +146,6 @@ def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # this message gives the order of the sizes: (12, 24) differs from (24, 12)
+        exactly = True  # here, the sizes (12, 24) differ from the sizes (24, 12)
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

@@ -1,4 +1,4 @@
-"""Findings about a function's behavior that no known mistake explains."""
+"""Findings about a student's function, such as an error or a wrong shape."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,13 +17,13 @@ RANDOM = described("random")
 
 @dataclass(frozen=True)
 class Finding(Mistake):
-    """A mistake, the run that shows it, and additional entries (`more`) for the example."""
+    """A mistake, the call that shows the mistake, and more entries for the printed example."""
 
     run: Outcome | None = field(kw_only=True)
     more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
     def example(self) -> dict[str, Any]:
-        """The input, the output and the right output."""
+        """The call's inputs, its output and the right output, keyed by name."""
         run = self.run
         if run is None:
             return {}
@@ -34,12 +34,12 @@ class Finding(Mistake):
 
 
 def of_mistake(known: Mistake, run: Outcome | None, more: dict[str, Any] | None = None) -> Finding:
-    """Combine a mistake with the run that shows it; None for a mistake in a student's values."""
+    """Return a finding: a mistake, and the call (if any) that shows the mistake."""
     return Finding(**vars(known), run=run, more=more or {})
 
 
 def told(run: Outcome) -> str:
-    """Describe a wrong run: its error with the line of code, and the shapes of its inputs."""
+    """Describe a wrong call: the shapes of the inputs, and any error with its line of code."""
     if run.error is None:
         return f"the output is wrong on {shapes(run)}"
     line = line_of(run.error)
@@ -127,7 +127,7 @@ def whole_numbers(run: Outcome, remedy: str) -> Finding | None:
 
 
 def raises(run: Outcome, tested: str) -> Finding:
-    """Report a function that raises an error, and name the most likely cause if known."""
+    """Report a function that raises an error, and the most likely cause if it is known."""
     cause = raised.known(run.error)
     if cause is None:
         key = raised.key_of(run.error, "raises")
@@ -155,5 +155,5 @@ def unexplained(runs: list[Outcome], tested: str, returns: str, hints: list[str]
         mistake = described("wrong-shape", f"on {shapes(wrong)}", **names)
         return of_mistake(replace(mistake, remedy=returns), wrong)
     off = np.max(np.abs(wrong.out.astype(float) - right), initial=0.0)
-    far = f"off by as much as {off:.3g}" if np.isfinite(off) else "with nan or inf in it"
+    far = f"off by as much as {off:.3g}" if np.isfinite(off) else "with nan or inf in the output"
     return of_mistake(described("unknown", "; ".join([far, *hints]), tested=tested), wrong)

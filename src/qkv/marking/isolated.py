@@ -1,8 +1,8 @@
 """A child process that runs a student's code with time and memory limits, and answers requests.
 
 `Isolated` runs in the parent process, and `serve` runs in the child. Requests are lines of JSON on
-the child's standard input, and replies are lines on its standard output. The student's code has
-access to neither.
+the child's standard input, and replies are lines on its standard output. The student's code cannot
+access these two streams.
 """
 
 import faulthandler
@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from json import dumps, loads  # imported before a student's code can replace them
+from json import dumps, loads  # by name, because a student's code may replace json.dumps
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,20 +30,20 @@ Answer = Callable[[Packed, Callable[[Any], None]], Packed]
 SECONDS = 10.0  # The time limit of most tasks; a right solution takes about 0.1 seconds.
 _NO_REPLY = 70  # The exit code of a process that could not send its reply.
 _START = 60.0  # The time limit for loading Python and NumPy on a busy machine.
-_PATIENCE = 20  # The factor on the time limit while other programs use the processors.
+_PATIENCE = 20  # A busy machine extends time limits by up to this factor.
 _TICK = 0.1
 _LINE = 1 << 26  # The maximum length of a line in bytes; every verdict is shorter.
-_MOVES = 0.02  # A process that uses more CPU seconds per second is active.
+_MOVES = 0.02  # An active process uses at least this many CPU seconds per second.
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
-leave = os._exit  # saved before a student's code can replace it
+leave = os._exit  # saved, because a student's code may replace os._exit
 
 
 class Ended(BaseException):
     """Raised if the child process has ended or takes too long.
 
     Args:
-        key: the key of the mistake to report.
-        shows: the effect of the mistake, for the report.
+        key: the key of the mistake, such as "endless-loop".
+        shows: the effect of the mistake, such as "the process was ended after 10 s".
     """
 
     def __init__(self, key: str, shows: str) -> None:
@@ -55,9 +55,9 @@ class Isolated:
     """A child process that answers requests until its `with` block ends.
 
     Args:
-        program: a module and its arguments, for a new process that runs the module's `main`; or a
-            function that runs in a fork of this process. The constructor adds a last argument: the
-            number of seconds after which the new process ends on its own.
+        program: a list or a function. A list holds the name of a module and its arguments: a new
+            process runs the module's `main`. One more argument is added: the number of seconds
+            after which the new process ends on its own. A function runs in a fork of this process.
         seconds: the time limit for an answer.
         waiting: a function to call several times per second during a wait.
         call: the name of the public function, for error messages.
@@ -72,21 +72,21 @@ class Isolated:
             if callable(program):
                 self._child = Forked(program, self._stderr)
             else:
-                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than every run
+                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than any run takes
                 self._child = _started([*program, str(alarm)], self._stderr)
         except BaseException:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
-        self._secret, self._asked = secrets.token_hex(8), 0  # against forged replies
+        self._secret, self._asked = secrets.token_hex(8), 0  # the secret marks genuine replies
         self._lines: queue.Queue[Packed | None] = queue.Queue()
-        self._worker = 0  # the process of the student's code: a child of the child process
+        self._worker = 0  # the id of the grandchild process, which runs the student's code
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         self.begin()
 
     def begin(self, seconds: float | None = None) -> None:
-        """Restart the time limit; the default for `seconds` is the value from the constructor."""
+        """Start a new time limit; None stands for the time limit given to the constructor."""
         self._seconds = self.seconds if seconds is None else seconds
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
@@ -96,7 +96,8 @@ class Isolated:
 
         Args:
             request: the request.
-            limit: a function that returns the time limit for a part of the work, given its name.
+            limit: a function that takes the name of a part of the work, and returns the time limit
+                of this part. The child announces each part.
 
         Raises:
             Ended: the process has ended or takes too long to reply.
@@ -106,7 +107,7 @@ class Isolated:
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
-        with suppress(OSError):  # the child has ended; the loop below reports this
+        with suppress(OSError):  # the child has ended: the loop below raises Ended
             self._child.stdin.write(dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
         while True:
@@ -132,11 +133,11 @@ class Isolated:
         self.begin(self._seconds)
 
     def _listen(self) -> None:
-        """Put each reply into the queue, and None after the last reply."""
+        """Put each reply into the queue; after the last reply, put None."""
         assert self._child.stdout is not None
         with self._child.stdout as lines:
             while line := lines.readline(_LINE):
-                with suppress(Exception):  # a line may come from the student's code
+                with suppress(Exception):  # the student's code may have written the line
                     reply = loads(line)
                     if isinstance(reply, dict):
                         self._lines.put(reply)
@@ -159,7 +160,7 @@ class Isolated:
                 # on a busy machine, the child may still be waiting for CPU time
                 held_up = (waits or self._moves) and used - self._used < seconds / 2
                 if passed >= seconds and not (held_up and passed < _PATIENCE * seconds):
-                    raise Ended("endless-loop", f"it was ended after {seconds:g} s")
+                    raise Ended("endless-loop", f"the process was ended after {seconds:g} s")
         finally:
             self._waited += time.monotonic() - begin
 
@@ -171,9 +172,9 @@ class Isolated:
         try:
             code = self._child.wait(timeout=self._seconds)
         except subprocess.TimeoutExpired:
-            return "not-marked", "it goes on, and has closed the file that its replies go to"
+            return "not-marked", "the process still runs, but it has closed its output"
         if code == _NO_REPLY:
-            return "not-marked", "its process could not send its verdict"
+            return "not-marked", "the process could not send its reply"
         if code >= 0:
             return "exits", f"the process ended with the exit code {code}"
         with suppress(ValueError):
@@ -186,15 +187,16 @@ class Isolated:
     def __exit__(self, *_error: object) -> None:
         if hasattr(os, "killpg"):
             ends = [(os.killpg, self._child.pid)]
-            if self._worker and self._child.poll() is None:  # the worker may have left the group
+            # the worker may have left the process group
+            if self._worker and self._child.poll() is None:
                 ends.append((os.kill, self._worker))
             for end, number in ends:
-                with suppress(ProcessLookupError, PermissionError):  # it is gone already
+                with suppress(ProcessLookupError, PermissionError):  # the process has already ended
                     end(number, signal.SIGKILL)
         self._child.kill()
         self._child.wait()
         if self._child.stdin is not None:
-            with suppress(OSError):  # the request could not be written: the child has ended
+            with suppress(OSError):  # the child has ended before it read a request
                 self._child.stdin.close()
         self._listener.join(_TICK)  # another process may keep the pipe open
         self._stderr.close()
@@ -210,7 +212,7 @@ class Forked:
 
     def __init__(self, main: Action, stderr: IO[bytes]) -> None:
         (stdin, ask), (told, stdout) = os.pipe(), os.pipe()
-        with warnings.catch_warnings():  # Python warns about threads, but the fork uses none
+        with warnings.catch_warnings():  # Python warns about forks of a process with threads
             warnings.simplefilter("ignore")
             self.pid = os.fork()
         if not self.pid:
@@ -246,14 +248,14 @@ class Forked:
         return code
 
     def kill(self) -> None:
-        """End it."""
+        """End the fork."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
 
 def _started(program: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[bytes]:
     module, *arguments = program
-    # -P: a file in the current folder must not replace a library of the same name
+    # -P: do not import libraries from the current folder
     return subprocess.Popen(
         [sys.executable, "-P", "-B", "-c", f"from {module} import main; main()", *arguments],
         stdin=subprocess.PIPE,
@@ -285,13 +287,13 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
             `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        fork: whether to continue in a child of this process; if the student's code then ends its
-            parent process, the marker keeps running.
+        fork: whether to answer in a fork of this process. This protects the marker from a student's
+            code that ends its parent process.
     """
     _limit_memory(megabytes)
     if fork:
         _go_on_in_a_child()
-    if hasattr(signal, "alarm"):  # not on Windows
+    if hasattr(signal, "alarm"):  # Windows has no alarm
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(int(seconds))
     hear, tell = _private_ends()
@@ -305,21 +307,21 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
             tell(answer(request, lambda part: tell({"part": part} | number)) | number)  # noqa: B023 (called at once)
         code = 0
     finally:
-        leave(code)  # do not wait for leftover threads or exit functions
+        leave(code)  # end at once, without waiting for the student's threads
 
 
 def _go_on_in_a_child() -> None:
-    """Continue in a fork; this process waits for the fork and returns the fork's exit code."""
-    if not hasattr(os, "fork"):  # Windows
+    """Continue in a fork; this process waits for the fork, and exits with its exit code."""
+    if not hasattr(os, "fork"):  # Windows cannot fork
         return
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # so that no pipe stays open when the child ends
+    for number in (0, 1, 2):  # so that the pipes close when the child ends
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
-        with suppress(OSError):  # SIGKILL cannot be handled
+        with suppress(OSError):  # SIGKILL never has a handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     leave(abs(code))
@@ -346,7 +348,7 @@ def _limit_memory(megabytes: int) -> None:
     """Limit the memory, and disable core files."""
     try:
         import resource
-    except ImportError:  # Windows has no such module
+    except ImportError:  # Windows has no module `resource`
         return
     for limit, size in ((resource.RLIMIT_DATA, megabytes << 20), (resource.RLIMIT_CORE, 0)):
         with suppress(ValueError, OSError):  # the process already has a lower limit

@@ -1,4 +1,4 @@
-"""Mark a student's function for a task."""
+"""Check a student's function for a task."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,17 @@ def check(
 ) -> CheckResult:
     """Check your own function: find its mistakes, or confirm that it is right.
 
-    The function runs on small inputs, smallest first. Its results are compared with the right
-    results and with the results of each known mistake. Its printed output and its warnings are
-    hidden. `qkv check --list` prints all tasks and the functions or values that they test.
+    The function runs on small inputs, smallest first. The results are compared with the right
+    results and with the results of each known mistake. Printed output and warnings of the function
+    are hidden. `qkv check --list` prints all tasks, and the functions or values that belong to each
+    task.
 
-    An attention function is also tested with these options, if it has parameters for them:
+    An attention function is also tested with these options, if the function has parameters for
+    the options (L is the number of queries, S is the number of keys):
 
     - `mask`, `attn_mask` or `attention_mask`: bool (L, S), True = may attend. If the function fails
-      on a bool mask, the next test uses a float mask of 0 and -inf, to be added to the scores.
-      Adding a bool mask to the scores is a mistake.
+      on a bool mask, the next test uses a float mask of 0 and -inf, which the function must add to
+      the scores. Adding a bool mask to the scores is a mistake.
     - `is_causal` or `causal`: a causal mask.
     - `q_offset` and `num_heads`.
 
@@ -33,17 +35,17 @@ def check(
     conventions (correct code that follows another convention).
 
     Args:
-        function: the function or class for the task; for a task that marks values, a tuple of these
+        function: the function or class for the task; for a task about values, a tuple of these
             values. An attention function takes arrays and returns an array or `(out, weights)`. The
-            tests call it with two-dimensional float64 arrays, integers, batches, and scores of
-            1000.
+            tests use two-dimensional float64 arrays, integers, batches, and scores of 1000.
         signature: the signature of an attention function. `"qkv"`: function(query (L, d),
             key (S, d), value (S, dv)) -> (L, dv). `"x,w_q,w_k,w_v"`: function(x (T, D),
             w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv); with a parameter `num_heads`, the
-            weights have the shape (D, heads * size). Other tasks have only one signature.
+            weights have the shape (D, heads * size). Here T is the number of tokens; D, d and dv
+            are the sizes of the vectors. Other tasks have only one signature.
         task: the name of a task, or of the function that the task expects.
-        seed: the random seed for the inputs; 0 gives the shortest printed inputs. To grade a class
-            of students, choose a seed that they do not know in advance.
+        seed: the random seed for the inputs; 0 gives the shortest printed inputs. To mark the
+            functions of a class, choose a seed that the students do not know in advance.
 
     Returns:
         A `CheckResult`, which is true if nothing is wrong. Print the result to read the verdict.
@@ -65,7 +67,7 @@ def check(
     chosen = task_of(task)
     way = signature.replace(" ", "") if isinstance(signature, str) else signature
     if way == "qkv" and len(chosen.ways) == 1:
-        (way,) = chosen.ways  # the default means the task's only signature
+        (way,) = chosen.ways  # by default, use the task's only signature
     if way not in chosen.ways:
         known = " or ".join(f'"{name}"' for name in chosen.ways if name) or "left out"
         raise ValueError(f"check: signature is {signature!r}; for {task} it must be {known}")
@@ -87,7 +89,7 @@ def check(
 
 
 def _values(things: Any, task: "Task") -> CheckResult:
-    """Mark a student's values: an array, a mapping, or a tuple of arrays and mappings."""
+    """Check a student's values: an array, a mapping, or a tuple of arrays and mappings."""
     values = things if isinstance(things, tuple) else (things,)
     if len(values) != len(task.values):
         names = ", ".join(task.values)

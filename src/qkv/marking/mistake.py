@@ -15,7 +15,10 @@ Function = Callable[..., Any]
 # a computation: its steps, keyed by name
 Steps = Mapping[str, Function]
 
-_NO_NUDGE = "Compute the smallest input on paper: which of your steps gives the first wrong number?"
+_NO_NUDGE = (
+    "Compute the output for the smallest input on paper:"
+    " which of your steps gives the first wrong number?"
+)
 _NO_LINE = "Work back from the right output, step by step."
 
 
@@ -30,12 +33,12 @@ class Mistake:
         remedy: the line that corrects the mistake.
         kind: "wrong", "fragile" (fails for large numbers or fully masked rows), or "convention"
             (correct, but follows another convention).
-        variants: one mapping per variant of the mistake, with the wrong steps that replace right
-            steps.
-        nudge: a first hint that does not give the mistake away.
+        variants: one mapping per variant of the mistake. The mapping holds the wrong steps, which
+            replace the right steps with the same names.
+        nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
-        alone: whether to report this mistake only if it explains all results on its own; together
-            with a second mistake, it would fit too many results by chance.
+        alone: whether to report this mistake only if the function has no second mistake. A pair of
+            mistakes that contains this mistake would fit too many results by chance.
     """
 
     key: str
@@ -58,8 +61,8 @@ class Mistake:
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
     """Read a module's mistakes from the TOML file of the same name in the module's folder.
 
-    Each table describes a mistake. A table that contains tables is a group, whose fields are
-    defaults for its mistakes.
+    Each table describes a mistake. A table that contains tables is a group of mistakes: the fields
+    of the group are defaults for the fields of these mistakes.
     """
     package, _, name = module.rpartition(".")
     tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))
@@ -85,7 +88,7 @@ def described(key: str, shows: str = "", **names: str) -> Mistake:
     """Create a mistake from its texts in mistakes.toml.
 
     Args:
-        key: its table in mistakes.toml.
+        key: the name of the mistake's table in mistakes.toml.
         shows: the effect of the mistake, if the table does not describe it.
         names: values for the placeholders in the texts.
 
@@ -105,7 +108,7 @@ def mended(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> tuple[Mistake, ...]:
-    """Fill in the remedy, nudge and location of mistakes where they are missing."""
+    """Return the mistakes, with this remedy, nudge and location if their own are empty."""
     return tuple(
         replace(
             one,

@@ -18,9 +18,10 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.marking.errors import type_name
 
-# relative to the largest value: more than float32 rounding errors, far less than a mistake's error
+# the allowed error, relative to the largest value: rounding errors of float32 are smaller, and
+# errors caused by a mistake are much larger
 TOLERANCE = 2e-6
-HALF_TOLERANCE = 4e-3  # For float16.
+HALF_TOLERANCE = 4e-3  # The allowed error for float16.
 _FEW = 100_000  # Outputs up to this number of values are always copied.
 RAISED = (Exception, SystemExit)  # Errors of a student's code that are reported.
 
@@ -30,11 +31,11 @@ def options_of(
 ) -> tuple[dict[str, str], frozenset[str]]:
     """Return `(taken, required)`: the options that a function accepts and requires.
 
-    `taken` maps qkv's option names to the function's names; `required` holds qkv's names.
+    `taken` maps qkv's names of options to the function's names; `required` holds qkv's names.
 
     Args:
         function: a student's function.
-        names: its positional arguments.
+        names: the names of the function's positional arguments.
         known: accepted parameter names per option, keyed by the option's name in qkv.
 
     Raises:
@@ -178,7 +179,7 @@ class Outcome:
     error: BaseException | None = None
     changed: dict[str, Any] = field(default_factory=dict)
     printed: int = 0
-    given_back: tuple[tuple[Array, Array], ...] = ()  # earlier outputs, each as (copy, output)
+    given_back: tuple[tuple[Array, Array], ...] = ()  # pairs (copy, returned array)
 
     @property
     def overwritten(self) -> Array | None:
@@ -195,7 +196,7 @@ def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool 
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:
-        case: the call; `case.shown()` returns the arguments.
+        case: the arguments of the call, which `case.shown()` returns.
         call: a function that calls the student's function with the copy and returns the result.
         right: the right result.
         beside: whether the function may return a tuple of the result and a second array.
@@ -213,7 +214,7 @@ def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool 
     except RAISED as error:
         return Outcome(case, right, error=error)
     finally:
-        if getpid() != process:  # end a fork that was made by the student's code
+        if getpid() != process:  # the student's code has forked: end the fork
             _leave(0)
     after = copied.shown()
     changed = {
@@ -227,11 +228,11 @@ def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool 
 
 
 def _kept(a: Array | None, right: Array) -> Array | None:
-    """Copy an output, because a later call may overwrite it; return a huge output uncopied."""
+    """Return a copy of an output, which later calls cannot change; do not copy huge outputs."""
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
-getpid, _leave = os.getpid, os._exit  # saved before a student's file can replace them
+getpid, _leave = os.getpid, os._exit  # saved, because a student's file may replace both
 
 
 class Unread(io.TextIOBase):
@@ -302,7 +303,7 @@ def close(got: Array, want: Array) -> bool:
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
-    if math.isfinite(apart):  # for finite numbers, this test is ten times faster
+    if math.isfinite(apart):  # a test for finite numbers, ten times faster than np.allclose
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))
@@ -310,7 +311,7 @@ def close(got: Array, want: Array) -> bool:
 
 
 def same_numbers(a: Array, b: Array) -> bool:
-    """Are two arrays equal in every bit? Two nan are equal."""
+    """Do two arrays have equal shapes and equal numbers? Two nan count as equal."""
     return np.array_equal(a, b, equal_nan=True)
 
 

@@ -5,8 +5,7 @@
         assert conformance
 
 Tests of refused or absent features are skipped. pytest imports this module in every environment
-that contains qkv. To keep this import fast, the judging code is imported only when the first of
-these tests runs.
+that contains qkv, so the import must be fast: `qkv.conform` is imported when the first test runs.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """The fixture's value, a feature of a report card; true if the feature is right.
+    """A feature in a report card; true if the feature is right. The fixture returns this object.
 
     Args:
         report: the whole card.
@@ -70,7 +69,7 @@ def _fixtures() -> Any:
             marker = request.node.get_closest_marker("conform")
             if marker is None:
                 pytest.fail(
-                    "conformance: no function is marked: write @pytest.mark.conform(my_attention)"
+                    "conformance: the test has no marker: write @pytest.mark.conform(my_attention)"
                 )
             if id(marker) not in reports:
                 from qkv.marking.conformance.card import conform

@@ -39,7 +39,7 @@ _BY_TYPE = (
 )
 # pairs of a pattern for error messages and the key of the mistake that causes the error
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
-# mistakes that only report an error; the function may have another purpose than the task
+# keys of mistakes that only report an error, which a helper function may also raise
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})
 
 
@@ -64,7 +64,7 @@ def known(error: BaseException | None) -> Mistake | None:
 
 
 def _frames(error: BaseException) -> Iterator[FrameType]:
-    """Yield the frame that raised an error, then the frames of its callers."""
+    """Yield the stack frame that raised an error, then the frames of the callers."""
     frames = []
     trace = error.__traceback__
     while trace is not None:

@@ -18,19 +18,19 @@ class CheckResult:
         message: the verdict as text: the findings with their effects and corrections, and the
             completed tests.
         mistakes: short names of the mistakes, such as `"softmax-whole-matrix"`.
-        fragile: short names of fragile findings, such as a failure for large numbers, fully masked
-            rows or integers.
+        fragile: short names of fragile findings. A fragile function fails only for large numbers,
+            fully masked rows or integers.
         conventions: short names of findings in correct code that follows another convention.
-        points: from 10 points, each mistake costs 4 and each fragile finding costs 1; the minimum
-            is 0. A function also has 0 points if it is not filled in, or if no known mistake
-            explains its wrong outputs.
+        points: 10 points, minus 4 for each mistake and 1 for each fragile finding; at least 0. A
+            function also gets 0 points if it is an empty stub, or if no known mistake explains its
+            wrong outputs.
         example: a mapping with the smallest inputs that show the first finding, the function's
             output or exception (`"yours"`), and the right output (`"right"`). If the function
-            returns several arrays, the names are `"yours d_w_q"` and so on. Empty if nothing was
-            found.
-        task: the marked task; None for a file that could not be marked for any task.
+            returns several arrays, the names are, for example, `"yours d_w_q"`. The mapping is
+            empty if nothing was found.
+        task: the name of the task; None if a file could not be marked for any task.
         hint: three hints for the first finding: what to try, where to look, and the line that
-            corrects it. Empty if nothing was found.
+            corrects the mistake. The tuple is empty if nothing was found.
         helped_by: for a file, the functions of qkv, torch and scipy that computed the answer.
     """
 
@@ -73,8 +73,8 @@ class CheckResult:
             lines += ["", "The smallest input that shows it:"]
             for name, value in self.example.items():
                 lines += [line.rstrip() for line in _named(name, value)]
-        shown = [*zip(_GRADES, self.hint, strict=False)][:hints]
-        if hints >= len(_GRADES):
+        shown = [*zip(_HINTS, self.hint, strict=False)][:hints]
+        if hints >= len(_HINTS):
             others = mends[1:] if [*self.hint[2:]] == mends[:1] else mends
             shown += [(_ALSO_MENDS, remedy) for remedy in others]
         elif not self.mistakes and not self.fragile:
@@ -85,10 +85,10 @@ class CheckResult:
 
     def __str__(self) -> str:
         points = f"{self.points} of 10 points"
-        if self.mistakes and not self.hint:  # nothing is filled in
+        if self.mistakes and not self.hint:  # the function is an empty stub
             return f"{self.text()} {points}."
         if self.mistakes or self.fragile:
-            points += "; .text(2) of this says where to look, .text(3) shows the correction"
+            points += "; result.text(2) says where to look, result.text(3) shows the correction"
         return f"{self.text()}\n\n{points}"
 
     __repr__ = __str__
@@ -96,14 +96,14 @@ class CheckResult:
 
 _WIDTH = 80
 _MENDS = "Correction: "
-_GRADES = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, correction: ")
+_HINTS = ("Hint 1: ", "Hint 2, where to look: ", "Hint 3, correction: ")
 _ALSO_MENDS = "Other corrections: "
 _LABELS = {"yours": "your output", "right": "should be"}
 
 
 def _labelled(label: str, text: str) -> list[str]:
     """Wrap a hint at 80 columns; in a long remedy, start a new line for each statement."""
-    if label in _GRADES[:2]:
+    if label in _HINTS[:2]:
         return textwrap.wrap(label + text, _WIDTH)
     if len(label + text) > _WIDTH:
         return [label.rstrip(), *(f"    {statement}" for statement in text.split("; "))]

@@ -103,7 +103,7 @@ def test_where_queries_stand_can_be_said():
     [
         (lambda: os.abort(), "it crashes: the process was ended by SIGABRT"),
         (lambda: os._exit(3), "it ends: the process ended with the exit code 3"),
-        (lambda: time.sleep(100), "it does not come back: it was ended after 0.5 s"),
+        (lambda: time.sleep(100), "it does not return: the process was ended after 0.5 s"),
         (lambda: [][1], "it raises IndexError"),
         (lambda: sys.exit(), "it raises SystemExit"),
     ],

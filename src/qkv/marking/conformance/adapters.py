@@ -170,18 +170,18 @@ def _ort_multi_head() -> Callee:
     return Callee(attention, names, absent, arrays="numpy", aligned="end", says=says)
 
 
-_Kinds = tuple[tuple[str, str, int], ...]  # for each input `(name, type, number of axes)`
+_Kinds = tuple[tuple[str, str, int], ...]  # for each input, (name, dtype, number of axes)
 
 
 def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
-    """Return the name, type and number of axes of each input; a missing input has the name ""."""
+    """Return the name, dtype and number of axes of each input; None gives `("", "", 0)`."""
     return tuple(
         (name, x.dtype.name, x.ndim) if x is not None else ("", "", 0) for name, x in inputs.items()
     )
 
 
 class _Operator(NamedTuple):
-    """An ONNX operator; attributes are pairs `(name, value)`."""
+    """An operator of ONNX, with attributes as pairs `(name, value)`."""
 
     name: str
     attributes: tuple[tuple[str, Any], ...]
@@ -300,7 +300,7 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def known(function: Any) -> Callee | None:
-    """Return the documented way to call a library's attention; None for other functions."""
+    """Return how to call the attention of a known library; return None for other functions."""
     for module, name, target in (
         ("torch.nn.functional", "scaled_dot_product_attention", "torch.sdpa"),
         ("torch.nn.attention.flex_attention", "flex_attention", "torch.flex"),

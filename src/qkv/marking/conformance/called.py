@@ -36,7 +36,7 @@ LIBRARIES = ("numpy", "torch", "jax")
 
 @dataclass(frozen=True)
 class Callee:
-    """The judged function, its argument names and its arrays.
+    """The judged function, the names of its arguments, and the library of its arrays.
 
     Attributes:
         function: the function, which takes (query, key, value, **arguments).
@@ -45,7 +45,7 @@ class Callee:
         arrays: the library of the function's arrays.
         aligned: whether queries align with the "start" or the "end" of the keys if there is no
             `q_offset`.
-        says: its library and version.
+        says: the name and version of the function's library.
     """
 
     function: Callable[..., Any]
@@ -67,7 +67,7 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
         function: the function.
         names: argument names that differ from qkv's: a mapping from the function's names to qkv's
             names, or from qkv's names to the function's names.
-        also: the function's argument names, which replace its signature.
+        also: the names of the function's arguments, if the function has no signature.
     """
     taken: dict[str, str] = {}
     theirs = [*also]
@@ -78,14 +78,15 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
             elif parameter.kind is not parameter.VAR_POSITIONAL:
                 theirs.append(parameter.name)
     pairs = [(_ALSO.get(name, name), name) for name in theirs]
-    for ours, name in sorted(pairs, key=lambda pair: pair[0] == pair[1]):  # ours: last, they win
+    # qkv's own names come last, and replace synonyms
+    for ours, name in sorted(pairs, key=lambda pair: pair[0] == pair[1]):
         if ours in _TAKEN:
             taken[ours] = name
     return Callee(function, {**taken, **_ours_to_theirs(names or {}, {*theirs})})
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Turn a mapping in either direction into one from qkv's names to the function's names."""
+    """Return a mapping from qkv's names to the function's names, given either direction."""
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):
@@ -95,13 +96,13 @@ def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str
         else:
             raise ValueError(
                 f"conform: names has {name}={other}, but neither is an argument of qkv.attention:"
-                f" give theirs=ours, where ours is one of {', '.join(sorted(_TAKEN))}"
+                f" write your_name=qkv_name, where qkv_name is one of {', '.join(sorted(_TAKEN))}"
             )
     return ours
 
 
 class Library(NamedTuple):
-    """Conversions between NumPy and an array library.
+    """The conversions between NumPy arrays and the arrays of a library.
 
     Attributes:
         give: a function that converts a NumPy array to an array of the library, on the device.
@@ -161,7 +162,7 @@ def _jax(device: str) -> Library:
     def backward(function: Callable[..., Any], inputs: tuple[Any, ...], upstream: Any) -> Any:
         return jax.vjp(function, *inputs)[1](upstream)
 
-    absent = frozenset({"strides"})  # XLA chooses them
+    absent = frozenset({"strides"})  # XLA chooses the strides
     halves = ["float16", "bfloat16"]
     return Library(lambda a: jax.device_put(a, target), _taken, halves, absent, backward)
 

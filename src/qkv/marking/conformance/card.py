@@ -26,7 +26,7 @@ _NAMES = MappingProxyType(
     {"arrays": LIBRARIES, "dtypes": DTYPES, "features": FEATURES, "aligned": ("start", "end")}
 )
 _RANDOM = 60
-_HANGS = 3  # if this many cases of a feature crash or hang, the other cases are skipped
+_HANGS = 3  # after this number of crashes or hangs, the other cases of a feature are skipped
 _SHAPES = re.compile("broadcast|core dimension|cannot reshape|not aligned|must match the size")
 _STEPS = 60  # the maximum number of calls in the search for a smaller failing case
 
@@ -48,10 +48,10 @@ def conform(
     """Judge an attention function: report which features are right and which are wrong.
 
     The function is called as `function(query, key, value, **arguments)`. The arrays have the shape
-    `(B, H, L, d)`; the arguments are those that `qkv.attention` and the function's signature have
-    in common. The results are compared with the formula in float64, within the error bounds of
-    `qkv.attention`. The function runs in a separate process. If a call crashes or hangs, its case
-    counts as wrong, and the other cases still run.
+    `(B, H, L, d)`: batch, heads, positions, size of a head. The arguments are the parameters that
+    `qkv.attention` and the function have in common. The results must equal the results of the
+    formula in float64, within the error bounds of `qkv.attention`. The function runs in a separate
+    process. If a call crashes or hangs, its case counts as wrong, and the other cases still run.
 
     Structured cases come first (each feature, pairs of features, and sizes near tile sizes), then
     random cases. For a wrong feature, the report shows the smallest failing case, and the known
@@ -121,7 +121,7 @@ def _of(feature: str, results: Iterable[CaseResult]) -> list[CaseResult]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit matrix products in this context to one thread, which is faster for small products."""
+    """Use one thread for matrix products in a `with` block: this is faster for small products."""
     import threadpoolctl
 
     with threadpoolctl.threadpool_limits(1, user_api="blas"):
@@ -129,7 +129,7 @@ def one_blas_thread() -> Iterator[None]:
 
 
 def _check_names(**values: Collection[str]) -> None:
-    """Check the values of arguments that are names, keyed by argument."""
+    """Raise an error if an argument of `conform` contains an unknown name."""
     if not (dtypes := values["dtypes"]) or isinstance(dtypes, str):
         raise ValueError(f'conform: dtypes is {dtypes!r}: give names, for example ("float32",)')
     for argument, known in _NAMES.items():
@@ -140,7 +140,7 @@ def _check_names(**values: Collection[str]) -> None:
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
-    """Return a function that starts the child process (a fork, if a function object was given)."""
+    """Return a function that starts the child process; for a function object, use a fork."""
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]
     for function in (target, target if gradient is None else gradient):
@@ -194,7 +194,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Change "refused" to "wrong" for errors about shapes in features that work at other sizes."""
+    """Change "refused" to "wrong" if an error is about shapes and the feature has right cases."""
     needed = [result for result in results if not result.case.optional]
     fits = {result.feature for result in needed if result.status == "right"}
     return [
@@ -243,7 +243,7 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """If a wrong case is also wrong without its feature, assign the case to another feature."""
+    """Blame another feature if a wrong case stays wrong without its own feature."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -271,7 +271,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """If `before` aligns its queries to the end of the keys, align those of `after` too."""
+    """Align the queries of `after` to the end of the keys if `before` does so."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

@@ -31,11 +31,12 @@ class Case:
         layout: the memory layout of query, key and value.
         spread: the factor by which the scores are multiplied.
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
-        constant: whether all values of a head are equal, so that outputs show if weights sum to 1.
+        constant: whether the value vectors of all keys of a head are equal. An output then equals
+            this vector if the weights sum to 1.
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
-        unsaid: options that the function always applies without having a parameter for them; only
-            the formula receives these options.
+        unsaid: options that the function always applies, although it has no parameter for these
+            options. Only the formula receives them.
     """
 
     feature: str
@@ -74,7 +75,7 @@ class Case:
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
     def stripped(self) -> "Case | None":
-        """Return the call without the tested feature; None if this takes several changes."""
+        """Return the call without the tested feature, or None if the feature cannot be removed."""
         own = {
             name: value
             for name, value in self.options.items()
@@ -101,7 +102,7 @@ class Case:
         return replace(case, feature=max(used, key=FEATURES.index, default="plain"))
 
     def size(self) -> tuple[int, int]:
-        """Return the key that sorts cases from small to large."""
+        """Return the number of options and the number of array elements, to sort cases by size."""
         numbers = self.B * (self.Hq * self.L * (self.S + self.d) + self.Hkv * self.S * self.dv)
         return len(self.options), numbers
 
@@ -164,7 +165,7 @@ def _case(row: Mapping[str, Any], **changes: Any) -> Case:
     return Case(**{name: values[name] for name in values if name in _FIELDS}, options=options)
 
 
-# one case per option, from the table `once`; pairs of options use the sizes of these cases
+# one case per option, from the table `once` in cases.toml; also used to test pairs of options
 _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TABLES["once"].items()}
 # the features that test an option, keyed by option
 _FEATURES_OF = {

@@ -13,9 +13,9 @@ from qkv.marking.conformance.reference import GRADIENT, LINES, Defect, Expected,
 from qkv.marking.conformance.runs import Answer, CaseResult, answer, parts
 
 _MOST = 120  # An explanation is compared with at most this many cases.
-_LARGE = 10_000  # Cases with more numbers are skipped to save time.
+_LARGE = 10_000  # Cases with more array elements are skipped to save time.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
-_ENOUGH = 0.8  # If defects of earlier features explain this share of cases, the search ends.
+_ENOUGH = 0.8  # The search ends if earlier defects explain more than this share of the cases.
 _CLOSER = 3.0  # An explanation must fit better than the right answer by this factor.
 _ROUGH = 0.6  # A rough explanation counts for at most this share of the cases.
 _LIKE = 3.0  # Actual errors may exceed roughly predicted errors by this factor.
@@ -26,10 +26,11 @@ class Explanation:
     """Known defects that give the results of a wrong feature.
 
     Attributes:
-        says: the defects as text, after "as if".
+        says: the defects as text that completes the sentence "as if ...".
         defects: the short names of the defects.
         lines: pairs `(line of the formula, its replacement)`.
-        explains: `(explained, tried)`, the numbers of explained and tried cases of the feature.
+        explains: `(explained, tried)`: the number of cases that the defects explain, and the number
+            of cases of the feature that were tried.
         beside: earlier features with defects that also affect these cases.
     """
 
@@ -69,14 +70,14 @@ class _Seen:
         return not self.right.fits(predicted) or self.right.worst(predicted)[0] > self.bound
 
     def explained(self, candidates: tuple[Defect, ...]) -> bool:
-        """Do these defects together give the result of the case?"""
+        """Do these defects, applied together, give the result of the case?"""
         name = tuple((defect.key, defect.number) for defect in candidates)
         if name not in self.known:
             self.known[name] = self._explained(candidates)
         return self.known[name]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
-        """Return the absolute logarithm of the ratio of the predicted to the actual error."""
+        """Return |log(predicted error / actual error)|, where 0 means equal errors."""
         expected = _with(candidates, self.values)
         error = 0.0
         if expected is not None:

@@ -153,7 +153,7 @@ class Laid(NamedTuple):
 
 
 def laid(case: Case, name: str, a: Array) -> Laid:
-    """Store an array with the memory layout of a case; the result's `view` also takes tensors."""
+    """Store an array in the memory layout of a case; `view` restores the original shape."""
     layout = case.layout
     if layout == "transposed":  # the layout (B, T, H, d) of a projection
         return Laid(np.ascontiguousarray(a.swapaxes(1, 2)), lambda x: x.swapaxes(1, 2))
@@ -184,6 +184,6 @@ def laid(case: Case, name: str, a: Array) -> Laid:
 
 
 def in_memory(case: Case, a: Array, name: str) -> Array:
-    """Return the numbers that a kernel reads if it wrongly assumes contiguous memory."""
+    """Return the numbers that a kernel reads if the kernel wrongly assumes contiguous memory."""
     base = laid(case, name, a).base.reshape(-1)
     return np.resize(base, a.size).reshape(a.shape)

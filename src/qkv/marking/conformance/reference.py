@@ -12,7 +12,8 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.attend.formula import weigh
 
-# Scores have the shape (B, H, L, S). Query positions are i, key positions are j, G is Hq // Hkv.
+# Scores have the shape (B, H, L, S): batch, heads, queries, keys. Positions of queries are i, and
+# positions of keys are j. G is the number of query heads per key head.
 LINES = MappingProxyType(
     {
         "heads": "k, v = key.repeat(G, axis=1), value.repeat(G, axis=1)",
@@ -79,7 +80,7 @@ class Expected(NamedTuple):
     weights: Array
     lse: Array
     seen: Array
-    largest: float  # the largest visible score after each step
+    largest: float  # the largest absolute score of unmasked keys in any step
     d_query: Array | None = None
     d_key: Array | None = None
     d_value: Array | None = None
@@ -122,7 +123,7 @@ class Defect(NamedTuple):
     """A known defect of real kernels.
 
     Attributes:
-        key: its short name.
+        key: the short name of the defect.
         says: completes the sentence "as if ...".
         lines: replacements for lines of the formula, keyed by the name of the line.
         number: a number in the lines, such as a tile size, or None.
@@ -174,7 +175,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key, return the maximum over the sinks and all scores up to the end of its tile."""
+    """For each key, return the maximum of sinks and of all scores up to the end of its tile."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]
@@ -206,7 +207,7 @@ def _summed(x: Array, bits: float) -> Array:
 
 
 def _tiles(e: Array, v: Array, tile: int) -> Array:
-    """Compute one output per tile, using only its keys; return the mean of these outputs."""
+    """Compute an output from the keys of each tile; return the mean of these outputs."""
     parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
     outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
     return np.mean(outs, axis=0) if outs else e @ v

@@ -74,14 +74,14 @@ class Report:
         return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
     def remark(self, feature: str) -> str:
-        """Describe a feature in a few words, such as its largest error or its defect."""
+        """Describe a feature in a few words, such as "as if the kernel ignored softcap"."""
         status = self.features[feature]
         finding = self.findings.get(feature)
         if finding is not None and status == "wrong":
             if finding.explanation is not None:
                 same = f", as at {finding.like}" if finding.like else ""
                 if finding.explanation.beside and not same:
-                    same = f" (beside what is wrong at {', '.join(finding.explanation.beside)})"
+                    same = f" (in addition to the error at {', '.join(finding.explanation.beside)})"
                 return f"as if {finding.explanation.says}{same}"
             if finding.like:
                 return f"as at {finding.like}"
@@ -110,7 +110,7 @@ class Report:
         return [result for result in self.cases if result.feature == feature]
 
     def details(self, feature: str) -> list[str]:
-        """Return the smallest case of a wrong feature and the changed formula as lines of text."""
+        """Return lines of text: the smallest wrong case of a feature, and the changed formula."""
         finding = self.findings.get(feature)
         if finding is None:
             return []

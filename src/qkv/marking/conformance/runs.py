@@ -15,7 +15,8 @@ from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
 _LOADING = 12  # the time limit for loading, in multiples of a call's time limit
-_EXACT = 1e-13  # for float64
+_EXACT = 1e-13  # the allowed relative error for float64
+# the allowed relative error for float32, and its growth with the largest score
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
 _ROUNDINGS = 5  # The factor on the bound of gradients, which have more rounding errors.
 _JUDGED = 1e4  # The bound grows with scores up to this number.
@@ -59,22 +60,22 @@ class CaseResult:
 
 
 class Runs:
-    """Executes cases one at a time.
+    """Runs cases one after another, in a process that is started again after a crash.
 
     Args:
-        start: starts a process.
+        start: a function that starts the process.
     """
 
     def __init__(self, start: Callable[[], Isolated]) -> None:
         self._start = start
-        self._processes = ExitStack()  # one at most
+        self._processes = ExitStack()  # no process, or one process
         self._process: Isolated | None = None
 
     def load(self) -> Mapping[str, Any]:
         """Load the function; return its description.
 
         Raises:
-            ValueError: it cannot be loaded.
+            ValueError: the function cannot be loaded.
         """
         try:
             return self._begun()[1]
@@ -93,7 +94,7 @@ class Runs:
             reply = process.ask({"do": "call", "case": case.packed()})
         except Ended as end:
             self.close()
-            verbs = {"endless-loop": "it does not come back: ", "exits": "it ends: "}
+            verbs = {"endless-loop": "it does not return: ", "exits": "it ends: "}
             message = verbs.get(end.key, "it crashes: ") + end.shows
             return CaseResult(case, "wrong", message=message, ended=True)
         if "error" in reply:
@@ -120,9 +121,9 @@ def _judged(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult
     """Compare the returned arrays with the right answer."""
     outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
     if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
-        outputs = outputs[:1]  # drop weights that the case did not request
+        outputs = outputs[:1]  # drop weights, which the case did not request
     if len(outputs) != len(right.arrays):
-        return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays in place of"
+        return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays instead of"
                           f" {', '.join(right.names)}")  # fmt: skip
     for name, a, b in zip(right.names, right.arrays, outputs, strict=True):
         if a.shape != np.shape(b):
@@ -205,7 +206,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     lse = np.abs(right.lse[np.isfinite(right.lse)])
     if name == "lse":
         return relative * max(1.0, float(lse.max(initial=0)))
-    if name in ("d_query", "d_key", "d_value"):  # sums over all rows
+    if name in ("d_query", "d_key", "d_value"):  # gradients are sums over all rows
         size = float(np.abs(getattr(right, name)).max(initial=0))
         return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, size)
     scores = 0.0 if case.constant else min(right.largest, _JUDGED)
@@ -213,7 +214,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 
 
 def _half_bounds(case: Case, drawn: Drawn, right: Expected, judged: Any) -> list[float]:
-    """Return error bounds: twice the formula's half-precision error, plus one rounding error."""
+    """Return twice the error of the formula in half precision, plus one rounding error."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)

@@ -21,7 +21,7 @@ from qkv.marking.files.wire import Packer
 from qkv.marking.isolated import Packed, serve
 
 MEGABYTES = 8192
-# after these errors, a case is wrong instead of refused
+# a case with one of these errors is wrong; a case with another error is refused
 _SLIPS = (
     *(ArithmeticError, AttributeError, LookupError, MemoryError, NameError, RecursionError),
     *(SystemExit, KeyboardInterrupt, GeneratorExit),
@@ -83,7 +83,7 @@ class Worker:
 
     Args:
         task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays
-            they take (`"arrays"`) and the device of these arrays.
+            both take (`"arrays"`), and the device of these arrays (`"device"`).
         load: a function that loads the function described by an entry of `task`.
     """
 

@@ -1,6 +1,6 @@
 """The child process, which runs a student's file and calls the file's functions on request.
 
-The marker judges the results in its own process.
+Another process, the marker, judges the results.
 """
 
 import importlib.util
@@ -39,21 +39,21 @@ def main() -> None:
 
 
 class _Submission:
-    """A student's file, and the numbered objects in it that the marker can refer to.
+    """A student's file and its objects, each with a number that the marker uses in requests.
 
     Args:
-        file: the path.
+        file: the path of the file.
     """
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # indexed by number; kept alive so that no id is reused
+        self.things: list[Any] = []  # indexed by number; kept, so that their ids stay unique
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
 
     def answer(self, request: Packed, tell: Callable[[list[str]], None]) -> Packed:
-        """Reply to a request; errors of the student's code are also replies.
+        """Return the reply to a request; an error of the student's code is also a reply.
 
         Args:
             request: the request.
@@ -70,7 +70,7 @@ class _Submission:
         except BaseException as error:
             return {"error": _packed_error(error)}
         finally:
-            if getpid() != process:  # the file has forked: only one process may reply
+            if getpid() != process:  # the file has forked: end the fork
                 leave(0)
 
     def _read(self, tasks: list[str], tell: Callable[[list[str]], None]) -> Packed:
@@ -84,7 +84,7 @@ class _Submission:
             names = defined(source, Path(self.file).name)
             made_for = book.tasks if book is not None else None
             tasks = tasks or ([*made_for] if made_for is not None else tasks_in(names))
-            loader = SourceFileLoader(NAME, self.file)  # a loader that accepts any file extension
+            loader = SourceFileLoader(NAME, self.file)  # accepts any file extension
             self.module = _module(self.file, loader)
             if book is None:
                 loader.exec_module(self.module)
@@ -129,7 +129,7 @@ class _Submission:
         return [self._packed(getattr(self.module, name)) for name in names]
 
     def _find(self, names: list[str]) -> list[Any] | None:
-        """Return the first of these names in the file, with its object and parameters."""
+        """Return the first of these names that the file defines, its object and its parameters."""
         name = next((name for name in names if hasattr(self.module, name)), None)
         if name is None:
             return None
@@ -179,7 +179,7 @@ class _Submission:
         return number
 
     def _stale(self) -> list[Any]:
-        """Pack all arrays that an earlier call returned and a later call changed."""
+        """Pack the arrays that have changed since a call returned them."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
         stale = [[number, self._packed(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:
@@ -192,9 +192,9 @@ def _packed_error(error: BaseException) -> Packed:
     try:
         words = str.__str__(str(error))
     except BaseException:
-        words = "(its own words raise an error)"
+        words = "(the message cannot be read)"
     likely = None
-    with suppress(Exception):  # attributes of a student's object may raise an error
+    with suppress(Exception):  # reading an attribute of a student's object may fail
         likely = known(error)
     texts = likely and {name: text for name, text in vars(likely).items() if name != "variants"}
     return {
@@ -222,7 +222,10 @@ def _module(file: str, loader: SourceFileLoader) -> ModuleType:
 
 
 def _parameter(parameter: inspect.Parameter) -> Packed:
-    """Pack a parameter; its default is "" if it is missing, and None if it is not a number."""
+    """Pack a parameter of a function.
+
+    A missing default is packed as "", and a default that is not a number is packed as None.
+    """
     default = parameter.default if is_number(parameter.default) else None
     if parameter.default is parameter.empty:
         default = ""

@@ -36,7 +36,7 @@ class Student:
     files: tuple[str, ...] = ()
 
     def marked(self, marks: dict[str, Sequence[CheckResult]]) -> list[Marked]:
-        """Return the verdicts on each file; if there are no files, a single verdict says so."""
+        """Return each file and its verdicts, or one verdict that says that there are no files."""
         if not self.files:
             shows = f"no file or folder is named after {' or '.join(filter(None, self.names))}"
             return [(self.names[0], (not_marked("nothing-handed-in", shows, None),))]
@@ -76,7 +76,7 @@ def read_roster(path: StrPath) -> list[tuple[str, str]]:
     names: dict[str, str] = {}
     for identity, name in cells:
         if identity and identity in names:
-            raise ValueError(f"{path} has the id {identity} twice: each student needs their own")
+            raise ValueError(f"{path} has the id {identity} twice: give each student another id")
         names[identity] = name
     names.pop("", None)
     return [*names.items()]
@@ -96,9 +96,9 @@ def by_roster(
     """Create a row for each student in the roster, then for each file without a student.
 
     A file belongs to a student if the student's id is a word in one of these names: the file, the
-    given folder, or a folder between them. For example, the id `s12` is a word in
-    `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no id is found, the student's name is used
-    instead. If several ids are found, the longest id is used.
+    given folder, or a folder between these two. For example, the id `s12` is a word in
+    `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no student's id is found, the students' names
+    are searched. If several ids are found, the file belongs to the student with the longest id.
     """
     owners = [_owner_in(roster, _names_above(file, folders)) or ("", file) for file in files]
     grouped = {student.names: student for student in _grouped(owners, files)}
@@ -131,8 +131,8 @@ def _names_above(file: str, folders: Sequence[str]) -> list[str]:
 
 
 def _owner_in(roster: Sequence[tuple[str, str]], names: list[str]) -> tuple[str, str] | None:
-    """Return the student of the roster whose id or name is in these names, if there is only one."""
-    for column in range(2):  # ids, then names
+    """Return the student whose id or name is in these names; None if no single student fits."""
+    for column in range(2):  # search for ids, then for names
         owners = [
             student for student in roster if any(map(_pattern(student[column]).search, names))
         ]
@@ -145,7 +145,7 @@ def _owner_in(roster: Sequence[tuple[str, str]], names: list[str]) -> tuple[str,
 
 @functools.cache
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return a pattern that finds a name in a text, whatever separates the name's words."""
+    """Return a pattern that finds a name in a text, with any separators between its words."""
     words = [re.escape(word) for word in re.findall(r"[^\W_]+", name)]
     joined = r"[\W_]+".join(words) or "(?!)"  # a name without words is never found
     return re.compile(rf"(?<![^\W_]){joined}(?![^\W_])", re.IGNORECASE)
@@ -160,8 +160,8 @@ class ClassTable:
 
     Attributes:
         columns: the names of the columns that identify a row: file, student, or id and name.
-        marked: the name and the verdicts of each file; for a student without files, one verdict
-            says that there are none.
+        marked: the name and the verdicts of each file. A student without files has one verdict,
+            which says that no file was handed in.
     """
 
     def __init__(self, marked: Sequence[Marked], students: Students | None = None) -> None:
@@ -209,7 +209,7 @@ class ClassTable:
             yield names, points, sum(counted.values()), " ".join(keys)
 
     def write_csv(self, path: StrPath) -> None:
-        """Write a line per row: names, points per task, total points and mistakes.
+        """Write a CSV file. Each line has names, points per task, total points and mistakes.
 
         Raises:
             OSError: the file cannot be written.
@@ -218,7 +218,8 @@ class ClassTable:
         lines = csv.writer(text)
         lines.writerow([*self.columns, *self.tasks, "points", "mistakes"])
         for names, points, total, mistakes in self.rows():
-            lines.writerow([*map(_plain, names), *points, total, mistakes])  # None: empty
+            # csv writes None as an empty cell
+            lines.writerow([*map(_plain, names), *points, total, mistakes])
         with replacing(path) as out:
             out.write(text.getvalue().encode("utf-8", "replace"))
 
@@ -262,7 +263,7 @@ def _cell(tag: str, content: object, attributes: str = "") -> str:
 
 
 def _points(results: Sequence[CheckResult]) -> int:
-    """Return a file's points in a task: those of its worst function for the task."""
+    """Return a file's points in a task: the points of the worst function for the task."""
     return min(result.points for result in results)
 
 
@@ -292,7 +293,7 @@ def files_in(folder: StrPath) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is the path a file, a broken link or unreadable, as opposed to a folder or a device?"""
+    """Is the path a file, a broken link or unreadable? Folders and devices are not marked."""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

@@ -1,6 +1,7 @@
-"""Write verdicts in files for other programs: JUnit XML, or Gradescope's results.json.
+"""Write verdicts to files for other programs: JUnit XML, or Gradescope's results.json.
 
-CI systems and learning platforms read JUnit XML. The format of Gradescope:
+CI systems and learning platforms read JUnit XML. Gradescope is a grading system, whose format is
+described at
 https://gradescope-autograders.readthedocs.io/en/latest/specs/
 """
 
@@ -70,7 +71,7 @@ def write_features(path: StrPath, name: str, tests: Sequence[tuple[str, str, str
 
 
 def write_gradescope(path: StrPath, marked: Sequence[tuple[str, Sequence[CheckResult]]]) -> None:
-    """Write the verdicts on one submission, as one 10-point test per task.
+    """Write the verdicts on one student's files for Gradescope: one test of 10 points per task.
 
     Args:
         path: the file to write.

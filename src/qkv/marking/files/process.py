@@ -22,7 +22,7 @@ MEGABYTES = 2048
 _CELL = 6  # the factor on the time limit for a notebook cell: some lessons train a model
 
 _WORDS = re.compile(r"\w+")
-# a verdict, and the call of its function if the function is probably an unrelated helper, or ""
+# a verdict, and the function's call if the function is probably an unrelated helper (otherwise "")
 _Verdict = tuple[CheckResult, str]
 
 
@@ -35,33 +35,34 @@ def check_file(
     megabytes: int = MEGABYTES,
     waiting: Callable[[], None] = lambda: None,
 ) -> tuple[CheckResult, ...]:
-    r"""Check a Python file or a Jupyter notebook; its code runs in a separate process.
+    r"""Mark the functions of a Python file or a Jupyter notebook in a separate process.
 
-    A lesson's notebook is marked only for the tasks of the lesson, not for functions that the
-    lesson itself defines. The code cells run in order, without magics. If a cell fails, the verdict
-    names the cell, and the following cells still run.
+    A lesson's notebook is marked only for the tasks of the lesson. Functions that the lesson itself
+    defines are not marked. The code cells run in order, without magics. If a cell fails, the
+    verdict names the cell, and the following cells still run.
 
-    The file's functions run in the separate process. Their results are judged in this process by
-    code that the file cannot change. If a function of qkv, torch or scipy computes the answer, the
-    file gets no points, and `helped_by` names the function.
+    The file's functions run in the separate process. This process judges the results, with code
+    that the file cannot change. If a function of qkv, torch or scipy computes the answer, the file
+    gets no points, and `helped_by` names the function.
 
     The memory of the separate process is limited, and the process is ended if a task takes too
-    long. The limits protect against accidents, such as an endless loop, but not against malicious
-    code: the process is not a sandbox, and the file has all rights of the user who runs it. The
-    file's output is not shown, and `input()` raises an EOFError. Syntax errors, calls of `sys.exit`
-    and missing functions are reported like other mistakes. If the file causes an error in the
-    marker itself, the verdict is `"not-marked"` with the reason.
+    long. The limits protect against accidents, such as an endless loop. They do not protect against
+    malicious code: the process is not a sandbox, and the file has all rights of the user who runs
+    `check_file`. The file's output is not shown, and `input()` raises an EOFError. Syntax errors,
+    calls of `sys.exit` and missing functions are reported like other mistakes. If the file causes
+    an error in `check_file` itself, the verdict is `"not-marked"` with the reason.
 
     Args:
         path: the file.
-        task: the name of a task or of its function; None for all tasks whose function is in the
-            file.
+        task: the name of a task, or of the function that a task expects. None selects all tasks
+            whose functions are in the file.
         seed: the random seed for the inputs, as for `check`.
         seconds: the time limit for reading the file and for each task. None uses each task's own
             limit, which is 10 seconds for most tasks. A notebook cell may take six times the
             longest limit of the notebook's tasks, because some lessons train a model. While other
             programs keep the processors busy, all limits are extended.
-        megabytes: the memory limit, in addition to the memory of the libraries (not on Windows).
+        megabytes: the memory limit, in addition to the memory of the libraries. Windows has no
+            limit.
         waiting: a function to call several times per second during the run.
 
     Returns:
@@ -102,7 +103,7 @@ def check_file(
     verdicts = _without_helpers(results)
     if task is None:
         return tuple(verdicts)
-    name = task_of(task).name  # verdicts on a file that cannot be run have no task
+    name = task_of(task).name  # a verdict on a file that cannot run has no task
     return tuple(replace(result, task=result.task or name) for result in verdicts)
 
 
@@ -206,7 +207,7 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
 
 
 def _helper(task: Task, found: Found, result: CheckResult) -> str:
-    """If a function is probably an unrelated helper, return its call; otherwise, return ""."""
+    """Return the call of a function that is probably an unrelated helper; otherwise, ""."""
     if found.name not in task.everyday:
         return ""
     expected = {*_WORDS.findall(task.signature)} - {found.name}

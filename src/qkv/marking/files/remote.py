@@ -32,7 +32,7 @@ class Remotes:
         ask: a function that sends a request and returns the reply.
 
     Attributes:
-        helped: the library functions called since this set was last cleared.
+        helped: the names of all library functions that the student's functions have called.
     """
 
     def __init__(self, ask: Callable[[Packed], Packed]) -> None:
@@ -44,7 +44,7 @@ class Remotes:
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call a student's function; return its result or raise its error.
 
-        If the function changes its arguments, their copies in this process also change.
+        If the function changes an argument, the copy of the argument in this process also changes.
         """
         packer = Packer(lambda value: self._numbers.get(id(value)))
         sent = {
@@ -76,7 +76,7 @@ class Remotes:
         return self._read(self.ask("get", thing, name=name))
 
     def find(self, names: Sequence[str]) -> Found | None:
-        """Return the first of these names in the file, with its object and signature."""
+        """Return the function with the first of these names that the file defines, or None."""
         row = self._value({"do": "find", "names": [*names]})
         if row is None:
             return None
@@ -96,7 +96,7 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number; repeated calls return the same object."""
+        """Return the object with this number: a new object, or an updated earlier object."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
@@ -121,7 +121,7 @@ class Remote(Elsewhere):
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return str(self._remotes.ask("name", self))
-        if name.startswith("_"):  # NumPy and inspect look for such names
+        if name.startswith("_"):  # NumPy and inspect ask for names such as __array__
             raise AttributeError(name)
         return self._remotes.get(self, name)
 
@@ -158,7 +158,7 @@ def _write(target: Any, new: Any) -> bool:
     if isinstance(target, np.ndarray):
         if target.dtype != new.dtype:
             return False
-        with suppress(ValueError):  # the array is a view, or read-only
+        with suppress(ValueError):  # the target is a view, or read-only
             if target.shape != new.shape:
                 target.resize(new.shape, refcheck=False)
             target[...] = new

@@ -16,7 +16,7 @@ from qkv.marking.outcome import RAISED
 from qkv.marking.tasks import TASKS
 
 NOTEBOOK = ".ipynb"
-_LIVE = "live"  # The tag of cells that only show a page.
+_LIVE = "live"  # The tag of notebook cells that only show a page.
 _PYTHON = re.compile(r"%%(time|timeit|capture|prun)\b")  # Cell magics that run the cell as Python.
 _MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE)
 
@@ -34,10 +34,10 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
         warnings.simplefilter("ignore")
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-            source.decode(encoding)  # Python's parser does not decode comments
+            source.decode(encoding)  # ast.parse does not check the bytes of comments
             tree = ast.parse(source, file)
-        # ValueError: null bytes, or bytes that are invalid in the encoding.
-        # RecursionError or MemoryError: a thousand nested brackets.
+        # A ValueError is raised for null bytes, and for bytes that are invalid in the encoding. A
+        # RecursionError or a MemoryError is raised for a thousand nested brackets.
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error) or "too deeply nested") from error
     return {*_names(tree.body)}
@@ -78,8 +78,8 @@ class Notebook:
     Attributes:
         cells: the code cells in order, each as `(number, code)`; numbers start at 1. Magics are
             removed, and cells that only show a live page are omitted.
-        tasks: the tasks (or function names) that the notebook lists for marking; None if it lists
-            none.
+        tasks: the tasks, or the names of functions, that the notebook's metadata lists; None if the
+            metadata has no list.
     """
 
     cells: tuple[tuple[int, str], ...]
@@ -142,7 +142,7 @@ def _plain(source: str) -> str:
     if source.lstrip().startswith("%%"):
         first, _, rest = source.lstrip().partition("\n")
         source = rest if _PYTHON.match(first) else ""
-    # valid Python is not changed, because a line inside a string may begin with %
+    # do not change valid Python: a line inside a string may begin with %
     return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
 
 

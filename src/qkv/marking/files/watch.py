@@ -1,4 +1,4 @@
-"""Record library calls of a student's function, because some calls compute the answer."""
+"""Record the library calls of a student's function: a library may compute the answer."""
 
 import sys
 import threading
@@ -8,15 +8,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_MARKING = str(Path(__file__).parents[1])  # The marker, which calls the student's functions.
-_LIBRARY = str(Path(__file__).parents[2])  # The whole package.
+_MARKING = str(Path(__file__).parents[1])  # The folder of qkv.marking.
+_LIBRARY = str(Path(__file__).parents[2])  # The folder of qkv.
 _SOFTMAX = frozenset({"softmax", "log_softmax", "logsumexp", "Softmax.forward"})
 _ATTENTION = frozenset(
     {"scaled_dot_product_attention", "multi_head_attention_forward", "MultiheadAttention.forward"}
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
 )
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
-_PRINTED = "Unread.write"  # while output is hidden, print() calls this method
+_PRINTED = "Unread.write"  # print() calls this method if output is hidden
 _SWITCHED_OFF = "sys.setprofile"
 _set, _get = sys.setprofile, sys.getprofile  # saved before a student's file runs
 
@@ -29,13 +29,13 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in this context, including any attempt to stop the recording."""
+        """Record the calls in a `with` block, including calls that stop the recording."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
         try:
             yield
-            if _get() is not spy:  # an error at the recursion limit also removes the spy
+            if _get() is not spy:  # a RecursionError in the spy also removes the spy
                 self.called.add(_SWITCHED_OFF)
         finally:
             _set(None)

@@ -1,8 +1,8 @@
 """Send arrays and other objects as JSON between the marker and the student's process.
 
 Numbers, texts, arrays, lists, tuples and mappings are sent by value. Each object from the student's
-process also has a number. If the marker passes the object (for example, a cache) to a later call,
-only the number is sent, and the student's function receives its original object.
+process also has a number. If the marker passes such an object (for example, a cache) to a later
+call, only the number is sent, and the student's function receives the original object.
 """
 
 import base64
@@ -27,7 +27,8 @@ class Packer:
     """Encodes the objects of one message.
 
     Args:
-        known: a function that returns an object's number on the other side, or None.
+        known: a function that returns the number of an object in the student's process, or None for
+            an object without a number.
     """
 
     def __init__(self, known: Callable[[Any], int | None]) -> None:
@@ -62,7 +63,7 @@ class Packer:
         try:
             a = numbers(thing)
         except (Exception, SystemExit):
-            if not depth:  # the caller of the function would get the same error
+            if not depth:  # the student's function returned this object
                 raise
             a = None
         if a is None:
@@ -80,9 +81,9 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
     Args:
         packed: the result of `Packer.pack`.
-        held: a function that takes an object's number and the object in this message, and returns
-            the object to use. The object in the message is None if only the number was sent, and an
-            `Opaque` if the object cannot be sent by value.
+        held: a function that takes the number of an object and the object in this message, and
+            returns the object to use. The object in the message is None if only the number was
+            sent. It is an `Opaque` if the object cannot be sent by value.
     """
     if "v" in packed:
         return packed["v"]
@@ -105,11 +106,11 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
 @dataclass(frozen=True)
 class Opaque:
-    """A student's object that cannot be sent by value, such as an object of their own class.
+    """A student's object that cannot be sent by value, such as an object of a class in the file.
 
     Attributes:
         kind: the name of the object's type.
-        calls: is the object callable?
+        calls: whether the object can be called.
     """
 
     kind: str
