@@ -17,7 +17,7 @@ from qkv.marking.files import child
 
 
 class Fork:
-    """What is used of a `subprocess.Popen`, of a fork of the process behind `end`."""
+    """A fork, with the methods of `subprocess.Popen` that `Isolated` uses."""
 
     def __init__(self, end, given, stderr):
         self._end, self._code = end, None
@@ -56,7 +56,7 @@ class Fork:
 
 
 class Forks:
-    """The process that forks; `start` stands for the `subprocess.Popen` that is given."""
+    """A process that forks on request; `start` replaces `subprocess.Popen`."""
 
     def __init__(self, popen):
         self._end, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -79,7 +79,7 @@ class Forks:
 
 
 def serve(end):
-    """Fork for each request that comes, and tell how the fork ended where that is asked."""
+    """Answer requests: fork, or report how the last fork ended."""
     pid = 0
     while True:
         said, files, *_ = socket.recv_fds(end, 1 << 16, 3)
@@ -98,7 +98,7 @@ def serve(end):
 
 
 def run(given, files):
-    """Be the process that was to be started."""
+    """Run the child process of the marker in this fork."""
     try:
         os.setsid()
         for number, file in enumerate(files):

@@ -49,7 +49,7 @@ def forks():
 
 @pytest.fixture
 def quick(forks, monkeypatch):
-    """Processes that are forked and not started, which takes a twentieth of the time."""
+    """Fork processes instead of starting Python, which is twenty times faster."""
     if forks is not None:
         monkeypatch.setattr(isolated.subprocess, "Popen", forks.start)
 
@@ -222,9 +222,9 @@ def test_a_helper_is_not_taken_for_an_answer_and_that_is_said(file, name, source
     (line,) = [one for one in result.message.splitlines() if one.startswith("Not marked for ")]
     assert line.endswith(f": {said}.")
     task = "kv-cache" if name == "step" else name
-    assert only(path, task).task == task  # where it is asked for
+    assert only(path, task).task == task  # the task is requested
     assert only(path, task).points == 0
-    assert only(file(source)).task == task  # where there is nothing else
+    assert only(file(source)).task == task  # the file has no other function
 
 
 @pytest.mark.usefixtures("quick")
@@ -322,22 +322,22 @@ def test_a_process_that_had_no_processor_is_waited_for(file, tmp_path, monkeypat
     note, asked = tmp_path / "note", []
 
     def processor(pid):
-        if note.exists():  # it is in its loop
+        if note.exists():  # the loop has begun
             asked.append(pid)
-        return True, max(0.0, len(asked) - 15.0)  # seconds, of which it has had enough in the end
+        return True, max(0.0, len(asked) - 15.0)  # CPU seconds: 0 for the first 15 questions
 
     monkeypatch.setattr(isolated, "processor", processor)
     monkeypatch.setattr(isolated, "_PATIENCE", 1e6)
     monkeypatch.setattr(isolated, "_TICK", 0.01)
     source = f"def softmax(x):\n    open({str(note)!r}, 'w')\n    while True: pass"
-    result = only(file(source), seconds=0.05)  # five times asked
+    result = only(file(source), seconds=0.05)  # as long as five questions
     assert result.mistakes == ("endless-loop",)
     assert len(asked) > 15
 
 
 @pytest.mark.attack
 def test_a_process_that_a_busy_machine_puts_to_sleep_is_waited_for(file, tmp_path, monkeypatch):
-    """It sleeps whenever it is looked at, and still gets a little of each second."""
+    """The process sleeps at each measurement, but uses 0.04 s of CPU time per second."""
     note, asked = tmp_path / "note", []
 
     def processor(pid):
@@ -359,7 +359,7 @@ def test_a_process_that_never_gets_the_processor_is_not_waited_for_without_end(f
     begin = time.monotonic()
     result = only(file("def softmax(x):\n    while True: pass"), seconds=0.2)
     assert result.mistakes == ("endless-loop",)
-    assert time.monotonic() - begin >= 0.6  # three times what it may take
+    assert time.monotonic() - begin >= 0.6  # three times the time limit
 
 
 @pytest.mark.attack
@@ -374,7 +374,7 @@ def test_whoever_waits_is_called_meanwhile(file, monkeypatch):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only Linux says it so")
 def test_a_process_that_sleeps_does_not_wait_for_a_processor():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as sleeper:
-        for _ in range(3000):  # it starts, and then has nothing to do
+        for _ in range(3000):  # Python starts, and then waits for input
             if not isolated.processor(sleeper.pid)[0]:
                 break
             time.sleep(0.01)

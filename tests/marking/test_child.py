@@ -34,7 +34,7 @@ READ = {"do": "read", "tasks": []}
 
 
 def run(path, *requests, megabytes=2048, **options):
-    """What the process replies to requests, and how it ended."""
+    """Start the process, send requests, and return the replies and the exit code."""
     program = "from qkv.marking.files.child import main; main()"
     asked = [request | {"n": number} for number, request in enumerate(requests or (READ,))]
     done = subprocess.run(

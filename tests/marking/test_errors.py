@@ -68,7 +68,7 @@ def test_errors_are_alike_by_their_words_or_by_their_sizes():
     einsum = raised(lambda: np.einsum("ij,jk->ik", ones(1, 2), ones(3, 1)))
     assert not alike(product, einsum, exactly=True)
     assert alike(product, einsum, exactly=False)
-    assert not alike(product, dot, exactly=False)  # 3 and 2 are not 2 and 3
+    assert not alike(product, dot, exactly=False)  # the sizes (3, 2) differ from the sizes (2, 3)
     other = raised(lambda: ones(2, 3) @ ones(4, 3))
     assert not alike(product, other, exactly=False)
     assert not alike(ValueError("axes don't match array"), ValueError("no"), exactly=False)
@@ -103,14 +103,14 @@ def test_an_error_that_no_line_of_the_learner_s_raised_has_none():
 
 
 NAMED = {
-    "softmax": lambda x: np.exp(x) / no_such_name,  # noqa: F821 (the mistake that is made)
-    "attention": lambda q, k, v: no_such_name,  # noqa: F821 (the same)
-    "mask": lambda q, k, v, mask: no_such_name,  # noqa: F821 (the same)
-    "heads": lambda x, w_q, w_k, w_v, w_o, num_heads: no_such_name,  # noqa: F821 (the same)
-    "positions": lambda length, dim: no_such_name,  # noqa: F821 (the same)
-    "block": lambda x, parameters: no_such_name,  # noqa: F821 (the same)
-    "kv-cache": lambda x, cache, w_q, w_k, w_v: no_such_name,  # noqa: F821 (the same)
-    "decoder": lambda ids, weights, config: no_such_name,  # noqa: F821 (the same)
+    "softmax": lambda x: np.exp(x) / no_such_name,  # noqa: F821 (an undefined name)
+    "attention": lambda q, k, v: no_such_name,  # noqa: F821 (an undefined name)
+    "mask": lambda q, k, v, mask: no_such_name,  # noqa: F821 (an undefined name)
+    "heads": lambda x, w_q, w_k, w_v, w_o, num_heads: no_such_name,  # noqa: F821 (an undefined name)
+    "positions": lambda length, dim: no_such_name,  # noqa: F821 (an undefined name)
+    "block": lambda x, parameters: no_such_name,  # noqa: F821 (an undefined name)
+    "kv-cache": lambda x, cache, w_q, w_k, w_v: no_such_name,  # noqa: F821 (an undefined name)
+    "decoder": lambda ids, weights, config: no_such_name,  # noqa: F821 (an undefined name)
 }
 
 
@@ -173,7 +173,7 @@ def test_words_of_an_error_get_one_full_stop_at_most(words, ends):
 
 D = "query.shape[-1]"
 MOST_LIKELY = [
-    # a name that is missing: (task, style, what is planted, its key, what is told)
+    # missing names: (task, style, old text, new text, key of the mistake, part of the message)
     ("softmax", "arrays", "np.exp", "exp", "name-unknown", "exp is used, .*np.exp is meant"),
     ("softmax", "loops", "total = 0.0", "pass", "name-before-value", "total is used before"),
     ("attention", "matmul", "soft(sc", "sotf(sc", "name-unknown", "sotf is .* soft is meant"),
@@ -187,7 +187,7 @@ MOST_LIKELY = [
     ("self-attention-class", "loop", "x @ self.w_q", "x @ self.w_qq", "name-unknown", "w_q is me"),
     ("block", "arrays", '["norm1_scale"]', '["norm1_scle"]', "key-unknown", "'norm1_scale' is"),
     ("block", "loops", 'par["w_k"]', 'par["W_k"]', "key-unknown", "'W_k', which .*'w_k' is meant"),
-    # a slip: the key is what is told
+    # slips: the message is the text of the mistake
     ("softmax", "loops", "0.0", "math.exp(x[i])", "array-for-number", ""),
     ("attention", "lists", "len(k)", "len(k) + 1", "index-past-end", "n elements has the index"),
     ("attention", "tables", "range(d)", "range(d + 1)", "index-past-end", ""),

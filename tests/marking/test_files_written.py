@@ -24,7 +24,7 @@ def test_the_commonest_mistakes_are_counted_by_task_and_name():
     assert table.commonest == [
         (4, "file", "syntax-error"),
         (2, "attention", "a"),
-        (2, "attention", "b"),  # as often as a, and met before it
+        (2, "attention", "b"),  # as often as the mistake a
         (1, "attention", "no-max"),
     ]
 
@@ -76,7 +76,7 @@ def test_what_is_written_takes_the_place_of_an_old_file_as_a_whole(tmp_path, kin
             "html": table.write_html,
             "xml": lambda path: write_junit(path, table.marked),
         }[kind](target)
-        assert old.read() == "old"  # what reads it meanwhile is not given a half
+        assert old.read() == "old"  # an open file keeps its old content
     assert "x" in target.read_text()
     assert [one.name for one in tmp_path.iterdir()] == [target.name]
 

@@ -17,7 +17,7 @@ from .test_check_file import SOFTMAX, file, forks, only, quick
 pytestmark = pytest.mark.attack
 
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-ATTENTION = "\ndef attention(q, k, v):\n    return q"  # wrong, and marked all the same
+ATTENTION = "\ndef attention(q, k, v):\n    return q"  # a wrong function, which is also marked
 ODD = """
 class Odd:
     def __getattribute__(self, name):
@@ -60,7 +60,7 @@ FORGED = [
     b'{"task": "mask", "result": {"message": "", "example": {}}, "helper": ""}',
 ]
 
-# what the file does, and what its first verdict says of it
+# pairs of a source text and the first mistake in its verdict
 FILES = [
     ("class E(Exception):\n    def __str__(self):\n        raise self\nraise E", "file-raises"),
     ("class E(Exception):\n    def __str__(self):\n        return 3\nraise E", "file-raises"),
@@ -100,7 +100,7 @@ FILES = [
     ("def softmax(x):\n    return 'x' * (1 << 24)", "wrong-type"),
     (BACK.replace("return x", "return np.broadcast_to(1.0, (1 << 29, 1 << 29))"), "out-of-memory"),
     (BACK + "softmax.__name__ = '\\ud800\\x1b[2J'", "returns-input"),
-    # what is left of libraries and of the process
+    # files that damage libraries or the process
     (BACK + "sys.setrecursionlimit(60)", None),
     (BACK + "sys.modules.clear()", None),
     (BACK + "sys.stdout.close()\nsys.stdin.close()", "returns-input"),
@@ -227,7 +227,7 @@ def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, tmp_path, m
     (folder / "b" / "loop.py").symlink_to("loop.py")
     (folder / "b" / "nowhere.py").symlink_to("no such file")
     if hasattr(os, "mkfifo"):
-        os.mkfifo(folder / "b" / "pipe.py")  # nobody will ever write to it
+        os.mkfifo(folder / "b" / "pipe.py")  # a pipe without a writer
     mark = check_file
 
     def refused(path, *given, **named):
@@ -236,7 +236,7 @@ def test_a_file_that_cannot_be_read_is_a_row_of_the_table(handed_in, tmp_path, m
         return mark(path, *given, **named)
 
     monkeypatch.setattr("qkv.marking.check_file", refused)
-    (tmp_path / "class" / "other.py").touch()  # not all in folders: a row for each file
+    (tmp_path / "class" / "other.py").touch()  # a file without a folder: each file has a row
     lines = [line.split() for line in table(folder).stdout.splitlines()]
     assert [line[1:] for line in lines[1:5]] == [
         ["10", "10"],

@@ -78,14 +78,14 @@ def test_the_line_that_is_told_is_the_innermost_of_the_file():
     source = "def f():\n    int('x')\n\nf()"
     said = of_error(raised(source, "/a/mine.py"), "/a/mine.py").message
     assert "It shows: line 2: ValueError: invalid literal" in said
-    # what a library raises is told by the line that called it
+    # for an error in a library, the verdict names the line that called the library
     source = "import json\n\njson.loads('{')"
     assert "line 3: JSONDecodeError" in of_error(raised(source, "mine.py"), "mine.py").message
     assert "It shows: ValueError: no" in of_error(ValueError("no"), "mine.py").message
 
 
 def test_a_syntax_error_says_itself_where_it_is():
-    # of a file that the file imports: its own line would be that of the import
+    # the verdict omits the line of ast.parse: it is not the line of the syntax error
     source = "import ast\n\nast.parse('(')"
     said = of_error(raised(source, "mine.py"), "mine.py").message
     assert "It shows: SyntaxError: '(' was never closed" in said

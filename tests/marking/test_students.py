@@ -35,7 +35,7 @@ def owners(*files, folders=("class",), roster=ROSTER):
         ("class/week1/ben/deep/a.py", "s12"),
         ("class/s123.py", ""),
         ("class/bengt.py", ""),
-        ("class/s1_s4.py", ""),  # of two ids as long, neither
+        ("class/s1_s4.py", ""),  # two ids of equal length: no owner
     ],
 )
 def test_a_file_belongs_to_whom_it_is_named_after(file, owner):

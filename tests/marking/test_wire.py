@@ -48,11 +48,11 @@ def test_what_has_too_many_numbers_is_not_packed():
         Packer(lambda _: None).pack(np.broadcast_to(1.0, (MOST + 1,)))
     itself = []
     itself.append(itself)
-    told = Packer(lambda _: 1).pack(itself)  # ends
+    told = Packer(lambda _: 1).pack(itself)  # no endless recursion
     assert told["r"] == 1
 
 
-# what a function of a file does has the verdict that it has where it is called in this process
+# each function gets the same verdict in a file as in this process
 WAYS = {
     "a list of lists": """
 def softmax(x):

@@ -1,4 +1,4 @@
-"""Five kernels with a mistake each, written without a look at the table of known defects."""
+"""Five kernels with one mistake each, written without knowledge of the known defects."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ def summed(scores, value, query):
 
 
 def shifted(q_offset, length, keys):
-    """The offset as one number, or as an array that broadcasts to (B, H, L, S)."""
+    """Return the offset as a number, or as an array that broadcasts to (B, H, L, S)."""
     offset = {None: 0, "start": 0, "end": keys - length}.get(
         q_offset if isinstance(q_offset, str | None) else "", q_offset
     )
@@ -34,7 +34,7 @@ def shifted(q_offset, length, keys):
 
 
 def forgotten_output(query, key, value, scale=None):
-    """Online softmax over tiles of 32 keys: the sum is rescaled, and the output is not."""
+    """Online softmax over tiles of 32 keys. The mistake: only the sum is rescaled."""
     scores, value = scores_of(query, key, scale), repeated(value, query.shape[-3])
     top = np.full((*query.shape[:-1], 1), -1e30, query.dtype)
     total, out = np.zeros_like(top), 0
@@ -49,7 +49,7 @@ def forgotten_output(query, key, value, scale=None):
 
 
 def mask_after_softmax(query, key, value, attn_mask=None, scale=None):
-    """The mask multiplies the weights, which then no longer sum to 1."""
+    """The mistake: masked weights become 0 after softmax, so that weights do not sum to 1."""
     weights = weights_of(scores_of(query, key, scale))
     if attn_mask is not None:
         weights = weights * (attn_mask if attn_mask.dtype == bool else attn_mask > -np.inf)
@@ -57,7 +57,7 @@ def mask_after_softmax(query, key, value, attn_mask=None, scale=None):
 
 
 def cap_of_raw_scores(query, key, value, softcap=None, scale=None):
-    """tanh gets scores that are not divided by the cap."""
+    """The mistake: the scores are not divided by softcap before tanh."""
     scores = scores_of(query, key, scale)
     if softcap is not None:
         scores = np.tanh(scores) * softcap
@@ -65,7 +65,7 @@ def cap_of_raw_scores(query, key, value, softcap=None, scale=None):
 
 
 def symmetric_window(query, key, value, window=None, q_offset=None, scale=None):
-    """Both sides of the window are as wide as its left side."""
+    """The mistake: the right side of the window has the width of the left side."""
     scores = scores_of(query, key, scale)
     length, keys = scores.shape[-2:]
     if window is not None and window[0] is not None:
@@ -75,7 +75,7 @@ def symmetric_window(query, key, value, window=None, q_offset=None, scale=None):
 
 
 def lse_without_maximum(query, key, value, scale=None, return_lse=False):
-    """The log-sum-exp lacks the maximum that was taken from the scores."""
+    """The mistake: the maximum is not added to the log-sum-exp."""
     scores = scores_of(query, key, scale)
     out = summed(scores, value, query)
     left = scores - scores.max(-1, keepdims=True)

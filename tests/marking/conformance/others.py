@@ -13,7 +13,7 @@ def exp_and_sum(scores):
 def split_keys(query, key, value, is_causal=False, q_offset=0, scale=None):
     """Flash decoding: four runs of keys, joined by their log-sum-exps.
 
-    The mistake: runs are joined by the sums of weights, without the maxima they were taken from.
+    The mistake: the sums of runs are added without rescaling by the maximum of each run.
     """
     L, S = query.shape[2], key.shape[2]
     scale = scale if scale is not None else query.shape[-1] ** -0.5
@@ -31,9 +31,9 @@ def split_keys(query, key, value, is_causal=False, q_offset=0, scale=None):
 
 
 def packed_groups(query, key, value, attn_mask=None):
-    """Grouped heads as one product a key head: the queries of a group stand behind each other.
+    """Grouped heads: one product per key head, with the queries of a group in one array.
 
-    The mistake: groups are unpacked in the other order.
+    The mistake: the rows of groups are unpacked in the wrong order.
     """
     B, Hq, L, d = query.shape
     Hkv, S = key.shape[1:3]
@@ -56,7 +56,7 @@ def packed_groups(query, key, value, attn_mask=None):
 def banded(query, key, value, window=None, q_offset=0, is_causal=False):
     """A sliding window that gathers each query's own keys.
 
-    The mistake: a window of (left, right) takes `left` keys, the query's own among them.
+    The mistake: the `left` keys of a window include the key of the query itself.
     """
     B, H, L, d = query.shape
     S = key.shape[2]
@@ -98,7 +98,7 @@ def with_log2(query, key, value, sinks=None, return_lse=False, softcap=None):
 
 
 def paged(query, key, value, key_lengths=None, alibi_slopes=None):
-    """Keys in pages of 16, found by a table, as servers keep them.
+    """Keys in pages of 16 with a table of pages, as in servers.
 
     The mistake: lengths are rounded up to whole pages.
     """

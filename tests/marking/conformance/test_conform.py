@@ -25,7 +25,7 @@ def plain(q, k, v):
 
 
 def bounded(query, key, value, mask=None, causal=False, softmax_scale=None):
-    """With names of its own, and a causal mask that ends at the last key."""
+    """Attention with other argument names; the last query is aligned with the last key."""
     scale = query.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     scores = query @ key.swapaxes(-1, -2) * scale
     L, S = scores.shape[-2:]

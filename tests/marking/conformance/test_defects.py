@@ -160,5 +160,5 @@ def alike(one, other):
 
 
 def numbers(found):
-    """What a call gives: output, weights, LSE, and gradients where there are any."""
+    """Return the arrays of a result: output, weights, LSE and any gradients."""
     return [a for a in (*found[:3], found.d_query, found.d_key, found.d_value) if a is not None]

@@ -13,7 +13,7 @@ CASES = [case.fit({*case.options}, "end", ()) or case for case in CASES]
 
 
 def central(case, drawn, name, h=1e-6):
-    """The gradient of sum(grad_out * out), number by number, for all texts and heads at once."""
+    """Return the gradient of sum(grad_out * out) by central differences of each element."""
     assert case.Hq == case.Hkv  # so that no head depends on another
     found = np.zeros(drawn[name].shape)
     for place in np.ndindex(found.shape[2:]):

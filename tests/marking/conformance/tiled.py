@@ -1,4 +1,4 @@
-"""A kernel as people write them, with tiles and an online softmax; and ways to spoil it."""
+"""A kernel with tiles and an online softmax, and mistakes to plant in this kernel."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ TILE = 16
 
 
 def kernel(*spoiled, tile=TILE):
-    """The kernel, right where no word is given; each word is a mistake that it makes."""
+    """Return the kernel with these mistakes; without mistakes, the kernel is right."""
     unknown = {*spoiled} - SPOILS
     assert not unknown, unknown
 
@@ -142,7 +142,7 @@ def kernel(*spoiled, tile=TILE):
                         acc = acc.astype(np.float16).astype(np.float32)
                     top = higher
                 finite = np.where(top == -np.inf, 0, top)
-                known = ~(total <= 0)  # NaN is no reason to give 0
+                known = ~(total <= 0)  # a NaN total gives NaN, not 0
                 with np.errstate(all="ignore"):
                     rows = acc / total[:, None]
                 if not {"nan", "nan-tile"} & {*spoiled}:
@@ -173,7 +173,7 @@ def kernel(*spoiled, tile=TILE):
 
 
 def product(e, v, seen, leaks):
-    """Weights times values, where a hidden value counts as nothing."""
+    """Multiply weights by values; ignore masked NaN values unless `leaks` is set."""
     if leaks or np.isfinite(v).all():
         return e @ v
     out = e @ np.where(np.isfinite(v), v, 0)
@@ -184,14 +184,14 @@ def product(e, v, seen, leaks):
 
 
 def as_pointer(x):
-    """The numbers in the order in which they stand in memory, as a raw pointer reads them."""
+    """Return the numbers in memory order, as a kernel reads them through a pointer."""
     whole = x
     while isinstance(whole.base, np.ndarray):
         whole = whole.base
     return np.resize(whole.reshape(-1), x.size).reshape(x.shape)
 
 
-# each with the feature that shows it, and what may be said of it
+# for each mistake: the feature that shows the mistake, and the keys of fitting defects
 PLANTED = {
     "partial-tile": ("plain", "last-partial-tile"),
     "stale-acc": ("plain", "accumulator-not-rescaled"),
