@@ -188,7 +188,7 @@ def test_a_folder_gives_a_table_of_the_class(submissions, monkeypatch):
         ["class/=ben.py", "6", "6", "no-exp"],
         ["class/anna.py", "10", "2", "12", "no-softmax", "no-scaling"],
     ]
-    assert lines[5] == ["Commonest", "mistakes:"]
+    assert lines[5] == ["Most", "common", "mistakes:"]
     assert lines[6] == ["2", "no-exp", "(softmax)"]
     assert len(json.loads(run("class", "--task", "softmax", "--json").stdout)) == 3
 

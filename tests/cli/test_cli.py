@@ -152,7 +152,7 @@ def test_info_says_what_runs_and_where_models_are(monkeypatch: pytest.MonkeyPatc
     assert [(row["name"], row["place"]) for row in data["models"]] == [
         (name, place) for name, place, _ in qkv.models.places()
     ]
-    for value in (qkv.__version__, np.__version__, qkv.backend(), "/nowhere/hub", "nothing found"):
+    for value in (qkv.__version__, np.__version__, qkv.backend(), "/nowhere/hub", "not found"):
         assert value in result.stdout
     lesson = json.loads(run("info", *RANDOM, "--json").stdout)
     about = ("model", "layers", "heads", "vector_size", "most_tokens")

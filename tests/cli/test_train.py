@@ -161,7 +161,7 @@ def test_a_run_that_is_ended_goes_on(
         assert 10 <= step < 150
         last = said.decode().strip().splitlines()[-1]
         assert last.endswith(
-            f"stopped at step {step}: checkpoint and model are in {broken}: go on with: "
+            f"stopped at step {step}: checkpoint and model are in {broken}: continue with: "
             f"qkv train --resume -o {broken}"
         )
         assert qkv.load(broken).generate("The", max_new_tokens=2) is not None
@@ -197,7 +197,7 @@ def test_other_signals_end_it_as_ctrl_c_does(
     assert result.exit_code == 128 + one
     assert last_checkpoint(folder).about["step"] == 3
     assert result.stderr.strip().endswith(
-        f"stopped at step 3: checkpoint and model are in {folder}: go on with: "
+        f"stopped at step 3: checkpoint and model are in {folder}: continue with: "
         f"qkv train --resume -o {folder}"
     )
     assert qkv.load(folder).generate("The", max_new_tokens=2) is not None
@@ -335,7 +335,7 @@ def test_ctrl_c_before_the_first_step(
     result = run("train", corpus, *options)
     assert result.exit_code == 130
     assert "holds no step" in result.stderr
-    assert f"go on with: qkv train --resume -o {folder}" in result.stderr
+    assert f"continue with: qkv train --resume -o {folder}" in result.stderr
     monkeypatch.undo()
     assert run("train", "--resume", "-o", str(folder)).exit_code == 0
     assert [row["step"] for row in read_metrics(folder)] == [1, 2]

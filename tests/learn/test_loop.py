@@ -480,7 +480,7 @@ def test_a_full_disk_leaves_the_checkpoints(tmp_path: Path, monkeypatch) -> None
     with pytest.raises(OSError, match=r"checkpoint of step 4 cannot be written \(No space") as info:
         train(network(), Pull(), folder=tmp_path, steps=10, checkpoint_steps=2, snapshots=[])
     assert info.value.errno == errno.ENOSPC
-    assert "checkpoints/step-00000002.safetensors is whole" in info.value.strerror
+    assert "checkpoints/step-00000002.safetensors is complete" in info.value.strerror
     assert info.value.filename == str(tmp_path)
     assert checkpoints_of(tmp_path) == ["step-00000000.safetensors", "step-00000002.safetensors"]
     monkeypatch.setattr(run_folder_module, "replacing", replacing)
@@ -509,7 +509,7 @@ def test_a_full_disk_elsewhere(tmp_path: Path, monkeypatch) -> None:
         assert done.steps == 4
     with monkeypatch.context() as patch:
         patch.setattr(run_folder_module, "replacing", full)
-        with pytest.raises(OSError, match="there is no checkpoint before"):
+        with pytest.raises(OSError, match="there is no earlier checkpoint"):
             train(network(), Pull(), folder=tmp_path / "first", steps=4)
 
 

@@ -78,8 +78,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
         expected = ((array + done.parameters[name]) / 2).astype(np.float16)
         np.testing.assert_array_equal(shipped[name], expected.astype(np.float32))
     text = (place / "README.md").read_text()
-    reason = "(`training/make.py` explains the choice)"
-    assert f"Then the mean of the weights before and after that {reason}" in text
+    assert "before and after that (`training/make.py` explains the choice)" in text
     assert "5 steps" in text
     other = "held_out 1, in_sight 2.0, rate 0.01"
     assert f"Then 2 steps from there, with these changes: {other}." in text

@@ -1,4 +1,4 @@
-"""The command line: it parses options, calls the library, and prints the results."""
+"""The command line, which parses options, calls the library, and prints the results."""
 
 from importlib import import_module
 

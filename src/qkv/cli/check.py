@@ -1,4 +1,4 @@
-"""`qkv check`: mark solutions to the tasks of the course."""
+"""`qkv check`, which marks solutions to the tasks of the course."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -133,16 +133,16 @@ def check(
         tell("\n\n".join(_text(visible(file), result, grade) for file, result in results))
         if len(results) > 1:
             click.echo(f"\n{_sum([result for _, result in results])}")
-    if unwritten:  # raised last: all verdicts are printed by now
+    if unwritten:  # raised last, after all verdicts are printed
         raise OSError("; ".join(unwritten))
     if not all(result.passed for _, result in results):
         context.exit(FAILED)
 
 
 def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
-    """Yield each named file, each file in a named folder, and each named folder that is empty.
+    """Yield all named files, all files in named folders, and all named folders that are empty.
 
-    Raise an error if the only named path is an empty folder.
+    Raise an error if the only path is an empty folder.
     """
     from qkv.marking import files_in
 
@@ -161,7 +161,7 @@ def _paths(files: Sequence[str], folders: Sequence[str]) -> Iterator[str]:
 def _marked(
     files: Sequence[str], task: str | None, **options: Any
 ) -> "list[tuple[str, Sequence[CheckResult]]]":
-    """Mark each file; if the marker itself fails, report the failure in the file's verdict."""
+    """Mark each file; if the marker itself fails, the verdict on the file reports the failure."""
     from qkv.marking import check_file
     from qkv.marking.files.verdicts import unmarked
     from qkv.progress import progress
@@ -179,7 +179,7 @@ def _marked(
 
 
 def _unwritten(table: "ClassTable", paths: Mapping[str, Any]) -> Iterator[str]:
-    """Write each output file, and return messages about files that could not be written."""
+    """Write each output file; yield a message for each file that cannot be written."""
     from qkv import marking
 
     writers: dict[str, Callable[[str], None]] = {
@@ -241,7 +241,7 @@ def _print_table(table: "ClassTable") -> None:
         points.add_row(*(Text(visible(name)) for name in names), *cells, visible(mistakes))
     screen.print(points)
     if table.commonest:
-        screen.print("\nCommonest mistakes:")
+        screen.print("\nMost common mistakes:")
     for count, task, key in table.commonest[:_COMMON]:
         screen.print(f"  {count:>3} {key} ({task})", markup=False)
     if len(table.commonest) > _COMMON:
@@ -254,7 +254,7 @@ def _row(file: str, result: "CheckResult") -> dict[str, Any]:
 
 
 def _text(file: str, result: "CheckResult", grade: int) -> str:
-    """Return a verdict as text for a terminal, with hints up to level `grade`."""
+    """Return a verdict as text for a terminal, with the hints of the levels 1 to `grade`."""
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"

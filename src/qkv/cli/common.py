@@ -1,4 +1,4 @@
-"""Options, one-line errors and exit codes that all commands share."""
+"""The options, one-line errors and exit codes of all commands."""
 
 import difflib
 import errno
@@ -28,7 +28,7 @@ FAILED, BAD_REQUEST = 1, 2
 
 _DISK_FULL = [getattr(errno, name, None) for name in ("ENOSPC", "EFBIG", "EDQUOT")]
 
-# Errors that users can fix by changing the command; all others are runtime failures.
+# Users can fix these errors by changing the command; all other errors are failures.
 _REQUESTS = (
     ValueError,
     LookupError,
@@ -40,7 +40,7 @@ _REQUESTS = (
 
 
 class Program(click.Group):
-    """The group of all commands; it prints each error or warning as one line on stderr."""
+    """The group of all commands, which prints each error or warning as one line on stderr."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command; exit with 0 (done), 1 (failure), 2 (bad request) or 128 + signal."""
@@ -49,7 +49,7 @@ class Program(click.Group):
             return super().main(*args, **extra)
         _fill_closed_streams()
         try:
-            with answering(leave):  # so that unfinished files are removed
+            with answering(leave):  # a signal raises an error, so that unfinished files are removed
                 code = super().main(*args, **extra)
         except click.UsageError as error:
             path = error.ctx.command_path if error.ctx else str(self.name)
@@ -66,10 +66,10 @@ class Program(click.Group):
             warnings.showwarning = lambda text, *_: complain(_path(ctx), f"warning: {text}")
             try:
                 result = super().invoke(ctx)
-                if sys.stdout is not None:  # the shell may have closed the stream
+                if sys.stdout is not None:  # the shell may have closed standard output
                     sys.stdout.flush()
                 return result
-            except BrokenPipeError:  # the program that reads the output has ended
+            except BrokenPipeError:  # the reader of the output has ended
                 _forget_stdout()
             except Interrupted as error:
                 leave(error.signal)
@@ -102,8 +102,8 @@ class Program(click.Group):
 def _fill_closed_streams() -> None:
     """Connect standard streams that the shell closed (`2>&-`) to the null device.
 
-    Otherwise the next opened file would get the descriptor of a closed stream, and a library's
-    messages would be written to that file.
+    Otherwise, the next opened file gets the descriptor of a closed stream, and messages of
+    libraries go into this file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -115,7 +115,7 @@ _DEBUG = "qkv.debug"
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_DEBUG] = True  # the group and its command share this dictionary
+        context.meta[_DEBUG] = True  # the group shares this dictionary with the command
 
 
 debug_option = click.option(
@@ -128,7 +128,7 @@ debug_option = click.option(
 
 
 def writable(*suffixes: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Make a callback that checks, before any work, that an option's file can be written."""
+    """Make a callback that checks whether the file of an option can be written."""
 
     def check(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
         if path is None:
@@ -190,7 +190,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print the nu
 
 
 def console() -> "Console":
-    """Return standard output as a rich console; a closed pipe raises a BrokenPipeError."""
+    """Return a rich console for standard output; a closed pipe raises a BrokenPipeError."""
     from rich.console import Console
 
     from qkv.see.draw.terminal import with_a_width
@@ -203,7 +203,7 @@ def console() -> "Console":
 
 
 def print_json(data: Any) -> None:
-    """Print one line of JSON; escape non-ASCII letters if the stream cannot encode them."""
+    """Print data as one line of JSON; escape letters that the stream cannot encode."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = json.dumps(data, ensure_ascii=not encoding.lower().startswith("utf"), allow_nan=False)
     click.echo("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text))
@@ -239,6 +239,6 @@ def _in_words(error: Exception) -> str:
 
 
 def _forget_stdout() -> None:
-    """Send all further output to the null device, because the pipe is closed."""
+    """Redirect standard output to the null device, because the pipe is closed."""
     with suppress(OSError, ValueError):  # the stream is not a real file, for example in a test
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

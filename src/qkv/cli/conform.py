@@ -1,4 +1,4 @@
-"""`qkv conform`: a report card for an attention function."""
+"""`qkv conform`, which prints a report card for an attention function."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +104,7 @@ def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) 
 
 
 def _print(report: "Report") -> None:
-    """Print the card: a row for each feature, then the errors."""
+    """Print the report card: a row for each feature, and a summary."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""`qkv encode`: compute a vector for each line of a file, or each row of many files."""
+"""`qkv encode`, which computes a vector for each line of a file or each row of many files."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# arguments of `scale.encode`, and the options that set them
+# arguments in errors of `scale.encode` -> options of the command
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text per line"
 
@@ -146,14 +146,14 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
         if sys.stdin is None:
             raise ValueError("standard input is closed: give a file")
         texts = read_lines(sys.stdin.buffer, name, MOST)
-    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe can be read only once
+    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe can be read once
         texts = lines_of(file, MOST)
     else:
         texts = Lines(file, MOST)
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
     if isinstance(texts, Iterator) and model == "random":
-        texts = list(texts)  # the random model takes its vocabulary from the texts
+        texts = list(texts)  # the vocabulary of the random model comes from the texts
         if not texts:
             raise ValueError(_EMPTY.format(name))
     used = load_for(texts, model)
@@ -169,7 +169,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
 
 
 class Kept:
-    """An iterable of texts that stores each text it yields until `take` removes the text.
+    """An iterable of texts that also stores the texts until `take` removes them.
 
     >>> kept = Kept(["a", "b"])
     >>> [text.upper() for text in kept], kept.take(1), kept.take(1)
@@ -208,7 +208,7 @@ def write_vectors(path: str, model: "Model", texts: Iterable[str], name: str) ->
                 shape = (count + len(vectors), vectors.shape[1])
                 about = {"descr": vectors.dtype.str, "fortran_order": False, "shape": shape}
                 file.seek(0)
-                np.lib.format.write_array_header_1_0(file, about)  # has one length
+                np.lib.format.write_array_header_1_0(file, about)  # of fixed length
                 file.seek(0, os.SEEK_END)
                 file.write(vectors.tobytes())
             else:

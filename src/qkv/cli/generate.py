@@ -1,4 +1,4 @@
-"""`qkv generate`: continue texts."""
+"""`qkv generate`, which continues texts."""
 
 import os
 import re
@@ -11,7 +11,7 @@ import click
 from qkv.cli.common import json_option, print_json, writer_option
 from qkv.visible import visible
 
-# characters that control a terminal; joiners and direction marks belong to texts and are kept
+# characters that control a terminal, except the joiners and direction marks of texts
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 
@@ -65,7 +65,7 @@ def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **optio
         between = "" if used.continues else "\n"
         later = [prompt + between for prompt in prompts]  # printed after the first text
         pieces = used.generate(list(prompts), stream=True, **options)
-        begun = list(islice(pieces, 1))  # an error at the first token is raised before any output
+        begun = list(islice(pieces, 1))  # raises an error of the first token before any output
         _write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:
@@ -79,5 +79,5 @@ def _write(text: str) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
         text = _CONTROLS.sub(lambda match: visible(match[0]), text)
-    # color=True: click then keeps text that looks like a color code
+    # with color=True, click keeps text that looks like a color code
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)

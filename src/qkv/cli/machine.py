@@ -1,4 +1,4 @@
-"""The commands that describe this machine: `qkv bench` (speed), `qkv info` (versions, models)."""
+"""The commands `qkv bench` (speed of this machine) and `qkv info` (versions and models)."""
 
 import os
 import platform
@@ -89,7 +89,7 @@ def info(model: str | None, as_json: bool) -> None:
     click.echo("models")
     for name, source, folder in places():
         tell(visible(f"  {name}: {source}"))
-        tell(visible(f"      {folder if folder is not None else 'nothing found'}"))
+        tell(visible(f"      {folder if folder is not None else 'not found'}"))
     click.echo("  random: made on request, for lessons")
 
 

@@ -1,4 +1,4 @@
-"""`qkv serve`: serve a model over HTTP."""
+"""`qkv serve`, which serves a model over HTTP."""
 
 from pathlib import Path
 

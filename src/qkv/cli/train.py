@@ -1,4 +1,4 @@
-"""`qkv train`: train a model on text files."""
+"""`qkv train`, which trains a model on text files."""
 
 from typing import Any
 
@@ -56,13 +56,13 @@ def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     except (Interrupted, Diverged) as error:
         _draw(output)
         if isinstance(error, Interrupted):
-            say(f"{error}: go on with: qkv train --resume -o {output}")
+            say(f"{error}: continue with: qkv train --resume -o {output}")
         raise
     _draw(output)
     again = 'generate "The"' if run.objective == "causal" else 'show "A sentence."'
     say(
         f"{done.steps:,} steps, {done.tokens:,} tokens, {done.seconds:,.0f} s, "
-        f"loss {done.loss:.3f}: wrote {output}; go on with: qkv {again} --model {output}"
+        f"loss {done.loss:.3f}: wrote {output}; continue with: qkv {again} --model {output}"
     )
     if as_json:
         print_json({

@@ -1,4 +1,4 @@
-"""The commands that draw a view (walk, show, compare, play, replay, guess), and their options."""
+"""The commands that draw a view: walk, show, compare, play, replay, guess."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ from qkv.extras import need
 if TYPE_CHECKING:
     from qkv.see import Stories, Story, View
 
-# The file formats of a view: for each format, the option's name, the file endings, and the help.
+# The file formats of a view. For each format: the option's name, the file endings, the help.
 _FILES = (
     ("html", (".html", ".htm"), "Write the view as a page that needs no other file."),
     ("svg", (".svg",), "Also draw the picture to an SVG file."),
@@ -82,7 +82,7 @@ def present(
 ) -> None:
     """Make a view, write it to `files` (kind -> path), open its page, and print it."""
     if files.get("png") is not None:
-        need("matplotlib", "plot")  # before any work
+        need("matplotlib", "plot")  # raises an error before any work
     view = make()
     for kind, path in files.items():
         if path is not None:
@@ -250,7 +250,7 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
         try:
             hidden = tuple(dict.fromkeys(options["hide"]))
             return see.guess(question, top_k=top, **{**options, "hide": hidden})
-        except ValueError as error:  # the error names arguments, but the user typed options
+        except ValueError as error:  # replace the argument's name by the option's name
             message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
             raise ValueError(message) from error
 

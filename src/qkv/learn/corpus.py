@@ -1,4 +1,4 @@
-"""Sources of token sequences for objectives: sequences in memory, or text files of any size.
+"""Sources of token sequences for training: sequences in memory, or text files of any size.
 
 Files are read in blocks of a few megabytes.
 """
@@ -18,16 +18,16 @@ from qkv.files import StrPath
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-BLOCK = 1 << 22  # The number of bytes that are read at once, then cut and shuffled.
-_LONGEST_LINE = 1 << 18  # The maximum number of bytes of a line that are read or cut as a unit.
+BLOCK = 1 << 22  # The number of bytes of a block, which is read, cut and shuffled.
+_LONGEST_LINE = 1 << 18  # A longer line (in bytes) is read in parts.
 _STRETCH = 1 << 20  # The number of bytes in each part of a sample.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # Longer words (in letters) belong to a script without spaces.
+_LONGEST_WORD = 100  # Words with more letters belong to a script without spaces.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Source(Protocol):
-    """An endless source of token sequences; its state determines which sequences follow."""
+    """An endless source of token sequences; the state of a source determines its next sequences."""
 
     def take(self) -> Array:
         """Return the next sequence, (T,) integers."""
@@ -63,7 +63,7 @@ class Sequences:
         return self._sequences[next(self._orders)]
 
     def _from_here(self) -> Iterator[int]:
-        """Yield indices of sequences, beginning at the current state, and keep it up to date."""
+        """Yield indices of sequences, beginning at the current state; update the state."""
         while True:
             rng = np.random.default_rng([self._seed, self._epoch])
             for number in rng.permutation(len(self._sequences))[self._next :]:
@@ -72,7 +72,7 @@ class Sequences:
             self._epoch, self._next = self._epoch + 1, 0
 
     def state(self) -> dict[str, Any]:
-        """Return the number of the current random order, and the position in it."""
+        """Return the number of the current random order, and the position in this order."""
         return {"sequences": len(self._sequences), "epoch": self._epoch, "next": self._next}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Location:
-    """The place where the next line begins: the file, and the position in it."""
+    """The position where the next line begins: the file, the byte and the line number."""
 
     file: int = 0
     offset: int = 0
@@ -101,19 +101,19 @@ class Location:
 
 @dataclass(frozen=True)
 class Line:
-    """A line with its line end, or part of a very long line; `last` marks the end of a file."""
+    """A line with its line end, or a part of a very long line; `last` marks the end of a file."""
 
     text: str
     last: bool
 
 
 class Files:
-    """UTF-8 text files, which are read one after the other and in blocks.
+    """UTF-8 text files, which are read in blocks, one file after another.
 
     Attributes:
         paths: the paths of the files.
         sizes: the number of bytes in each file.
-        named: the name of the files in errors.
+        named: the phrase that names the files in errors.
 
     Raises:
         ValueError: no file is given, or all files are empty.
@@ -131,11 +131,11 @@ class Files:
             raise ValueError(f"corpus: {self.named} is empty: give a text")
 
     def block(self, location: Location, size: int = BLOCK) -> tuple[list[Line], Location]:
-        """Read about `size` bytes of lines at `location`; also return where the next line begins.
+        """Read about `size` bytes of lines at `location`; return them and the next location.
 
         Raises:
-            ValueError: a line is not UTF-8 or is not text (the message names file and line), or a
-                file has become shorter.
+            ValueError: a line is not UTF-8 or is not text (the message names the file and the
+                line), or a file has become shorter.
         """
         lines: list[Line] = []
         file, offset, number = location.file, location.offset, location.line
@@ -156,7 +156,7 @@ class Files:
         return lines, Location(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
-        """Yield all lines; above `most` bytes, yield a sample of about that size from all parts."""
+        """Yield all lines, or a sample of about `most` bytes if the files are larger."""
         total = sum(self.sizes)
         if most is None or total <= most:
             location = Location()
@@ -173,7 +173,7 @@ class Files:
                     raw = stream.read(share // stretches)
                     if len(raw) < share // stretches:
                         raise self._shrunk(file)
-                # Wrong bytes are ignored in a sample; reading the whole file raises an error.
+                # A sample ignores invalid bytes; reading the whole file raises an error.
                 texts = raw.decode("utf-8", "ignore").splitlines(keepends=True)
                 yield from texts[1:-1] or texts  # the first and the last line are incomplete
 
@@ -186,7 +186,7 @@ class Files:
         )
 
     def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
-        """Decode bytes of a file that begin at byte `offset` and in line `number`."""
+        """Decode a piece of a file, which begins at byte `offset` and in line `number`."""
         where = f"corpus: {self.paths[file]}"
         nul = raw.find(b"\0")
         if nul >= 0:
@@ -202,7 +202,7 @@ class Files:
 
 
 def need_two_words(files: Files) -> None:
-    """Raise an error unless the text has two different words; training needs at least two."""
+    """Raise an error if the text has fewer than two different words."""
     words: set[str] = set()
     for line in files.lines():
         words.update(re.findall(r"\w+|[^\w\s]", line[:_MOST_READ]))
@@ -218,8 +218,9 @@ Cut = Callable[[Sequence[Line]], list[Array]]  # consecutive lines -> sequences 
 class Corpus:
     """Sequences of token ids from text files, which are read and shuffled in blocks.
 
-    A block is a few megabytes of text. Its sequences are yielded in a random order, and then the
-    next block is read. After the last block, the first is read again; its order is then different.
+    A block is a few megabytes of text. The corpus yields the sequences of a block in a random
+    order, and then reads the next block. After the last block, it reads the first block again and
+    uses another order.
 
     Args:
         files: the text.
@@ -242,8 +243,11 @@ class Corpus:
         return next(self._sequences)
 
     def _from_here(self) -> Iterator[Array]:
-        """Yield the sequences, beginning at the current state, and keep it up to date."""
-        kept, count = None, 1  # the start of the block in memory; the sequences in a round
+        """Yield the sequences, beginning at the current state; update the state."""
+        kept, count = (
+            None,
+            1,
+        )  # the block in memory; sequences in a round
         while True:
             if kept != self._begin:  # a single block stays in memory
                 lines, end = self._files.block(self._begin, self._block)
@@ -318,8 +322,8 @@ def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
 def running(tokenizer: Tokenizer, length: int) -> Cut:
     """Cut text into parts of `length` + 1 tokens, including line ends.
 
-    The last token of a part is also the first token of the next part, so that each token is read
-    and predicted. If the tokenizer has an end-of-text token, this token ends each file.
+    The last token of a part is also the first token of the next part, so that the model predicts
+    every token. If the tokenizer has an end-of-text token, this token ends each file.
     """
     ends = [index for name, index in tokenizer.vocabulary.items() if name in ENDS]
     end = np.array(ends[:1], np.int32)
@@ -336,18 +340,18 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
-    """Yield the ids of texts, computed in small batches, so that Python can react to signals."""
+    """Yield the ids of texts; small batches let Python react to signals."""
     for part in parts_of(texts, _LONGEST_LINE):
         yield from tokenizer.ids_batch(part)
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """Read the next line; a very long line is cut after a space or between two characters."""
+    """Read the next line, or a part of a very long line, cut after a space or a character."""
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
     end = raw.rfind(b" ")
-    if end <= 0:  # if there is no space, drop the last character, which may be incomplete
+    if end <= 0:  # without a space, drop the last character, which may be incomplete
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1
@@ -356,11 +360,11 @@ def _piece(stream: BinaryIO) -> bytes:
 
 
 def _size(path: Path) -> int:
-    """Return the size of a regular file, which can be read several times."""
-    about = path.stat()  # raises a FileNotFoundError with the path
+    """Return the size of a file in bytes; raise an error if the file is not a regular file."""
+    about = path.stat()  # may raise a FileNotFoundError with the path
     if stat.S_ISDIR(about.st_mode):
         raise IsADirectoryError(f"corpus: {path} is a folder: name the text files in it")
     if not stat.S_ISREG(about.st_mode):
         raise ValueError(f"corpus: {path} is not a regular file: save it to a regular file first")
-    with path.open("rb"):  # raises a PermissionError before any work
+    with path.open("rb"):  # may raise a PermissionError
         return about.st_size

@@ -1,4 +1,4 @@
-"""The training loop: steps, checkpoints and snapshots; a run that diverges is stopped."""
+"""The training loop, with checkpoints, snapshots, and a stop if the loss diverges."""
 
 import math
 import shutil
@@ -25,7 +25,7 @@ from qkv.signals import Interrupted, answering, leave
 
 MOST_SKIPPED = 10  # After this many skipped steps in a row, the run ends.
 _MEMORY = 0.95  # The weight of the previous value in the running mean of a loss.
-_SOME = 20  # The number of steps after which a running mean is reliable.
+_SOME = 20  # After this number of steps, a running mean is reliable.
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
 _UNEASY = 1.0  # If a loss rises by this many nats, no checkpoint is written.
@@ -40,7 +40,7 @@ class Trained:
         folder: the folder of the run.
         steps: the number of steps, including skipped steps.
         tokens: the number of tokens that were read.
-        seconds: the duration, including the time before the run was resumed.
+        seconds: the duration of the training, including the time before the run was resumed.
         loss: the running mean of the loss over the last steps.
         skipped: the number of steps whose gradient was not finite.
     """
@@ -73,43 +73,45 @@ def train(
 ) -> Trained:
     """Train a network, and write the model to a folder.
 
-    The folder gets the model, which `qkv.load` reads; metrics.jsonl with a line for each step;
-    checkpoints/ with the last two checkpoints; and snapshots/, models of earlier steps in float16.
+    The folder then contains the model, which `qkv.load` reads; metrics.jsonl, with a line for each
+    step; checkpoints/, with the last two checkpoints; and snapshots/, with models of earlier steps
+    in float16.
 
-    With `resume=True`, a killed run continues from its last checkpoint. If the run is limited by
-    `steps` only, the result is bit for bit that of an uninterrupted run. On Ctrl-C, SIGTERM,
-    SIGHUP or SIGQUIT, the current step ends, and a checkpoint and the model are saved. A step is
+    With `resume=True`, a stopped run continues from its last checkpoint. If only `steps` limits the
+    run, the result is equal to the last bit to the result of an uninterrupted run. On Ctrl-C,
+    SIGTERM, SIGHUP or SIGQUIT, the run finishes the current step, and saves a checkpoint and the
+    model. A step is
     skipped with a warning if its gradient is not finite.
 
     Args:
         network: the network to train.
-        objectives: one objective, or several, whose weighted losses are added.
+        objectives: one objective, or several objectives, whose weighted losses are added.
         folder: the destination, which is created if it does not exist.
         steps: the number of steps.
         minutes: the maximum duration in minutes; give `steps`, `minutes` or both.
         schedule: the schedule of the learning rate; a number is the highest rate of a default
             `Schedule`.
-        optimizer: the optimizer of this network.
+        optimizer: the optimizer of this network; by default `AdamW(network)`.
         seed: the seed of the random numbers in each step.
         resume: continue from the last checkpoint in the folder.
         checkpoint_steps: the number of steps between two checkpoints.
         checkpoint_seconds: the maximum time in seconds between two checkpoints.
-        snapshots: the steps after which a snapshot is written; one is also written after the last
-            step. By default, these are about twelve steps at increasing intervals. With an empty
-            list, no snapshots are written.
-        settings: entries that are added to each checkpoint; a resumed run needs the same entries.
-        products: "bfloat16" rounds the factors of each product with weights to bfloat16, also for
-            the gradients for inputs; sums stay float32. On some processors this needs about 4/5 of
-            the time that float32 takes.
+        snapshots: the steps after which a snapshot is written; the last step also gets a snapshot.
+            By default, about twelve steps at increasing intervals. With an empty list, no snapshots
+            are written.
+        settings: additional entries for each checkpoint; a resumed run needs the same entries.
+        products: "bfloat16" rounds both factors of each matrix product with weights to bfloat16,
+            also in the backward pass; sums are in float32. On some processors, a step then takes
+            about 4/5 of the time of float32.
         show_progress_bar: None shows a progress bar only on a terminal.
 
     Raises:
         ValueError: a number is out of range, the optimizer belongs to another network, the folder
             holds another run, or the folder has no checkpoint to resume from.
-        Diverged: the loss keeps rising, ten steps in a row were skipped, or the model gives numbers
-            that are not finite; the folder then holds the model of the last good checkpoint.
+        Diverged: the loss keeps rising, ten steps in a row were skipped, or an output of the model
+            is not finite. The folder then contains the model of the last good checkpoint.
         OSError: a file cannot be written; existing checkpoints stay complete.
-        Interrupted: a signal stopped the run, and everything is saved. This error is a
+        Interrupted: a signal stopped the run, after everything was saved. `Interrupted` is a
             subclass of KeyboardInterrupt.
     """
     if steps is None and minutes is None:
@@ -168,12 +170,12 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
 
 
 class Diverged(RuntimeError):
-    """The error for a run whose loss rises or is not finite; the last checkpoint is still good."""
+    """The loss of a run rises too much or is not finite; the last checkpoint is still good."""
 
 
 @dataclass
 class Watch:
-    """The running means of the losses of a run, keyed by the name of the objective.
+    """The running means of the losses of a run; the dicts are keyed by objective name.
 
     Attributes:
         skipped: the number of steps that were skipped.
@@ -191,7 +193,7 @@ class Watch:
 
     @property
     def well(self) -> bool:
-        """Whether the last step was not skipped, and no loss is far above its lowest value."""
+        """Whether the last step counted, and no loss is far above its lowest value."""
         rise = max((self.mean[name] - self.lowest[name] for name in self.mean), default=0.0)
         return self.in_a_row == 0 and rise <= _UNEASY
 
@@ -229,7 +231,7 @@ class Watch:
 
 @dataclass
 class Run:
-    """The state of a run between two steps."""
+    """A training run: its settings, and its state between two steps."""
 
     folder: Path
     network: Network
@@ -265,7 +267,7 @@ class Run:
             run_folder.need_same(saved.about["settings"], settings, saved.path)
             self.restore(saved)
             for step, path in run_folder.snapshots_in(folder).items():
-                if step > self.step:  # a snapshot that this run will write again
+                if step > self.step:  # this run will write the snapshot again
                     shutil.rmtree(path, ignore_errors=True)
             return
         if saved is not None:
@@ -316,7 +318,7 @@ class Run:
         self.save_model()
 
     def need_finite(self) -> None:
-        """Raise `Diverged` if any parameter is not finite, which the losses may not show yet."""
+        """Raise `Diverged` if a parameter or a running mean of AdamW is not finite."""
         if not self.network.is_finite():
             raise Diverged("the model gives numbers that are not finite")
         means = (self.optimizer.mean, self.optimizer.square)
@@ -372,7 +374,7 @@ class Run:
         }
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that must be the same when the run is resumed."""
+        """Return the settings that a resumed run must repeat."""
         optimizer = self.optimizer
         return {
             "model": self.network.source.config,
@@ -434,12 +436,12 @@ class Run:
             raise ValueError(f"train: {saved.path} holds no state of this run") from error
 
     def save_model(self) -> None:
-        """Write the present model."""
+        """Write the current model."""
         with run_folder.saving(f"the model of step {self.step}", self.folder):
             self.network.model().save(self.folder)
 
     def snapshot(self) -> None:
-        """Write the model to a new folder, in float16 unless a number is too large for float16."""
+        """Write a snapshot of the model, in float16 if all numbers fit into float16."""
         small = np.abs(self.network.flat).max() <= np.finfo(np.float16).max
         model = self.network.model(np.float16 if small else None)
         run_folder.write_snapshot(self.folder, self.step, model.save)
@@ -459,7 +461,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Return steps from 0 to `steps` at increasing intervals; if None, 0 and powers of two.
+    """Return steps from 0 to `steps` at increasing intervals; for None, 0 and powers of two.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]
@@ -470,7 +472,7 @@ def spread(steps: int | None, count: int = 12) -> list[int]:
 
 
 def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
-    """Return a line of the metrics as text."""
+    """Return a row of the metrics as a short text for the progress bar."""
     of = f"/{steps}" if steps else ""
     rate = row["tokens"] / max(row["seconds"], 1e-3)
     return f"step {row['step']}{of}, loss {loss:.3f}, {rate:,.0f} tokens/s"
@@ -478,7 +480,7 @@ def in_words(row: Mapping[str, Any], steps: int | None, loss: float) -> str:
 
 @contextmanager
 def asked_to_stop() -> Iterator[list[int]]:
-    """Collect the signals that stop a run after its step; a second signal ends it immediately."""
+    """Collect the signals that stop a run after a step; a second signal stops it immediately."""
     asked: list[int] = []
 
     def ask(number: int, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""A model in training, with all parameters in one array and their gradients in another."""
+"""A model in training: one array holds all parameters, and another array all gradients."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +15,12 @@ _TRIED = 256  # the number of tokens with which `is_finite` runs the model
 
 
 class Network:
-    """A writable copy of a model's parameters, and the layers that compute with them.
+    """A writable copy of a model's parameters, and layers that compute with this copy.
 
     Attributes:
         flat: (n,), all parameters, with the matrices first.
         gradient: (n,), the gradients in the same order.
-        matrices: the number of entries of `flat` that belong to matrices.
+        matrices: the number of entries of `flat` that belong to matrices; they come first.
         parameters: views of `flat`, keyed by parameter name.
         gradients: views of `gradient`, keyed by parameter name.
         slices: the slices of `flat`, keyed by parameter name.
@@ -68,8 +68,7 @@ class Network:
     def add(self, gradients: Arrays) -> None:
         """Add gradients, keyed by parameter name, to `gradient`.
 
-        If the output projection shares the token table, its gradient is added to that for the
-        table.
+        If the output projection shares the token table, both gradients are added.
         """
         weight = self.weight
         for name, gradient in gradients.items():
@@ -80,7 +79,7 @@ class Network:
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
-        """Inside the `with` block, multiply all added gradients by a weight."""
+        """Multiply all gradients that are added inside the `with` block by a weight."""
         before, self.weight = self.weight, self.weight * weight
         try:
             yield
@@ -88,7 +87,7 @@ class Network:
             self.weight = before
 
     def is_finite(self) -> bool:
-        """Return whether all parameters are finite, and so are the outputs for some tokens."""
+        """Return whether all parameters, and the outputs for some tokens, are finite."""
         if not np.isfinite(self.flat).all():
             return False
         vocabulary, most = self.design.vocabulary, self.transformer.embedding.max_positions

@@ -1,4 +1,4 @@
-"""Training objectives: a batch, the loss of a model on it, and the gradient of the loss."""
+"""Training objectives, which draw batches and compute a model's loss and its gradient."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -29,7 +29,7 @@ class Objective(Protocol):
         """The name of the objective's loss in the metrics."""
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
-        """Return the batch of a step; the batch depends only on the generator and the state."""
+        """Return the batch of a step, which depends only on the generator and the state."""
 
     def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
         """Add to the network's gradient; return the mean loss and the number of tokens."""
@@ -43,13 +43,13 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """An objective, and its weight in a sum of losses.
+    """An objective, with its weight in the sum of all losses.
 
     Attributes:
         objective: the objective.
-        weight: the factor of the loss; or a function of the completed share of the run that returns
-            this factor.
-        begin: the share of the run after which the objective begins.
+        weight: the factor of the loss, or a function that returns this factor for a completed share
+            of the run.
+        begin: the completed share of the run at which the objective begins.
     """
 
     objective: Objective
@@ -57,7 +57,7 @@ class Part:
     begin: float = 0.0
 
     def at(self, share: float) -> float:
-        """Return the weight after this share of the run."""
+        """Return the weight of the objective after a share of the run."""
         if share < self.begin:
             return 0.0
         return self.weight(share) if callable(self.weight) else self.weight
@@ -65,13 +65,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Words:
-    """A batch of packed texts, and the tokens that a model should predict at some positions.
+    """A batch of packed texts, with the tokens that a model should predict at some rows.
 
     Attributes:
         ids: (total,), the tokens.
-        cu_lengths: (B + 1,), the first row of each text, and the total number of rows.
-        at: (n,), the rows at which a token should be predicted, all different.
-        targets: (n,), the tokens to predict at these rows.
+        cu_lengths: (B + 1,), the first row of each text, then the total number of rows.
+        at: (n,), the rows at which the model should predict a token, each once.
+        targets: (n,), the tokens to predict at the rows `at`.
     """
 
     ids: Array
@@ -85,15 +85,15 @@ def words_loss(
 ) -> float:
     """Return the mean cross-entropy over the targets, and add its gradient to `network.gradient`.
 
-    The LM head computes only rows that have a target, a few thousand rows at a time.
+    The LM head runs only on rows that have a target, a few thousand rows at a time.
 
     Args:
         network: the network to train.
         batch: the texts and targets.
         prior: `(indices, tokens, number)`: indices of targets in ascending order (m,), tokens (m,),
-            and a number that is added to the logit of each token at its target. All (index, token)
-            pairs must be different. Without the prior, the trained model therefore gives these
-            tokens lower logits.
+            and a number. The number is added to the logit of each token at its target. All (index,
+            token) pairs must be different. Because training adds this number, the trained model
+            gives the tokens lower logits.
         soft: (n, V), probabilities that replace the targets in the gradient.
 
     Returns:
@@ -138,7 +138,7 @@ def words_loss(
 
 
 def _check_words(network: Network, batch: Words) -> None:
-    """Raise an error unless tokens and lengths fit the model, and no row of `at` occurs twice."""
+    """Raise an error if tokens or lengths do not fit the model, or if `at` has a row twice."""
     longest = int(np.diff(batch.cu_lengths).max(initial=0))
     most, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
     if most is not None and longest > most:
@@ -175,7 +175,7 @@ class _Filled:
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
-        """Take sequences from the source, and keep usable ones until there are enough tokens."""
+        """Take usable sequences from the source until there are enough tokens."""
         sequences: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:
@@ -213,7 +213,7 @@ class Causal(_Filled):
     name = "causal"
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Return sequences without their last tokens, and the next token at each position."""
+        """Return sequences without their last tokens; the target is always the next token."""
         texts = self._sequences(lambda text: len(text) > 1)
         ids = np.concatenate([text[:-1] for text in texts]).astype(np.int64)
         targets = np.concatenate([text[1:] for text in texts]).astype(np.int64)
@@ -225,14 +225,14 @@ class Masked(_Filled):
     """Predict the tokens that were masked.
 
     A share of the non-special tokens is chosen. 80% of the chosen tokens are replaced by the mask
-    token, 10% are replaced by another token and 10% stay; all chosen tokens are predicted. With
-    `alike`, words are chosen instead of tokens. If a word occurs several times in a text, all its
-    subwords are then treated in the same way, so that no occurrence reveals another. Punctuation
+    token, 10% are replaced by another token and 10% stay; the model must predict all chosen tokens.
+    With `alike`, words are chosen instead of tokens. All occurrences of a word in a text are then
+    treated in the same way, so that no occurrence reveals another. Punctuation
     marks are always chosen separately.
 
     Args:
-        source: the source of sequences, which include special tokens.
-        tokenizer: the tokenizer, which knows the special tokens and the mask token.
+        source: the source of sequences; the sequences include special tokens.
+        tokenizer: the tokenizer, for the special tokens and the mask token.
         share: the share of tokens to choose.
         tokens_per_step: the minimum number of tokens in a step.
         alike: a function that maps words to keys. Words with the same key count as equal. With
@@ -291,7 +291,7 @@ class Masked(_Filled):
         return Words(ids, starts_of(map(len, texts)), at, targets)
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return all word numbers, in the order in which the words are chosen.
+        """Return all word numbers in random order; the first words of this order are chosen.
 
         Args:
             words: (n,), the word number of each token.
@@ -301,7 +301,7 @@ class Masked(_Filled):
         return rng.permutation(int(words.max()) + 1)
 
     def _words(self, texts: Sequence[Array], alike: Callable[[str], str]) -> Array:
-        """Return a number for each token that is not special; equal words have equal numbers."""
+        """Return the word number of each non-special token; equal words have equal numbers."""
         numbers: list[int] = []
         count = 0
         for ids in texts:

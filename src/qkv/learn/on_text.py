@@ -22,8 +22,8 @@ from qkv.models.files.read import TOKENIZER
 from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
-STEPS = 1000  # The default if neither steps nor minutes are given.
-_RANGES = {  # No machine has the memory for the maximum values.
+STEPS = 1000  # The number of steps if neither steps nor minutes are given.
+_RANGES = {  # No machine has enough memory for the maximum values.
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
     **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
@@ -39,11 +39,11 @@ class TextRun:
         objective: "masked" for an encoder (BERT), "causal" for a decoder (GPT-2).
         layers: the number of layers.
         heads: the number of heads in each layer.
-        dim: D, the size of the vectors; the MLPs are four times as wide.
-        vocabulary: V, the maximum number of tokens.
+        dim: D, the size of the vectors; the hidden size of the MLPs is four times D.
+        vocabulary: V, the maximum number of tokens in the vocabulary.
         length: the maximum number of tokens in a text, including special tokens.
         steps: the number of steps; 1000 if neither `steps` nor `minutes` is given.
-        minutes: the longest duration.
+        minutes: the maximum duration in minutes.
         tokens_per_step: the minimum number of tokens in a step.
         rate: the highest learning rate.
         seed: the seed of the initial weights and of all random numbers.
@@ -86,7 +86,7 @@ class TextRun:
 
     @classmethod
     def of(cls, folder: StrPath, changes: Mapping[str, Any]) -> Self:
-        """Read the settings of a folder's run; check that they agree with the given `changes`.
+        """Read the settings of the run in a folder, and check that `changes` agrees with them.
 
         Raises:
             FileNotFoundError: the folder has no run.
@@ -145,13 +145,13 @@ def train_on_text(
     say: Callable[[str], None] = lambda _: None,
     show_progress_bar: bool | None = None,
 ) -> Trained:
-    """Train a model on text, and write it to a folder that `qkv.load` and transformers open.
+    """Train a model on text, and write the model to a folder for `qkv.load` and transformers.
 
     Args:
         run: the settings.
-        folder: the destination: a new or empty folder or, with `resume`, the folder of the run.
+        folder: a new or empty folder for the model; with `resume`, the folder of the run.
         resume: continue from the last checkpoint.
-        say: a function that receives a message about each part of the work.
+        say: a function that is called with a message about each part of the work.
         show_progress_bar: as for `train`.
 
     Raises:
@@ -197,7 +197,7 @@ def train_on_text(
 
 
 def need_writable(folder: Path) -> None:
-    """Raise an OSError if a folder, which may not exist yet, is not writable."""
+    """Raise an OSError if a folder is not writable; the folder need not exist yet."""
     made = []
     try:
         made = [path for path in (folder, *folder.parents) if not path.exists()]
@@ -215,7 +215,7 @@ def need_writable(folder: Path) -> None:
 def _tokenizer(
     run: TextRun, home: Path, files: Files, resume: bool
 ) -> tuple[SubwordTokenizer, str]:
-    """Return the tokenizer, and words that say where it comes from."""
+    """Return the tokenizer, and a phrase that names its origin."""
     if resume:
         path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)
@@ -237,7 +237,7 @@ def _checksum(path: Path) -> str:
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
-    """Return the objective; it determines how the corpus is cut into sequences."""
+    """Return the objective, with a source that cuts the corpus as the objective needs."""
     causal = run.objective == "causal"
     cut = running(tokenizer, run.length) if causal else paragraphs(tokenizer, run.length)
     corpus, count = Corpus(files, cut, seed=run.seed), run.tokens_per_step

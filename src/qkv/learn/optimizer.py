@@ -16,11 +16,11 @@ class AdamW:
 
     Args:
         network: the network to train.
-        betas: the decay rates of the running means of gradients and of squared gradients.
-        eps: a number added to the root of the mean of squared gradients.
+        betas: the decay rates of two running means: of the gradients, and of the squared gradients.
+        eps: a small number that is added to the root of the mean of squared gradients.
         decay: the weight decay; each step multiplies the matrices by `1 - decay * rate`.
-        clip: the maximum norm of the whole gradient. A larger gradient is scaled down. `math.inf`
-            for no limit.
+        clip: the maximum norm of the whole gradient; a larger gradient is scaled to this norm.
+            `math.inf` for no limit.
 
     Attributes:
         mean, square: (n,), the running means of gradients and of squared gradients.
@@ -53,11 +53,11 @@ class AdamW:
         self.count = 0
 
     def length(self) -> float:
-        """Return the norm of the gradient; it is infinite or NaN if any entry is."""
+        """Return the norm of the gradient; infinite or NaN if an entry is infinite or NaN."""
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Update the parameters by one step; `length` is the norm of the gradient (or None)."""
+        """Update the parameters by one step; `length` is the gradient's norm, if already known."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")
@@ -78,12 +78,13 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of the learning rate over the completed share of a run.
+    """A schedule of the learning rate, as a function of the completed share of a run.
 
     Attributes:
         rate: the highest rate.
         warmup: the share of the run in which the rate rises.
-        fall: how the rate falls after the warmup: "linear" or "cosine"; "none" for a constant rate.
+        fall: how the rate falls after the warmup: "linear", "cosine", or "none" for a constant
+            rate.
         least: the final rate, as a fraction of the highest rate.
 
     >>> schedule = Schedule(1.0, warmup=0.5)
@@ -107,7 +108,7 @@ class Schedule:
             raise ValueError(f"Schedule: fall is {self.fall!r}: choose linear, cosine or none")
 
     def __call__(self, share: float) -> float:
-        """Return the rate after this share of the run, from 0 to 1."""
+        """Return the learning rate after a share of the run, from 0 to 1."""
         share = min(max(share, 0.0), 1.0)
         if share < self.warmup:
             return self.rate * share / self.warmup

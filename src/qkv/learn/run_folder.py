@@ -1,7 +1,7 @@
-"""The folder of a run: how its files are named, read, written and plotted.
+"""Read, write and plot the files in the folder of a training run.
 
-The folder holds a line of metrics for each step, checkpoints from which the run can be resumed, and
-snapshots, which are models of earlier steps.
+The folder contains metrics with a line for each step, checkpoints from which a run can be resumed,
+and snapshots (models of earlier steps).
 """
 
 import hashlib
@@ -44,7 +44,7 @@ _SEAL = re.compile(rb'"sha256":"([0-9a-f]{64})"')
 
 
 def need_free(folder: Path) -> None:
-    """Raise an error unless a run may begin in a folder.
+    """Raise an error if a folder is not free for a new run.
 
     Raises:
         ValueError: the folder holds a run, or other files.
@@ -63,7 +63,7 @@ def need_free(folder: Path) -> None:
 
 
 def tokenizer_path(folder: Path) -> Path:
-    """Return the path of the tokenizer with which a run began."""
+    """Return the path of the copy of a run's tokenizer."""
     return folder / CHECKPOINTS / TOKENIZER
 
 
@@ -71,9 +71,9 @@ def tokenizer_path(folder: Path) -> Path:
 
 
 class Metrics:
-    """A writer that adds lines of JSON to the metrics of a run.
+    """A writer that appends lines of JSON to the metrics of a run.
 
-    Lines of a killed run for steps after `step` are removed.
+    The constructor removes lines for steps after `step`, which an earlier run may have written.
 
     Attributes:
         file: the open file, without a buffer.
@@ -136,7 +136,7 @@ def read_losses(folder: Path, *, call: str) -> list[tuple[int, float]]:
 
 
 def _logged(path: Path, call: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number and content of each line, except blank lines and an incomplete last line."""
+    """Yield the number and content of each line; skip blank lines and an incomplete last line."""
     if not path.is_file():
         return
     broken = 0
@@ -162,7 +162,7 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 
 def plot_curves(folder: StrPath) -> "Figure":
-    """Plot a run's learning rate and its losses (raw and smoothed) over the steps.
+    """Plot the learning rate and the losses (raw and smoothed) of a run over its steps.
 
     Args:
         folder: the folder of the run.
@@ -244,14 +244,14 @@ def snapshots_in(folder: Path) -> dict[int, Path]:
 
 
 def write_snapshot(folder: Path, step: int, save: Callable[[Path], object]) -> None:
-    """Write a model to a new folder with `save`; the folder appears only when it is complete."""
+    """Write a snapshot with `save`; the snapshot's folder appears only when it is complete."""
     path = folder / SNAPSHOTS / _step_name(step)
     part = path.with_name(f".{path.name}.part")
     with saving(f"the snapshot of step {step}", folder):
         try:
             path.parent.mkdir(exist_ok=True)
             save(part)
-            shutil.rmtree(path, ignore_errors=True)  # left by a run that was killed after this step
+            shutil.rmtree(path, ignore_errors=True)  # of an earlier run
             part.replace(path)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -273,7 +273,7 @@ class Checkpoint:
         path: the path of the file.
         arrays: the parameters and the arrays of the optimizer, all (n,).
         about: the step, the settings and all other state, as JSON values.
-        damaged: for each later checkpoint, the reason why it cannot be used.
+        damaged: for each later checkpoint, the reason why that checkpoint cannot be used.
     """
 
     path: Path
@@ -310,7 +310,7 @@ def sealed(arrays: Arrays, about: Mapping[str, Any]) -> bytes:
 
 
 def last_checkpoint(folder: Path) -> Checkpoint | None:
-    """Read the last complete checkpoint; None if the folder has no checkpoint.
+    """Read and return the last complete checkpoint, or None if the folder has no checkpoint.
 
     Raises:
         ValueError: no checkpoint is complete.
@@ -329,12 +329,12 @@ def last_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path) -> None:
-    """Raise an error if a run's settings differ from those in its checkpoint at `path`.
+    """Raise an error if the settings of a run differ from the `stored` settings of a checkpoint.
 
     Raises:
         ValueError: a setting differs; the message names the first such setting.
     """
-    same = json.loads(json.dumps(settings, default=_plain))  # as if they were read from a file
+    same = json.loads(json.dumps(settings, default=_plain))  # with the types that a file gives
     theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
@@ -346,7 +346,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """If writing fails inside the `with` block, name the last good checkpoint in the error."""
+    """Around code that writes `what`: on a failure, the error names the last good checkpoint."""
     try:
         yield
     except OSError as error:
@@ -355,7 +355,9 @@ def saving(what: str, folder: Path) -> Iterator[None]:
         except ValueError:
             kept = None
         good = (
-            f"{CHECKPOINTS}/{kept.path.name} is whole" if kept else "there is no checkpoint before"
+            f"{CHECKPOINTS}/{kept.path.name} is complete"
+            if kept
+            else "there is no earlier checkpoint"
         )
         message = f"{what} cannot be written ({error.strerror or error}): {good}"
         raise OSError(error.errno, message, str(folder)) from error
@@ -398,7 +400,7 @@ def _read(path: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def _check_state(about: Any, step: int) -> None:
-    """Raise an error unless `about` is a valid state of a run at this step."""
+    """Raise an error if `about` is not a valid state of a run at this step."""
     for name, kind in _STATE.items():
         value = about.get(name) if isinstance(about, dict) else None
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -413,7 +415,7 @@ def _check_state(about: Any, step: int) -> None:
 
 
 def _check_arrays(arrays: Arrays) -> None:
-    """Raise an error unless the arrays are valid parameters and running means of a run."""
+    """Raise an error if the arrays are not valid parameters and running means of a run."""
     if arrays.keys() != _ARRAYS:
         raise ValueError(f"it holds {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}")
     like = arrays["parameters"]
@@ -430,7 +432,7 @@ def _check_arrays(arrays: Arrays) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a NumPy number or array for JSON."""
+    """Convert a NumPy number or array to a value that JSON can store."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(
@@ -449,5 +451,5 @@ def _flat(values: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _shown(values: Mapping[str, Any], name: str) -> str:
-    """Return a setting as text for an error."""
+    """Return the value of a setting as text, for an error."""
     return f"{values[name]!r:.60}" if name in values else "left out"

@@ -1,4 +1,4 @@
-"""The function that trains a tokenizer on a corpus."""
+"""Train a tokenizer on the lines of a corpus."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from qkv.learn import tokenizer_process
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import check_text
 
-MOST = 10_000_000  # The maximum number of tokens; no machine can hold a larger model.
+MOST = 10_000_000  # The maximum number of tokens; no machine has memory for more.
 SAMPLE = 1 << 26  # The number of bytes of a corpus from which a tokenizer is trained.
 _LINES_AT_ONCE = 1000
 
@@ -27,13 +27,15 @@ def train_tokenizer(
 
     Training runs in a separate process, which Ctrl-C ends immediately. A word of more than 100
     letters (300 bytes) is first cut into parts of 100 letters, because the time grows with the
-    square of the length. A "wordpiece" tokenizer also cuts long words of texts in this way;
-    otherwise they would be unknown. The tokens of shorter words do not change.
+    square of the length. A "wordpiece" tokenizer also cuts long words when it tokenizes texts,
+    because they would otherwise be unknown words. Cutting does not change the tokens of shorter
+    words.
 
     Args:
         lines: lines of text.
-        kind: "wordpiece" for a tokenizer like BERT's, with lower case and with [CLS] and [SEP]
-            around a text; or "bytes" for a tokenizer like GPT-2's, which joins pairs of bytes.
+        kind: "wordpiece" for a tokenizer like BERT's, which uses lower case and puts [CLS] and
+            [SEP] around a text; or "bytes" for a tokenizer like GPT-2's, which joins pairs of
+            bytes.
         vocabulary: V, the maximum number of tokens.
 
     Raises:
@@ -81,7 +83,7 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
         assert stdout is not None
         assert stderr is not None
         try:
-            with suppress(BrokenPipeError):  # the process has ended; the reason is read below
+            with suppress(BrokenPipeError):  # the process has ended; its message is read below
                 while batch := list(islice(lines, _LINES_AT_ONCE)):
                     stdin.write(json.dumps(batch).encode() + b"\n")
                 stdin.write(b"null\n")
@@ -93,7 +95,7 @@ def _in_a_process(lines: Iterator[str], kind: str, vocabulary: int) -> str:
             process.kill()
             with suppress(OSError):
                 stdin.close()
-    if code == -signal.SIGINT:  # Ctrl-C goes to both processes
+    if code == -signal.SIGINT:  # Ctrl-C ends both processes
         raise KeyboardInterrupt
     if code:
         last = (

@@ -1,8 +1,8 @@
 """A program that reads lines, trains a tokenizer, and writes its tokenizer.json.
 
 During training, the tokenizers library does not react to signals. Training therefore runs in a
-separate process, which can be killed. `tokenizer.py` starts the process and keeps its standard
-input open. When the input closes, the process ends.
+separate process, which can be killed. `tokenizer.py` starts the process and keeps the standard
+input of the process open. When this input closes, the process ends.
 """
 
 import json
@@ -26,7 +26,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def main() -> None:
-    """Read JSON lists of text lines, one list per input line, until `null`; write the tokenizer."""
+    """Read JSON lists of text lines, one per input line, until `null`; write the tokenizer."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lines: list[str] = []
     for row in sys.stdin.buffer:
@@ -40,14 +40,14 @@ def main() -> None:
     kind, vocabulary = sys.argv[1], int(sys.argv[2])
     try:
         text = trained(lines, kind, vocabulary).to_str()
-    except BaseException as error:  # a panic of the library is a BaseException
+    except BaseException as error:  # the tokenizers library raises a BaseException after a panic
         sys.exit(f"{type(error).__name__}: {error}")
     sys.stdout.buffer.write(text.encode())
 
 
 def _end_with_caller() -> None:
     """End this process when its standard input closes."""
-    os.read(sys.stdin.fileno(), 1)  # `sys.stdin` would hold a lock that Python needs at exit
+    os.read(sys.stdin.fileno(), 1)  # `sys.stdin` would hold a lock until exit
     os._exit(1)
 
 
@@ -63,8 +63,9 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
-    # Ids decide which of several equally frequent pairs is joined. The library would give letters
-    # inside words random ids; as special tokens, they get ids in the order of this list.
+    # If several pairs are equally frequent, their ids decide which pair is joined. The library
+    # gives letters inside words random ids. As special tokens, these letters get ids in the order
+    # of this list.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],
@@ -75,7 +76,7 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     _train(first, lines, trainer, LONGEST)
     inner = _bert_like(Tokenizer(models.WordPiece(first.get_vocab(), unk_token="[UNK]")))
     long_word = re.compile(rf"\w{{{LONGEST + 1}}}")
-    if any(map(long_word.search, lines)):  # an uncut word would be unknown
+    if any(map(long_word.search, lines)):  # an uncut long word would be unknown
         inner.pre_tokenizer = _in_pieces(inner.pre_tokenizer, LONGEST)
     inner.add_special_tokens(list(_SPECIAL))
     return inner
@@ -105,7 +106,7 @@ def _letters(lines: Iterable[str], most: int) -> list[str]:
 
 
 def _is_inside_words(letter: str) -> bool:
-    """Return whether a letter may be inside a word, unlike punctuation and Chinese characters."""
+    """Return whether a letter may be inside a word; punctuation and Chinese characters may not."""
     mark = letter in string.punctuation or unicodedata.category(letter).startswith("P")
     return not mark and not 0x3400 <= ord(letter) <= 0x9FFF and ord(letter) < 0x20000
 
@@ -124,12 +125,12 @@ def _bytes(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    _train(inner, lines, trainer, 3 * LONGEST)  # in bytes: a Chinese character has three
+    _train(inner, lines, trainer, 3 * LONGEST)  # in bytes; a Chinese character has three bytes
     return inner
 
 
 def _train(inner: "tokenizers.Tokenizer", lines: list[str], trainer: Any, longest: int) -> None:
-    """Train on parts of words; the time grows with the square of the longest word's length."""
+    """Train on parts of words, because the time grows with the square of the word length."""
     whole = inner.pre_tokenizer
     inner.pre_tokenizer = _in_pieces(whole, longest)
     inner.train_from_iterator(lines, trainer)

@@ -42,14 +42,14 @@ _COUNTED = {
     "failures": "Errors while computing.",
 }
 KEEP_ALIVE = 60  # seconds that a connection may be idle between two requests
-GRACE = 60  # seconds that accepted requests may take after a signal
+GRACE = 60  # seconds that accepted requests may take after a signal to stop
 
 
 def create_app(model: Model, limits: Limits | None = None) -> Guard:
     """Return an ASGI application that serves a model and checks each request with a `Guard`.
 
-    Routes read `request.app.state`: `model`, `limits`, `worker`, `numbers`, `routes`, and `name`
-    (the name of the model in answers).
+    Routes read these attributes of `request.app.state`: `model`, `limits`, `worker`, `numbers`,
+    `routes`, and `name` (the model's name in answers).
     """
     limits = limits or Limits()
     app = _with_routes(f"qkv serves {model.name}", needs_key=limits.key is not None)
@@ -63,7 +63,7 @@ def create_app(model: Model, limits: Limits | None = None) -> Guard:
 
 
 def routes() -> list[APIRoute]:
-    """Return all routes in the order of their declaration."""
+    """Return all routes, in the order in which the modules declare them."""
     return [route for router in _ROUTERS for route in router.routes if isinstance(route, APIRoute)]
 
 
@@ -176,11 +176,11 @@ class _Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take the connections that the system has accepted, then shut down as uvicorn does.
+        """Accept the connections that wait at the listeners, then shut down as uvicorn does.
 
-        Closing the listener first would reset these connections.
+        If the listener were closed first, the system would reset the waiting connections.
         """
-        copies = [listener.dup() for listener in sockets or []]  # a copy keeps its socket open
+        copies = [listener.dup() for listener in sockets or []]  # the copy keeps the socket open
         for server in self.servers:
             server.close()
         for listener in sockets or []:
@@ -206,7 +206,7 @@ class _Server(uvicorn.Server):
 
 
 def _last_of(listener: socket.socket) -> list[socket.socket]:
-    """Accept the waiting connections, then close the listener."""
+    """Accept and return all waiting connections, then close the listener."""
     connections = []
     listener.setblocking(False)
     with listener, suppress(OSError):  # no more connections
@@ -225,7 +225,7 @@ def _log_to_stderr() -> None:
 
 
 class _OneLine(logging.Formatter):
-    """A formatter that leaves out tracebacks and escapes control characters."""
+    """A formatter that writes a log message as one line, without a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"qkv serve: {record.getMessage().strip()}"

@@ -1,4 +1,4 @@
-"""Batches: texts of many requests, computed together."""
+"""Batches of texts, which come from many requests and are encoded together."""
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from qkv.serve.waiting import Numbered, QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
 _Groups = Iterable[Sequence[QueuedText]]
-# A function that is called with a finished request, and with the request's error or None.
+# A function whose arguments are a finished request, and the request's error or None.
 Tell = Callable[[Texts, BaseException | None], None]
 
 
@@ -26,15 +26,16 @@ class Counts:
 
 
 class Batches:
-    """Takes texts from the requests in turn, tokenizes them, and encodes them in packed rows.
+    """Takes texts from all requests in turn, tokenizes the texts, and encodes them in packed rows.
 
     Args:
         limit: the maximum number of tokens of a text; None for no limit.
         limits: the maximum sizes of a batch and of a request.
-        tell: is called with each finished request, and with the request's error or None.
+        tell: a function that is called with each finished request, and with the request's error or
+            None.
 
     Attributes:
-        waiting: the requests, in turn.
+        waiting: the queue of the requests.
         counts: the numbers of computed texts and tokens, and of errors.
     """
 
@@ -44,12 +45,12 @@ class Batches:
         self.counts = Counts()
 
     def checked(self, texts: Sequence[Any], encoder: Encoder, *, whole: bool) -> Numbered:
-        """Return a request's texts with their numbers; texts given as ids are truncated.
+        """Return the numbered texts of a request; texts that are given as ids are truncated.
 
         Raises:
-            Refused: the request has too many texts, an id is not in the vocabulary, the encoder
-                cannot put its prompt before ids, or `whole` is set and a text given as ids is too
-                long.
+            Refused: the request has too many texts, an id is not in the vocabulary, or the encoder
+                cannot put its prompt before ids. Also if `whole` is set and a text that is given as
+                ids is too long.
         """
         most, checked, tokens = self._limits.inputs, Numbered(), 0
         if len(texts) > most:
@@ -86,7 +87,7 @@ class Batches:
             self._compute(alike)
 
     def _compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute texts in one batch; if the batch fails, compute each text alone."""
+        """Encode texts in one batch; if the batch fails, encode each text separately."""
         encoder = pieces[0].request.encoder
         try:
             vectors = encoder.sentence.finish(encoder.pooled([piece.ids for piece in pieces]))
@@ -108,7 +109,7 @@ class Batches:
                 self._tell(request, None)
 
     def _cut(self, pieces: Sequence[QueuedText]) -> None:
-        """Replace texts by their ids; if a text cannot be tokenized, end its request."""
+        """Replace texts by their ids; if a text cannot be tokenized, its request fails."""
         encoder, whole = pieces[0].request.encoder, pieces[0].request.whole
         try:
             rows = encoder.ids([str(piece.text) for piece in pieces], whole=whole)
@@ -136,14 +137,14 @@ class Batches:
         self._tell(request, error)
 
     def _check_tokens(self, tokens: int) -> None:
-        """Refuse a request with too many tokens."""
+        """Raise an error if a request has too many tokens."""
         most = self._limits.tokens
         if tokens > most:
             raise _refused(f"input has more than {most:,} tokens: send it in several requests")
 
 
 def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -> _Groups:
-    """Group texts by key; each group keeps the order of its texts."""
+    """Group texts that have the same key; each group keeps the order of its texts."""
     groups: dict[Hashable, list[QueuedText]] = {}
     for text in texts:
         groups.setdefault(key(text), []).append(text)
@@ -151,7 +152,7 @@ def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -
 
 
 def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
-    """Return the error for the client whose text or ids cannot be encoded."""
+    """Return the error for the client if text or ids cannot be encoded."""
     if isinstance(error, EmptyText):
         return _refused(f"input {number} is empty: {error.reason}")
     if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):

@@ -1,4 +1,4 @@
-"""Request bodies: read the JSON, check it against a schema, and refuse invalid bodies."""
+"""Read the JSON bodies of requests, and check each body against a schema."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qkv.serve.errors import Refused
 
 _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
-IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # keys that never change the answer
-# the ids of a text's tokens; validation stops at the first bad item
+IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # these keys never change an answer
+# the ids of a text's tokens; validation stops at the first invalid item
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 
@@ -23,15 +23,15 @@ class Refusal:
     """The rule for a request key that a route does not support.
 
     Attributes:
-        neutral: the values that the route still accepts, because they change nothing.
-        way: the error's advice to the user.
+        neutral: the accepted values, which have no effect on the answer.
+        way: the advice in the error, such as "give top_n".
     """
 
     neutral: list[Any]
     way: str
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value has no effect; null means "omitted", and `true` differs from 1.
+        """Return whether a value has no effect; null counts as omitted, and `true` differs from 1.
 
         >>> refusal = Refusal([1, True], "leave it out")
         >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
@@ -44,7 +44,7 @@ class Refusal:
 
 
 def refusals_of(call: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses; `call` is the route's name in errors.
+    """Return the keys that a route refuses; `call` is the name of the route in keys.toml.
 
     >>> refusals_of("rerank")["top_k"].way
     'give top_n'
@@ -55,7 +55,7 @@ def refusals_of(call: str) -> dict[str, Refusal]:
 
 
 def described(body: type[BaseModel], example: dict[str, Any]) -> dict[str, Any]:
-    """Describe a body for OpenAPI, with a schema and an example; routes parse bodies themselves."""
+    """Describe a request body for OpenAPI, with a schema and an example."""
     content = {"application/json": {"schema": body.model_json_schema(), "example": example}}
     return {"requestBody": {"required": True, "content": content}}
 
@@ -76,12 +76,12 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 class Body(BaseModel):
-    """The keys of a request; null means that a key is omitted, and unknown keys are ignored.
+    """The base class of request bodies; a null key counts as omitted, unknown keys are ignored.
 
     Attributes:
         call: the name of the route in errors and in keys.toml.
-        ways: for keys that accept several types, a phrase that names the valid values.
-        refusals: the unsupported keys that would change the answer.
+        ways: for each key that accepts several types, a phrase that names the valid values.
+        refusals: the keys that the route refuses, because they would change the answer.
     """
 
     model_config = ConfigDict(strict=True)
@@ -127,7 +127,7 @@ class Body(BaseModel):
 
     @classmethod
     def refused(cls, path: str, problem: str) -> Refused:
-        """Return the error about a key, or about an item of its list, for example `input[1]`."""
+        """Return the error about a key such as `input`, or about a list item such as `input[1]`."""
         return Refused(400, f"{cls.call}: {path} {problem}", param=path.partition("[")[0])
 
 
@@ -139,7 +139,7 @@ class PromptUsage(BaseModel):
 
 
 def shown(value: Any) -> str:
-    """Return a value of a body in the form that errors quote.
+    """Return a short text for a value of a body, to quote in errors.
 
     >>> shown(True), shown("a" * 50), shown({"a": []}), shown([])
     ('true', '"aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa..."', 'an object', 'an empty list')

@@ -1,4 +1,4 @@
-"""Requests that the server refuses, and the answers to them in OpenAI's format."""
+"""Errors for refused requests, and their answers in OpenAI's format."""
 
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
@@ -52,7 +52,7 @@ class Refused(Exception):
         status: the HTTP status.
         message: the problem and its remedy.
         param: the name of the wrong key in the body.
-        code: a short name for programs.
+        code: a short name of the error, for programs.
         headers: headers of the answer.
     """
 
@@ -86,7 +86,7 @@ FAILED = Refused(500, "the server failed: its log has the reason")
 
 
 def not_finite(call: str, value: str) -> Refused:
-    """Return the error for a valid request whose result is NaN or infinite.
+    """Return the error for a valid request with a NaN or infinite result.
 
     >>> not_finite("rerank", "the score of document 0 is").message
     'rerank: the score of document 0 is not finite: the weights or their type cannot compute this'

@@ -1,4 +1,4 @@
-"""Checks of each request before it reaches its route, and counts of requests for `/metrics`."""
+"""Check each request before its route runs, and count the requests for `/metrics`."""
 
 import hashlib
 import hmac
@@ -19,8 +19,8 @@ from qkv.serve.errors import FAILED, Refused
 from qkv.serve.limits import Limits
 from qkv.visible import visible
 
-HEALTH = frozenset({"/healthz", "/readyz"})  # paths that need neither an allowed host nor a key
-# pages that a browser opens without a key; they contain no secret
+HEALTH = frozenset({"/healthz", "/readyz"})  # a request needs no key and no allowed host
+# a browser opens these pages without a key; the pages contain no secret
 OPEN = HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 _FILES = "/static-offline-docs"
 ASSETS = frozenset(
@@ -57,7 +57,7 @@ class Numbers:
         )
 
     def watch(self, name: str, description: str, value: object, attribute: str) -> None:
-        """Add a metric that reports the current value of an object's attribute."""
+        """Add a metric whose value is the current value of an object's attribute."""
         gauge = Gauge(name, description, registry=self._registry)
         gauge.set_function(lambda: float(getattr(value, attribute)))
 
@@ -77,7 +77,7 @@ class Guard:
     Args:
         app: the guarded application.
         limits: hosts, key and limits.
-        numbers: counts the requests.
+        numbers: the metrics in which requests are counted.
 
     Attributes:
         ending: whether the server is shutting down.
@@ -91,7 +91,7 @@ class Guard:
         self._key = None if limits.key is None else _digest(limits.key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request, or the start and end of the server."""
+        """Handle one request, or a message about the start or end of the server."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -122,7 +122,7 @@ class Guard:
             await self.app(scope, bounded, counted)
         except Refused as refused:
             await refused.answer()(scope, receive, counted)
-        except ClientDisconnect:  # before the whole body arrived
+        except ClientDisconnect:  # the client disconnected before the whole body arrived
             status = 499
         except CancelledError:  # the client disconnected, or the server stops immediately
             status = status or 499
@@ -136,7 +136,7 @@ class Guard:
             self._numbers.count(route, status, time.perf_counter() - begin)
 
     def check(self, path: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Refuse a request whose path or headers are not allowed."""
+        """Raise an error if the path or a header of a request is not allowed."""
         values: dict[bytes, bytes] = {}
         for name, value in headers:
             if name == b"host" and name in values:
@@ -157,7 +157,7 @@ class Guard:
             raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""))
-        if path.startswith(_FILES) and path not in ASSETS:  # the page reads only ASSETS
+        if path.startswith(_FILES) and path not in ASSETS:  # the page /docs reads only ASSETS
             raise Refused(404, "this path does not exist: GET / lists the routes")
         size = values.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._limits.body:
@@ -191,7 +191,7 @@ class Guard:
 
 @lru_cache(16)  # a client sends the same host each time
 def host_name(host: str) -> str:
-    """Return the name in a Host header, without the port, in lower case.
+    """Return the host name in a Host header in lower case, without the port.
 
     Raises:
         ValueError: the header names no host.
@@ -231,7 +231,7 @@ def same_origin(origin: str, host: str) -> bool:
 
 
 def in_one_line(error: BaseException) -> str:
-    r"""Describe an error and its location in the code in one line, without control characters.
+    r"""Describe an error and its code location in one line, without control characters.
 
     >>> in_one_line(ValueError("a\nb\x1b[31m"))
     'ValueError: a\\nb\\x1b[31m'

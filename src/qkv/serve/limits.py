@@ -10,27 +10,30 @@ class Limits:
     Attributes:
         host: the address where the server listens.
         port: the port; 0 for any free port.
-        allowed_hosts: valid names in the Host header, in addition to the names of this machine.
+        allowed_hosts: the names that the Host header may have, in addition to the names of this
+            machine.
         key: the key that requests send as `Authorization: Bearer ...`; None for no key.
         connections: the maximum number of open connections.
         head: the maximum number of bytes of a request line and its headers.
         body: the maximum number of bytes of a request's body.
         bodies: the maximum number of bytes of all bodies in memory at once.
         inputs: the maximum number of texts of one request.
-        tokens: the maximum number of tokens of one request; texts are first truncated as in
+        tokens: the maximum number of tokens of one request, after its texts are truncated as in
             `encode`.
         edits: the maximum number of edits of a trace.
-        sources: the maximum number of other texts from which the edits of a trace take
-            activations; each text needs its own forward pass.
+        sources: the maximum number of other texts in the edits of a trace. An edit takes an
+            activation from another text, and each other text needs a forward pass.
         new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
         waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
-        streams: the number of streams that compute a piece between two batches.
-        stream_tokens: the approximate number of tokens that all streams keep in memory; a stream
-            that was closed to make room computes its earlier tokens again at its next turn.
-        gather: the seconds that a batch waits for more requests when the server is busy.
-        half_sent: the seconds that a request may take to arrive.
+        streams: the maximum number of streams that compute a piece between two batches.
+        stream_tokens: the approximate number of tokens that all streams together keep in memory.
+            Above this number, some streams are closed; at its next turn, a closed stream computes
+            its earlier tokens again.
+        gather: the maximum seconds for which a batch waits for more requests, if the server is
+            busy.
+        half_sent: the maximum seconds until a request has arrived in full.
         unread: the seconds after which the server disconnects a client that stops reading.
     """
 

@@ -1,4 +1,4 @@
-"""One connection: time limits, the maximum size of headers, and clients that disconnect."""
+"""Handle one connection, with time limits and a maximum size of headers."""
 
 import asyncio
 from typing import Any
@@ -11,18 +11,17 @@ from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 
 LINGER = 0.2  # seconds that an idle connection stays open after the server begins to shut down
-# The server checks repeatedly whether a client that has finished sending is still connected. The
-# wait between two checks begins at the first number of seconds, and doubles up to the second
-# number.
+# After a client has finished sending, the server checks repeatedly whether the client is still
+# connected. The first number is the seconds before the first check. The wait doubles after each
+# check, up to the second number.
 PROBES = 0.05, 1.0
 _INTERIM = STATUS_LINE[100] + b"\r\n"
 
 
 class Connection:
-    """A connection; the event loop calls its methods.
+    """A connection whose methods the event loop calls.
 
-    The class does not inherit from `asyncio.Protocol`, because some methods of `_Requests` have
-    other types.
+    The class does not inherit from `asyncio.Protocol`, because the types of some methods differ.
     """
 
     limits: Limits  # the server's limits, set on a subclass for each server
@@ -37,15 +36,16 @@ class Connection:
 class _Requests(HttpToolsProtocol):
     """The requests of a connection: uvicorn's protocol with additional limits.
 
-    A request, headers and body, must arrive within `half_sent` seconds. If the server has an answer
+    A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
+    answer
     to send and the client reads nothing for `unread` seconds, the server closes the connection. A
-    client that closes its sending side after a request still gets the answer. To find out whether
-    the client closed the whole connection instead, the server sends an interim `100 Continue`
-    while the answer is computed; clients ignore this response.
+    client that closes its sending side after a request still gets the answer. But the client may
+    also have closed the whole connection. To find out, the server sends interim `100 Continue`
+    responses while it computes the answer; clients ignore these responses.
 
     A client may send several requests at once; the server answers them in order. The server reports
-    an invalid or incomplete request only after all earlier requests are answered. It ignores offers
-    to switch to another protocol.
+    an invalid or incomplete request only after all earlier requests are answered. The server
+    ignores offers to switch to another protocol.
     """
 
     def __init__(self, limits: Limits, **of_server: Any) -> None:
@@ -54,11 +54,11 @@ class _Requests(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._current: Any = None  # the request being answered; `cycle` is the newest request
+        self._current: Any = None  # the request in progress; `cycle` is the newest request
         self._head, self._ending, self._broken = 0, False, False
 
     def begin(self, transport: asyncio.Transport) -> None:
-        """Begin to read, or refuse the connection if too many are open."""
+        """Begin to read; refuse the connection if too many connections are open."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             self._refuse(Refused(503, "there are too many connections: try again later"))
@@ -66,7 +66,7 @@ class _Requests(HttpToolsProtocol):
             self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the computation for a client that has disconnected."""
+        """Cancel the computation, because the client has disconnected."""
         self._stop()
         self._stop_waiting()
         super().connection_lost(exc)
@@ -74,7 +74,7 @@ class _Requests(HttpToolsProtocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Read bytes of one or several requests."""
+        """Read bytes, which may belong to several requests."""
         if self._broken:
             return
         self._begin()
@@ -88,7 +88,7 @@ class _Requests(HttpToolsProtocol):
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes, and return the bytes that must be parsed again."""
+        """Parse bytes; return the bytes that must be parsed again after an offer was removed."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:
@@ -117,21 +117,21 @@ class _Requests(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Accept a complete head."""
+        """Handle the complete head of a request."""
         self._head = 0
-        if self.parser.should_upgrade():  # the head is parsed again without the offer
+        if self.parser.should_upgrade():  # the head will be parsed again, without the offer
             return
         super().on_headers_complete()
         if self._ending:
             self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
-        """Accept a part of a request's body."""
+        """Handle a part of a request's body."""
         self._head = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """Stop the time limit, because a request has arrived in full."""
+        """Stop the time limit, because the request has arrived in full."""
         if self.parser.should_upgrade():
             return
         self._stop()
@@ -172,7 +172,7 @@ class _Requests(HttpToolsProtocol):
         super().resume_writing()
 
     def _wait_for_reader(self) -> None:
-        """End the connection unless the client reads something within the time limit."""
+        """Close the connection if the client reads nothing within the time limit."""
         before = self.transport.get_write_buffer_size()
 
         def look() -> None:
@@ -189,7 +189,7 @@ class _Requests(HttpToolsProtocol):
             self._unread = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are not HTTP, after all earlier requests are answered."""
+        """Refuse bytes that are not HTTP; first answer all earlier requests."""
         if self._answering:
             self._broken, self.cycle.keep_alive = True, False
             return
@@ -203,7 +203,7 @@ class _Requests(HttpToolsProtocol):
 
     @property
     def _answering(self) -> bool:
-        """Whether the server has yet to finish the answer to a complete request."""
+        """Whether a request has arrived in full but its answer is not finished."""
         return any(
             cycle is not None and not cycle.more_body and not cycle.response_complete
             for cycle in (self._current, self.cycle)
@@ -245,7 +245,7 @@ class _Requests(HttpToolsProtocol):
             self.loop.call_later(longer, self._probe, longer)
 
     def _refuse(self, refused: Refused) -> None:
-        """Send an error unless an answer has begun; then close the connection."""
+        """Send an error if no answer has begun, and close the connection."""
         self._stop()
         cycle = self._current
         if cycle is None or cycle.response_complete or not cycle.response_started:

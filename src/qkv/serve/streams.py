@@ -1,4 +1,4 @@
-"""Streams: iterators that are computed piece by piece, in turn with all other requests."""
+"""Compute streams piece by piece, in turn with all other requests."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -10,19 +10,19 @@ from qkv.serve.waiting import Request, Turns, plain_error
 
 END = object()
 AHEAD = 16  # the maximum number of computed pieces that the client has not read
-QUANTUM = 64  # after this many pieces, an open stream may be closed to make room for another
+QUANTUM = 64  # after this many pieces, a stream may be closed to free memory for another
 
 
 @dataclass(eq=False, kw_only=True)
 class Stream(Request):
-    """An iterator, and its computed pieces that the client has not read yet.
+    """An iterator, and the computed pieces that the client has not read yet.
 
     Attributes:
-        begin: a function that makes the iterator; if the last iterator was closed, the new iterator
+        begin: a function that makes the iterator. After an iterator was closed, the new iterator
             continues at the same piece.
         size: the approximate number of tokens that the iterator keeps in memory.
         pieces: the iterator, while the stream is open.
-        given: the number of computed pieces.
+        given: the number of pieces computed so far.
         taken: the number of pieces that the client has read.
         turns: the number of pieces computed since the stream was opened.
     """
@@ -36,11 +36,11 @@ class Stream(Request):
     _told: asyncio.Queue[tuple[Any, BaseException | None]] = field(default_factory=asyncio.Queue)
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """Receive the next piece, END or an error."""
+        """Store the next piece, END or an error for the client."""
         self._told.put_nowait((value, error))
 
     async def read(self) -> Any:
-        """Return the next piece, or END."""
+        """Wait for the next piece and return it, or return END."""
         value, error = await self._told.get()
         self.taken += 1
         if error is not None:
@@ -49,7 +49,7 @@ class Stream(Request):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client must read before more pieces are computed."""
+        """Whether the client has `AHEAD` unread pieces, so that no more are computed."""
         return self.given - self.taken >= AHEAD
 
     @property
@@ -58,7 +58,7 @@ class Stream(Request):
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
-        """Compute and return the next piece, END or the error."""
+        """Compute the next piece; return the piece (or END) and the error (or None)."""
         try:
             if self.pieces is None:
                 self.pieces = iter(self.begin())
@@ -74,22 +74,23 @@ class Stream(Request):
         close = getattr(self.pieces, "close", None)
         self.pieces, self.turns = None, 0
         if close is not None:
-            with suppress(BaseException):  # no caller needs the error
+            with suppress(BaseException):  # the error of a closed iterator is ignored
                 close()
 
 
 class Streams:
-    """Streams that take turns: each turn computes a few pieces, and connections alternate.
+    """All streams. They take turns: a turn computes a few pieces, and connections alternate.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
-    open while its iterator is in memory. To make room, the class closes streams that wait for their
-    clients, and streams that have computed `QUANTUM` pieces since they were opened. A closed stream
-    opens again at its next turn. So no client waits for the end of another client's stream.
+    open while its iterator is in memory. If a stream needs memory, the class closes other streams:
+    streams that wait for their clients, and streams that have computed `QUANTUM` pieces since they
+    were opened. A closed stream opens again at its next turn. So no client waits until the stream
+    of another client ends.
 
     Args:
-        most: the number of pieces that one turn computes.
-        tokens: the approximate number of tokens that all open streams together keep in memory; a
-            single stream may keep more.
+        most: the maximum number of pieces that one turn computes.
+        tokens: the approximate number of tokens that all open streams together keep in memory. A
+            single open stream may keep more.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
@@ -105,7 +106,7 @@ class Streams:
 
     @property
     def is_due(self) -> bool:
-        """Whether any stream can compute a piece or must be closed."""
+        """Whether a stream can compute a piece, or must be closed."""
         parked = (stream.dropped or stream.is_read for stream in self._parked)
         return bool(self._due or self._closed) or any(parked)
 
@@ -115,7 +116,7 @@ class Streams:
         self._closed.add(stream)
 
     def step(self) -> Iterator[tuple[Stream, Any, BaseException | None]]:
-        """Compute one turn, and yield each stream with its piece and error.
+        """Compute one turn; yield each stream of the turn, with its piece and error.
 
         Streams whose clients have disconnected are closed first.
         """
@@ -163,7 +164,7 @@ class Streams:
         return None
 
     def _next_closed(self, chosen: Sequence[Stream]) -> Stream | None:
-        """Return the next closed stream in the queue, or None if it does not fit in memory yet."""
+        """Return the next closed stream in the queue, or None if it does not fit in memory."""
         while (stream := self._closed.first) is not None:
             if stream in self._all and not self._has_room(stream, chosen):
                 return None
@@ -173,7 +174,7 @@ class Streams:
         return None
 
     def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
-        """Close other streams if this stream needs their memory; return whether the stream fits."""
+        """Close other streams if a stream needs their memory; return whether the stream fits."""
         kept = [other for other in self._all if other.pieces is not None or other in chosen]
         closable = [other for other in kept if other in self._parked]
         closable += sorted(

@@ -1,4 +1,4 @@
-"""The queue of requests: connections take turns, and a batch has texts from many requests."""
+"""Queues of requests, in which connections take turns."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from qkv.models.sentence.encode import Encoder
 
 LETTERS = 4  # the estimated number of characters per token of a text that is not tokenized yet
 Numbered = deque[tuple[int, str | Array]]  # texts or their ids (T,), each with its number
-CUTTING = 16  # tokenizing this many tokens takes about as long as computing one token
+CUTTING = 16  # tokenizing 16 tokens takes about as long as computing one token
 
 
 @dataclass(eq=False, kw_only=True)
@@ -24,9 +24,9 @@ class Request:
     """A request that waits for its answer.
 
     Attributes:
-        connection: the connection of the request; connections take turns.
+        connection: the connection that sent the request; connections take turns.
         loop: the event loop that waits for the answer.
-        dropped: whether the request was canceled because the client disconnected.
+        dropped: whether the request was canceled, because the client disconnected.
     """
 
     connection: Hashable
@@ -38,7 +38,7 @@ class Request:
         self.dropped = True
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """Receive the result, or the error, on the event loop."""
+        """Receive the result or the error; called on the event loop."""
         raise NotImplementedError
 
 
@@ -77,15 +77,15 @@ class Texts(Single):
     """A request for the vectors of texts.
 
     Attributes:
-        texts: the texts that are not in a batch yet, each as a pair of its number and its text or
-            ids (T,).
+        texts: the texts that are not in a batch yet, as pairs: the number of the text, and the text
+            or its ids (T,).
         encoder: the encoder that computes the vectors.
-        dimensions: the number of dimensions to keep of each vector; None for all.
-        whole: whether to refuse a text that would be truncated.
+        dimensions: how many dimensions of each vector to keep; None for all.
+        whole: whether a text is refused if it would be truncated.
         tokens: the number of tokens per text; 0 until the text is tokenized.
         total: the sum of `tokens`.
         vectors: the computed vectors, (n, width).
-        left: the number of texts that are not computed yet.
+        left: the number of texts whose vectors are not computed yet.
         arrived: the time of arrival, in seconds of `time.monotonic`.
     """
 
@@ -111,12 +111,12 @@ class Texts(Single):
         self.texts = deque()
 
     def cut(self, number: int, ids: Array) -> None:
-        """Count the tokens of a text."""
+        """Store the number of tokens of a text."""
         self.tokens[number] = len(ids)
         self.total += len(ids)
 
     def keep(self, number: int, row: Array) -> None:
-        """Store the vector (1, width) of a text."""
+        """Store the vector (1, width) of text `number`."""
         self.left -= 1
         if self.dimensions is not None:
             row = to_length_one(row[:, : self.dimensions])
@@ -136,9 +136,9 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """A queue in which clients take turns, and in which each client's connections take turns.
+    """A queue of requests; clients take turns, and so do the connections of each client.
 
-    A connection is `(client, port)`; any other value stands for a client with one connection.
+    A connection is a pair `(client, port)`. Any other value means a client with one connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()
@@ -204,7 +204,7 @@ class Turns(Generic[Some]):
             del self._clients[client]
 
     def back(self, request: Some) -> None:
-        """Put a request back at the front of its connection and of the queue."""
+        """Put a request back, as the first of its connection and of the whole queue."""
         line, client = self._line(request), _client(request.connection)
         if not line or line[0] is not request:
             line.appendleft(request)
@@ -224,7 +224,7 @@ def _client(connection: Hashable) -> Hashable:
 
 @dataclass(eq=False)
 class QueuedText:
-    """One text of a request, chosen for the next batch."""
+    """One text of a request, which was chosen for the next batch."""
 
     request: Texts
     number: int
@@ -241,8 +241,8 @@ class QueuedText:
 class TextTurns(Turns[Texts]):
     """The queue of requests for vectors; a batch takes one text from each connection in turn.
 
-    A text with more than `most` tokens is computed alone. If shorter texts wait, the next batch has
-    only shorter texts.
+    A text with more than `most` tokens gets a batch of its own. After this batch, shorter texts
+    have priority.
 
     Args:
         most: the approximate number of tokens in a batch.
@@ -260,7 +260,7 @@ class TextTurns(Turns[Texts]):
         return min(request.arrived for request in self)
 
     def take(self) -> list[QueuedText]:
-        """Remove and return the texts of the next batch; the batch's token count is an estimate."""
+        """Remove and return the texts of the next batch, which has about `most` tokens."""
         pieces = self._picked(no_long=self._was_long)
         if not pieces and self._was_long:
             pieces = self._picked(no_long=False)
@@ -268,7 +268,7 @@ class TextTurns(Turns[Texts]):
         return pieces
 
     def put_back(self, pieces: Sequence[QueuedText]) -> None:
-        """Move texts that did not fit to the front of the queue, for the next batch."""
+        """Move texts that did not fit into the batch to the front of the queue."""
         for piece in reversed(pieces):
             if not piece.request.dropped:
                 piece.request.texts.appendleft((piece.number, piece.text))
@@ -300,8 +300,8 @@ class TextTurns(Turns[Texts]):
     def _tokens(self, text: str | Array) -> int:
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
-        Tokenizing a very long text may take longer than computing its first `limit` tokens. In this
-        case, the estimate is the number of tokens that could be computed in the same time.
+        Tokenizing a very long text may take longer than computing its first `limit` tokens. Then
+        the estimate is the number of tokens that the model computes in the same time.
         """
         if not isinstance(text, str):
             return len(text)

@@ -1,4 +1,4 @@
-"""The worker: one thread that forms batches, computes them, and sends the answers."""
+"""The worker thread, which forms batches, computes the batches, and sends the answers."""
 
 import asyncio
 import sys
@@ -22,8 +22,8 @@ from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
-POLL = 0.01  # seconds between two checks of whether the thread has ended
-SWITCH = 0.0005  # the maximum seconds that another Python thread delays this thread
+POLL = 0.01  # the seconds between two checks whether the thread has ended
+SWITCH = 0.0005  # the maximum seconds for which another Python thread delays this thread
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Embedded:
     """The answer to a request for vectors.
 
     Attributes:
-        vectors: the vectors (n, D), equal to those of `encode`.
+        vectors: the vectors (n, D), equal to the result of `encode`.
         tokens: the number of tokens of each text, after truncation at the model's limit.
     """
 
@@ -42,8 +42,9 @@ class Embedded:
 class Worker:
     """Computes all requests on a separate thread.
 
-    While one batch is computed, the texts of the next batch arrive. A batch takes one text from
-    each connection in turn, up to `limits.batch_tokens`, and packs the texts into rows. Between two
+    While the thread computes one batch, the texts of the next batch arrive. A batch takes one text
+    from each connection in turn, up to `limits.batch_tokens` tokens, and packs the texts into rows.
+    Between two
     batches, the thread calls one waiting function, and computes the next pieces of up to
     `limits.streams` streams.
 
@@ -52,7 +53,8 @@ class Worker:
         limits: the maximum sizes of the queue and of a batch.
 
     Attributes:
-        ready: whether the thread has finished its first computation and accepts requests.
+        ready: whether the thread has finished its first computation, so that the server accepts
+            requests.
         counts: the numbers of batches, texts and tokens computed so far, and of errors.
     """
 
@@ -90,7 +92,7 @@ class Worker:
     # methods that run on the event loop
 
     def start(self) -> None:
-        """Start the thread; it computes one text first, so that the first request is fast."""
+        """Start the thread, which first computes one text, so that the first request is fast."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="qkv-serve", daemon=True)
             self._thread.start()
@@ -105,12 +107,13 @@ class Worker:
         task: str | None = None,
         whole: bool = False,
     ) -> Embedded:
-        """Compute the vectors of a request's texts or token ids, in batches with other requests.
+        """Compute the vectors of texts or token ids, in batches with other requests.
 
-        Ids include special tokens, and are truncated at the same limit as texts. With `dimensions`,
+        Token ids must include the special tokens, and are truncated at the same limit as texts.
+        With `dimensions`,
         only the first dimensions of each vector are kept, and the vector is scaled to length 1.
-        `prompt_name` and `task` are arguments of `encode`. With `whole`, a text that would be
-        truncated is refused.
+        `prompt_name` and `task` mean the same as in `encode`. With `whole`, a text is refused if it
+        would be truncated.
 
         Raises:
             Refused: too many requests wait (429); the server is shutting down (503); a text is
@@ -151,7 +154,7 @@ class Worker:
         return self._encoders[prompt_name, task]
 
     async def call(self, function: Callable[[], Result], *, connection: Hashable) -> Result:
-        """Call a function with exclusive use of the model, and return its result.
+        """Call a function on the thread, with exclusive use of the model, and return the result.
 
         Raises:
             Refused: too many requests wait (429), or the server is shutting down (503).
@@ -162,9 +165,9 @@ class Worker:
     async def stream(
         self, begin: Callable[[], Iterator[Any]], *, connection: Hashable, size: int = 0
     ) -> AsyncIterator[Any]:
-        """Yield an iterator's items, one per turn; close the iterator if the client disconnects.
+        """Yield the items of an iterator, one in each turn, until the client disconnects.
 
-        The iterator may be closed to make room for other streams. Then `begin` makes another
+        The worker may close the iterator to free memory for other streams. Then `begin` makes a new
         iterator, which continues at the same item.
 
         Args:
@@ -179,7 +182,7 @@ class Worker:
         self._submit(request)
         try:
             while (piece := await request.read()) is not END:
-                self._inbox.put(None)  # the stream may have been waiting for this read
+                self._inbox.put(None)  # the stream may wait for this read
                 yield piece
         finally:
             self._asked.discard(request)
@@ -192,11 +195,11 @@ class Worker:
         self.ready = False
         if self._thread is not None:
             self._inbox.put(None)
-            while self._thread.is_alive():  # join() could not be cancelled
+            while self._thread.is_alive():  # join() would block the event loop
                 await asyncio.sleep(POLL)
 
     async def _answer_of(self, request: Single) -> Any:
-        """Return the answer to a request; drop the request if the client disconnects."""
+        """Wait for the answer to a request; drop the request if the client disconnects."""
         self._submit(request)
         try:
             return await request.answer
@@ -230,7 +233,7 @@ class Worker:
             while self._read():
                 try:
                     self._turn()
-                except BaseException as error:  # a bug in this class
+                except BaseException as error:  # the worker itself has a bug
                     self._give_up(error)
         finally:
             self.ready = False
@@ -245,7 +248,7 @@ class Worker:
                 self.counts.failures += 1
 
     def _read(self) -> bool:
-        """Accept new requests; if no work is left, wait for one, or after `stop` return False."""
+        """Accept new requests; without work, wait for a request, or return False after `stop`."""
         while True:
             idle = not (self._texts or self._tasks or self._streams.is_due)
             if idle and self._stopping and self._inbox.empty() and not self._streams:
@@ -259,7 +262,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly for texts if the last batch had far more requests than are waiting now."""
+        """Wait briefly for texts if far fewer requests are waiting than the last batch had."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:
@@ -274,7 +277,7 @@ class Worker:
             self._lines[type(request)].add(request)
 
     def _turn(self) -> None:
-        """Compute one batch, one function, and the next pieces of some streams."""
+        """Compute one batch, call one function, and compute the next pieces of some streams."""
         if pieces := self._batches.take():
             self._usual = len({id(piece.request) for piece in pieces})
             self._batches.compute(pieces)
@@ -312,7 +315,7 @@ class Worker:
         answers, self._answers = self._answers, []
         for loop in {request.loop for request, _, _ in answers}:
             part = [answer for answer in answers if answer[0].loop is loop]
-            with suppress(RuntimeError):  # the loop is closed: no client waits
+            with suppress(RuntimeError):  # the loop is closed, so no client waits
                 loop.call_soon_threadsafe(_tell, part)
 
 

@@ -29,10 +29,10 @@ router = APIRouter()
 
 _log = logging.getLogger("qkv.serve")
 
-TOGETHER = 64  # the maximum number of completions in a batch; each needs a row of logits
+TOGETHER = 64  # the maximum number of completions in a batch; each completion needs a row of logits
 STOP = 1000  # the maximum length of a stop string in characters
 LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
-MEASURED = 32  # the estimated bytes of one log probability and its token's text
+MEASURED = 32  # the estimated bytes of a log probability and the text of its token
 
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
 
@@ -112,7 +112,7 @@ class CompletionsBody(Body):
         return False if include is None else include
 
     def check(self, model: Model, limits: Limits) -> None:
-        """Before reading any text, refuse a request that this model or server cannot answer.
+        """Refuse a request that this model or server cannot answer, before any text is read.
 
         Raises:
             Refused: 400, with the name of the wrong key.
@@ -149,7 +149,7 @@ class CompletionsBody(Body):
 
 
 class Logprobs(BaseModel):
-    """The log probabilities at temperature 1; each list has one entry per token."""
+    """The log probabilities at temperature 1; each list has one entry for each token."""
 
     tokens: list[str] = Field(description="The text that each token adds, or the token's spelling.")
     token_logprobs: list[float | None] = Field(
@@ -162,7 +162,7 @@ class Logprobs(BaseModel):
 
 
 class Choice(BaseModel):
-    """A completion, or one piece of a completion."""
+    """A completion, or a piece of a streamed completion."""
 
     index: int
     text: str
@@ -179,7 +179,7 @@ class Usage(BaseModel):
 
 
 class Completion:
-    """A request for completions that is being computed; the constructor tokenizes the prompts.
+    """The computation of a request for completions; the constructor tokenizes the prompts.
 
     Raises:
         Refused: 400, if a prompt does not fit.
@@ -212,7 +212,7 @@ class Completion:
         self._writers = [_Writer(model, row, body) for row in self.rows]
 
     def _check_size(self, prompts: int) -> None:
-        """Refuse a request if it asks for too many new tokens, or if the answer would be too large.
+        """Refuse a request for too many new tokens, and a request whose answer would be too large.
 
         Raises:
             Refused: 400 or 413.
@@ -240,15 +240,15 @@ class Completion:
 
     @property
     def usage(self) -> Usage:
-        """The numbers of prompt tokens and of completion tokens so far."""
+        """The number of prompt tokens, and the number of completion tokens so far."""
         read = sum(len(row.given) for row in self.rows[:: self.body.n])
         written = sum(len(row.ids) for row in self.rows)
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
     def pieces(self) -> Iterator[list[Choice]]:
-        """Generate the completions, and yield their new pieces after each token.
+        """Generate the completions; after each token, yield the new piece of each completion.
 
-        If an iterator was closed early, a second call continues at the same token.
+        If the returned iterator is closed early, a second call continues at the same token.
         """
         begin = 0
         for rows in self._groups():
@@ -262,7 +262,7 @@ class Completion:
             begin += len(rows)
 
     def _steps(self, rows: Sequence[Row], writers: "Sequence[_Writer]") -> Iterator[dict[int, str]]:
-        """Generate for several rows at once, and yield each row's new text after each token."""
+        """Generate text for several rows; after each token, yield the new text of each row."""
         if all(writer.done for writer in writers):
             return
         body = self.body
@@ -288,7 +288,7 @@ class Completion:
         yield {}
 
     def _groups(self) -> Iterator[list[Row]]:
-        """Yield groups of rows that are computed in one batch."""
+        """Yield groups of rows; each group is computed in one batch."""
         group: list[Row] = []
         for row in self.rows:
             full = len(group) == TOGETHER or _tokens([*group, row]) > self._limits.batch_tokens
@@ -300,13 +300,13 @@ class Completion:
 
 
 def _tokens(rows: Sequence[Row]) -> int:
-    """Return the number of tokens of a batch of rows, including padding and new tokens."""
+    """Return the number of tokens of a batch, including padding and new tokens."""
     return len(rows) * max(len(row.given) + row.max_new_tokens for row in rows)
 
 
 @dataclass
 class _Writer:
-    """Splits one row's text into pieces, and records how much text was sent to the client."""
+    """Splits the text of one row into pieces, and records how much text the client has received."""
 
     model: Model
     row: Row
@@ -324,7 +324,7 @@ class _Writer:
         self.echoing = self.body.echo
 
     def piece(self, index: int, text: str) -> Choice | None:
-        """Return the next piece, or None if nothing is new."""
+        """Return the next piece for the client, or None if there is no new text."""
         row, with_logs = self.row, self.body.logprobs is not None
         text, logs = self.held + text, _empty()
         if self.echoing:
@@ -348,7 +348,7 @@ class _Writer:
         )
 
     def _write_prompt(self, logs: Logprobs) -> None:
-        """Add the prompt's tokens; no prediction exists for the first token."""
+        """Add the tokens of the prompt to the logs; the first token has no probability."""
         row = self.row
         names, text = Spelling(spelled(self.model.tokenizer)), ""
         measured = [None, *row.measured_prompt]
@@ -362,7 +362,7 @@ class _Writer:
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Add the tokens that begin inside the sent text; with `whole`, add all new tokens."""
+        """Add the new tokens that begin inside the sent text; with `whole`, add all new tokens."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]
@@ -377,7 +377,7 @@ class _Writer:
             self.tokens += 1
 
     def _add(self, logs: Logprobs, names: Spelling, token: int, measured: Measured | None) -> None:
-        """Add one token and its probabilities."""
+        """Add one token and its probabilities to the logs."""
         logs.tokens.append(self._name(names, token))
         top: dict[str, float] | None = None
         if measured is not None:
@@ -400,7 +400,7 @@ def _empty() -> Logprobs:
 
 
 def joined(pieces: Sequence[Choice]) -> Choice:
-    """Join the pieces of a completion."""
+    """Join all pieces of a completion into one."""
     logs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     whole = _empty()
     for part in logs:
@@ -427,7 +427,7 @@ class Completions(BaseModel):
 
 EXAMPLE = {"prompt": "The bank of the river", "max_tokens": 16, "stream": True}
 _STREAM = "text/event-stream"
-_EVENT = {  # of server-sent events
+_EVENT = {  # the schema of a server-sent event
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
@@ -486,7 +486,7 @@ _Steps = AsyncGenerator[list[Choice]]  # the new pieces of all completions, step
 async def _events(
     head: dict[str, Any], first: list[Choice], later: _Steps, completion: Completion
 ) -> AsyncGenerator[bytes]:
-    """Yield server-sent events: the pieces, then the token counts if the request wants them."""
+    """Yield server-sent events: the pieces, and the token counts if the request includes them."""
     step: list[Choice] | None = first
     try:
         async with aclosing(later):
