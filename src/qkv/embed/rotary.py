@@ -57,8 +57,8 @@ def apply_rotary(
         raise TypeError(f"{call}: x is {array.dtype}: give float16, bfloat16, float32 or float64")
     if array.ndim == 0:
         raise ValueError(f"{call}: x is a single number: give (..., L, d)")
-    own = checked_rotary_speeds(base, dims, array.shape[-1])
-    each = own if speeds is None else _checked_speeds(speeds, 2 * len(own))
+    base, dims = checked_rotary(base, dims, array.shape[-1])
+    each = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
     cos, sin = rotation_at(array, positions, each, interleaved)
     with np.errstate(over="ignore", invalid="ignore"):  # no warnings for infinite numbers
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
@@ -141,10 +141,10 @@ def rotary_speeds(base: float, dims: int) -> Array:
     return speeds
 
 
-def checked_rotary_speeds(base: float, dims: int | None, size: int) -> Array:
-    """Check `base` and `dims` of `apply_rotary` for rows of `size`; return `rotary_speeds`."""
+def checked_rotary(base: float, dims: int | None, size: int) -> tuple[float, int]:
+    """Check `base` and `dims` of `apply_rotary` for rows of `size`; return both as numbers."""
     dims = _rotated_size(dims, size)
-    return rotary_speeds(positive_number(base, call="apply_rotary", name="base"), dims)
+    return positive_number(base, call="apply_rotary", name="base"), dims
 
 
 def _checked_speeds(speeds: ArrayLike, dims: int) -> Array:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from qkv.arrays import Array, compute_type
-from qkv.embed.rotary import checked_rotary_speeds, rotate_pairs, rotation_at
+from qkv.embed.rotary import checked_rotary, rotary_speeds, rotate_pairs, rotation_at
 
 
 class Scaling(Protocol):
@@ -52,11 +52,12 @@ class Rotary:
         for last, others, result in self._last:
             if last == wanted and all(map(np.array_equal, others, about)):
                 return result
-        speeds, scale = checked_rotary_speeds(self.base, self.dims, x.shape[-1]), 1.0
-        if self.scaling is not None:
+        (base, dims), scale = checked_rotary(self.base, self.dims, x.shape[-1]), 1.0
+        if self.scaling is None:
+            speeds = rotary_speeds(base, dims)
+        else:
             lengths, each = np.unique(about[1], return_inverse=True)
-            dims = 2 * len(speeds)
-            made = [self.scaling.speeds(self.base, dims, int(length)) for length in lengths]
+            made = [self.scaling.speeds(base, dims, int(length)) for length in lengths]
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
             # (dims / 2,), or (..., dims / 2) with a row per position
             speeds = speeds[each.reshape(about[1].shape)]
