@@ -258,24 +258,38 @@ def numbers_of(names: Any) -> list[int]:
     return sorted({at.layer for at in map(parse, names) if at.layer is not None})
 
 
-def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
-    """Return the error message for an unknown name; it lists the kept names that are most similar.
+class NotInLayer(KeyError):
+    """The error for a name that a trace has only in other layers.
 
-    >>> unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1)
-    "trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern"
+    Attributes:
+        name: the name that was looked up.
+        layers: the layers that have an activation of this name.
+    """
+
+    name: object
+    layers: list[int]
+
+
+def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
+    """Return the error for an unknown name; its message lists the most similar kept names.
+
+    >>> print(unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1).args[0])
+    trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern
     """
     names = meant(name, num_layers)
     asked = parse(names[0]).layer if names else None
     layer: Any = name[1] if isinstance(name, tuple) and len(name) > 1 else asked
     if is_whole_number(layer) and not -num_layers <= layer < num_layers:
-        return f"trace: there is no layer {layer}: the model has {num_layers} layers"
+        return KeyError(f"trace: there is no layer {layer}: the model has {num_layers} layers")
     local = {parse(full).local for full in names}
     layers = numbers_of(full for full in kept if parse(full).local in local)
     if asked is not None and layers:
-        return (
+        error = NotInLayer(
             f"trace: {name!r} was not kept: layer {asked} was not traced; only {counted(layers)} "
             f"{'were' if len(layers) > 1 else 'was'} traced"
         )
+        error.name, error.layers = name, layers
+        return error
     own = layer % num_layers if is_whole_number(layer) else -1
     # the dict below keeps the last of equal short names, so names of layer `own` come last
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
@@ -286,5 +300,5 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> str:
     fault = f"trace: there is no {name!r}; the nearest are {', '.join(dict.fromkeys(near))}"
     rare = next((full for full in names if not activation(full).unasked), None)
     if rare is None:
-        return fault
-    return f"{fault}; {rare} is kept only if it is named: trace(..., names=[{rare!r}])"
+        return KeyError(fault)
+    return KeyError(f"{fault}; {rare} is kept only if it is named: trace(..., names=[{rare!r}])")

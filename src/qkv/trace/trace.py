@@ -124,7 +124,7 @@ class Trace:
             )
         full = self._find(name)
         if full is None:
-            raise KeyError(unknown(name, self.names(), self.num_layers))
+            raise unknown(name, self.names(), self.num_layers)
         return self._arrays[full]
 
     def with_tokens(self, tokens: Sequence[Sequence[str]]) -> "Trace":
@@ -189,7 +189,7 @@ class Trace:
             keys = [(name, layer) for layer in self.layers]
         names = [full for key in keys if (full := self._find(key)) is not None]
         if not names:
-            raise KeyError(unknown(name, self.names(), self.num_layers))
+            raise unknown(name, self.names(), self.num_layers)
         texts = [self[number] for number in range(len(self))] or [self]
         words = self._tokens or [[]]
         rows = ((n, full, one[full]) for full in names for n, one in enumerate(texts))

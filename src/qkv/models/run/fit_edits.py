@@ -1,6 +1,5 @@
 """Check edits against a model and the texts of a run."""
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from qkv.models.run.inputs import Batch, TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
-from qkv.trace.activations import activation, meant, parse
+from qkv.trace.activations import NotInLayer, activation, counted, meant, parse
 from qkv.trace.trace import SIDES
 
 Fitted = tuple[list[Tokenized], EditedRun]  # the texts of a run, and its interventions
@@ -155,9 +154,8 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
         names = _full_names(name, index)
     except (KeyError, TypeError, ValueError) as error:
         problem = str(error.args[0]).removeprefix("trace: ") if error.args else ""
-        problem = re.sub(
-            r"was not kept: .*; only (.*) (was|were) traced$", r"exists only in \1", problem
-        )
+        if isinstance(error, NotInLayer):
+            problem = f"{error.name!r} exists only in {counted(error.layers)}"
         raise KeyError(f"{call}: edit has {shown(name)}, and {problem}") from None
     if not names:
         raise ValueError(
