@@ -1002,5 +1002,6 @@ def test_a_norm_of_queries_or_keys_takes_one_head_or_all(name: str, size: int) -
     whole = {"q_norm": 16, "k_norm": 8}[name]
     for fine in (4, whole):
         MultiHeadAttention.from_parameters(plain, num_heads=4, **{name: RMSNorm(fine)})
-    with pytest.raises(ValueError, match=rf"{name} takes vectors of size {size}: .* {whole} \("):
+    ending = rf"of size 4 \(one head\) or {whole} \(all {whole // 4} heads\)$"
+    with pytest.raises(ValueError, match=rf"{name} takes vectors of size {size}: .* {ending}"):
         MultiHeadAttention.from_parameters(plain, num_heads=4, **{name: RMSNorm(size)})
