@@ -89,7 +89,9 @@ def check_trace(trace: Any, call: str, model: Model | None = None, *, many: bool
     return trace
 
 
-def check_index(number: Any, count: int, call: str, name: str, error: Any = IndexError) -> int:
+def check_index(
+    number: Any, count: int, call: str, name: str, error: type[Exception] = IndexError
+) -> int:
     """Return `number` as an index below `count`; negative numbers count from the end.
 
     `error` is the class of the exception for an index that does not exist.

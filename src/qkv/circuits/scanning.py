@@ -167,7 +167,11 @@ class Scan:
         return self.cards()._repr_html_()
 
     def cards(
-        self, numbers: Iterable[int] | None = None, *, top: int = 5, theme: str = "auto"
+        self,
+        numbers: Iterable[int] | Mapping[int, str] | None = None,
+        *,
+        top: int = 5,
+        theme: str = "auto",
     ) -> PlotView:
         """Return a page of cards: the texts with the largest activations per neuron or feature.
 

@@ -159,7 +159,9 @@ def _named_model(names: str, default: str) -> Callable[..., Any]:
 _HEAD = re.compile(r"([0-9]+)\.([0-9]+)")
 
 
-def _heads(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> Any:
+def _heads(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> list[tuple[int, int]]:
     """Parse each LAYER.HEAD into a pair of numbers."""
     heads: dict[tuple[int, int], None] = {}
     for value in values:

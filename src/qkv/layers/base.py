@@ -17,7 +17,7 @@ from qkv.trace.recorder import GradientRecorder, padded, unpadded
 # Suppress NumPy's warnings, because padding may hold any numbers, also NaN and infinity.
 quiet = np.errstate(all="ignore")
 ByName = dict[str, Array]  # parameters, or their gradients
-Found = ByName | None  # gradients for parameters; None if they are not computed
+Gradients = ByName | None  # for parameters; None if they are not computed
 PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
 PACKED = (*PADDED, *arguments.PACKED)
 
@@ -205,7 +205,12 @@ def upstream(grad: Any, shape: Shape, dtype: DType, *, call: str) -> Array:
 
 
 def part_back(
-    part: Any, grad: Array, saved: Any, name: str, gradients: Found, record: Recorder | None = None
+    part: Any,
+    grad: Array,
+    saved: Any,
+    name: str,
+    gradients: Gradients,
+    record: Recorder | None = None,
 ) -> Gradient:
     """Run the backward pass of a part, and add the gradients for its parameters to `gradients`."""
     more = {} if record is None else {"record": record}
@@ -215,7 +220,9 @@ def part_back(
     return back
 
 
-def project_back(x: Array, parameters: Arrays, name: str, grad: Array, gradients: Found) -> Array:
+def project_back(
+    x: Array, parameters: Arrays, name: str, grad: Array, gradients: Gradients
+) -> Array:
     """Return the gradient for the `x` of `project`; store gradients for parameters."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
@@ -228,7 +235,7 @@ def project_back(x: Array, parameters: Arrays, name: str, grad: Array, gradients
     return grad_x
 
 
-def for_parameters(record: Recorder | None) -> Found:
+def for_parameters(record: Recorder | None) -> Gradients:
     """Return an empty dict for gradients of parameters; None for a `GradientRecorder`."""
     return None if isinstance(record, GradientRecorder) else {}
 

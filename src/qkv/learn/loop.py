@@ -136,9 +136,18 @@ def train(
         )
     home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
     optimizer = optimizer or AdamW(network)
-    often = (checkpoint_steps, checkpoint_seconds)
     run = Run(
-        home, network, parts, schedule, optimizer, seed, steps, minutes, frozenset(wanted), *often
+        home,
+        network,
+        parts,
+        schedule,
+        optimizer,
+        seed,
+        steps,
+        minutes,
+        frozenset(wanted),
+        checkpoint_steps,
+        checkpoint_seconds,
     )
     own = {} if products == "float32" else {"products": products}
     run.begin(resume, {**run.settings(), **own, **(settings or {})})

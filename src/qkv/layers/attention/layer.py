@@ -253,11 +253,17 @@ class MultiHeadAttention(Parts):
         return out, saved
 
     def check(
-        self, x: ArrayLike, context: Any, cu_lengths: Any, options: Options, **given: Any
+        self,
+        x: ArrayLike,
+        context: Any,
+        cu_lengths: Any,
+        options: Options,
+        cache: KVCache | None = None,
+        **fields: Any,
     ) -> tuple[Inputs, Call | None, Array | None]:
         """Check the arguments of a call; return its `Inputs`, the attention plan, and `out`.
 
-        `given` holds further fields of `Inputs`, such as `cache`.
+        `fields` are further fields of `Inputs`, such as `lengths`.
         """
         call = self._weights.call
         base.check_options(options, packed=cu_lengths is not None, call=call)
@@ -269,7 +275,6 @@ class MultiHeadAttention(Parts):
                 f"{self._weights.shown('k_proj.weight')} takes vectors of size {self.context_dim}: "
                 "give a context"
             )
-        cache = given.get("cache")
         if cache is not None and (context is not None or cu_lengths is not None):
             raise ValueError(f"{call}: a cache needs x (B, L, D): omit context and cu_lengths")
         cu = None
@@ -286,7 +291,7 @@ class MultiHeadAttention(Parts):
         vectors = [words] if others is None else [words, others]
         dtype = base.result_type(vectors, self.parameters, call=call)
         target = options.get("out")
-        inputs = Inputs(words, others, dtype, options, call, cu, **given)
+        inputs = Inputs(words, others, dtype, options, call, cu, cache, **fields)
         shape = (*inputs.lead, words.shape[-2], self.output_dim)
         if target is not None:
             check_out(target, shape, dtype, (*vectors, *self.parameters.values()), call=call)
@@ -405,7 +410,7 @@ class SelfAttention(MultiHeadAttention):
     """
 
     def check(
-        self, x: ArrayLike, context: Any, cu_lengths: Any, options: Options, **given: Any
+        self, x: ArrayLike, context: Any, *args: Any, **fields: Any
     ) -> tuple[Inputs, Call | None, Array | None]:
         """Check the arguments of a call, as `MultiHeadAttention` does."""
         if context is not None:
@@ -413,7 +418,7 @@ class SelfAttention(MultiHeadAttention):
                 f"{self._weights.call}: the context is x itself: use MultiHeadAttention for "
                 "another context, and pass a mask as attn_mask=..."
             )
-        return super().check(x, context, cu_lengths, options, **given)
+        return super().check(x, context, *args, **fields)
 
     def _set(self, weights: Weights, num_heads: int, rotary: Any) -> None:
         super()._set(weights, num_heads, rotary)

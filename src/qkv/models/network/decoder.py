@@ -41,13 +41,16 @@ class DecoderCache(KVCache):
         window: the window of the self-attention, as `KVCache` takes it.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
-        texts: the vectors from which the keys and values were computed.
+        key_lengths: the lengths of the encoder's texts, (B,).
+        visible: a mask of the keys, as in `Encoded`.
     """
 
-    def __init__(self, window: Any, key: Array, value: Array, texts: Encoded) -> None:
+    def __init__(
+        self, window: Any, key: Array, value: Array, key_lengths: Array, visible: Array | None
+    ) -> None:
         super().__init__(window)
-        self.key, self.value, self.visible = key, value, texts.visible
-        self.key_lengths = np.diff(texts.cu)
+        self.key, self.value, self.key_lengths = key, value, key_lengths
+        self.visible = visible
 
 
 class CrossAttention:
@@ -86,38 +89,47 @@ class CrossAttention:
                 changed = record.change(f"hook_{name}", np.swapaxes(parts[name], -3, -2))
                 changed[~real] = 0  # clear the padding
                 parts[name] = np.swapaxes(changed, -3, -2)
-        return DecoderCache(window, parts["k"], parts["v"], texts)
+        return DecoderCache(window, parts["k"], parts["v"], lengths, texts.visible)
 
     def run(
-        self, x: Array, *, cache: DecoderCache, record: Recorder | None = None, **more: Any
+        self,
+        x: Array,
+        *,
+        cache: DecoderCache,
+        lengths: Array | None = None,
+        residual: Array | None = None,
+        record: Recorder | None = None,
+        top_k: int | None = None,
+        save: bool = False,
     ) -> tuple[Array, None]:
         """Return the output (B, L, D) of the attention to the encoder's text.
 
         Args:
             x: (B, L, D), the hidden states of the decoder.
             cache: the keys and values of the encoder's text.
+            lengths: (B,), the number of tokens per text, without padding.
+            residual: (B, L, D), added to the result.
             record: collects the activations.
-            more: `residual` (B, L, D) is added to the result. `lengths` (B,) is the number of
-                tokens per text, without padding. `top_k` is the number of largest weights to record
-                per query. `save` must be False, because there is no backward pass.
+            top_k: the number of largest weights to record per query.
+            save: must be False, because there is no backward pass.
         """
-        assert not more["save"]
+        assert not save
         query = split_heads(project(x, self.parameters, "q_proj"), self.attn.num_heads)
         heads = of_heads(record, None)
         keep = heads or unkept
         query = keep("hook_q", query)
         parts = (query, cache.key, cache.value)
-        lengths = {"key_lengths": cache.key_lengths, "query_lengths": more["lengths"]}
-        options = {**self.options, **lengths, "attn_mask": cache.visible}
+        options = {**self.options, "key_lengths": cache.key_lengths, "query_lengths": lengths}
+        options["attn_mask"] = cache.visible
         call = check_call(*parts, **options, call="CrossAttention")
         weighed = None
         if record is not None and heads is not None:
             heads.keep("hook_k", cache.key)
             heads.keep("hook_v", cache.value)
-            weighed = record_weights(call, record, more["top_k"])
+            weighed = record_weights(call, record, top_k)
         z = answer(call)[0] if weighed is None else weighed.z
         z = keep("hook_z", z)
-        return attention_out(z, self.parameters, more.get("residual"), record, None), None
+        return attention_out(z, self.parameters, residual, record, None), None
 
 
 class DecoderBlock(Block):
@@ -149,8 +161,14 @@ class EncoderDecoder(Transformer):
     """
 
     def __init__(self, encoder: Transformer, decoder: Transformer, first: int) -> None:
-        own = encoder.embedding, encoder.layers, encoder.options, encoder.same_as
-        super().__init__(*own, bias=encoder.bias, final_norm=encoder.final_norm)
+        super().__init__(
+            encoder.embedding,
+            encoder.layers,
+            encoder.options,
+            encoder.same_as,
+            bias=encoder.bias,
+            final_norm=encoder.final_norm,
+        )
         self.decoder, self.first = decoder, first
 
     @property

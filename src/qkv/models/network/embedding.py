@@ -223,9 +223,11 @@ class PatchEmbedding(Embedding):
         self.patch = self.weight.shape[-2:]
         self.weight = self.weight.reshape(dim, -1).T
 
-    def backward(self, grad: Array, saved: EmbeddingSaved, *recorder: Any) -> ByName:
+    def backward(
+        self, grad: Array, saved: EmbeddingSaved, record: Recorder | None = None
+    ) -> ByName:
         """Return the gradients for the first token, the patches' weight and the positions."""
-        gradients = super().backward(grad, saved, *recorder)
+        gradients = super().backward(grad, saved, record)
         if not gradients:
             return gradients
         if self.grid is not None and saved.rows.grid != self.grid:

@@ -121,11 +121,13 @@ class BuiltHead:
         """
         return self._run(rows, cu, ids)[0]
 
-    def training_forward(self, *texts: Array) -> tuple[Array, Saved]:
-        """Return the logits, and the values for `backward`; the arguments are those of a call."""
+    def training_forward(
+        self, rows: Array, cu: Array, ids: Array | None = None
+    ) -> tuple[Array, Saved]:
+        """Return the logits, as a call does, and the values for `backward`."""
         for array in self.parameters.values():
             need_single(array, {}, call="head")
-        return self._run(*texts)
+        return self._run(rows, cu, ids)
 
     def _run(self, rows: Array, cu: Array, ids: Array | None = None) -> tuple[Array, Saved]:
         """Run the forward pass; also return the values of each step for `backward`."""

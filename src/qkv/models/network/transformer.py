@@ -201,10 +201,12 @@ class Transformer:
         rows = self(np.where(mask, ids, 0)[text].astype(np.int64), at, starts, **options)
         return rows[mask[text]], starts_of(mask.sum(1))
 
-    def training_forward(self, *texts: Array, **options: Any) -> tuple[Array, Saved]:
+    def training_forward(
+        self, ids: Array, at: Array, cu: Array, **options: Any
+    ) -> tuple[Array, Saved]:
         """Run packed texts as `run` does, and also save the values that `backward` needs."""
         need_single(self.embedding.table, {}, call="Transformer")
-        return self.run(*texts, save=True, **options)
+        return self.run(ids, at, cu, save=True, **options)
 
     @quiet
     def run(

@@ -18,7 +18,7 @@ LONG = 512  # From this number of tokens on, views show only each query's larges
 _MOST = 1e30  # Larger weights are replaced by NaN.
 
 Index = int | None  # a layer or a head; None if the view chooses it
-Some = Sequence[int] | None  # some layers, queries or keys; None for all
+Indices = Sequence[int] | None  # some layers, queries or keys; None for all
 
 
 class Summary(NamedTuple):
@@ -160,7 +160,9 @@ class Heads:
         """
         return np.where(self._joined(self._every_key) & ~np.isnan(weights), weights, -1.0)
 
-    def links(self, layer: int, queries: Some = None, keys: Some = None) -> tuple[Array, Array]:
+    def links(
+        self, layer: int, queries: Indices = None, keys: Indices = None
+    ) -> tuple[Array, Array]:
         """Return `(weights, keys)`: a layer's weights between two different content words.
 
         Args:
@@ -180,7 +182,9 @@ class Heads:
         kept = self._joined(at, queries, keys) & ~np.isnan(weights)
         return np.where(kept, weights, -1.0), np.broadcast_to(at, weights.shape)
 
-    def best_links(self, layer: int, queries: Some = None, keys: Some = None) -> tuple[Array, ...]:
+    def best_links(
+        self, layer: int, queries: Indices = None, keys: Indices = None
+    ) -> tuple[Array, Array, Array]:
         """Return each head's largest link as `(weights, queries, keys)`, each `(H,)`."""
         weights, at = self.links(layer, queries, keys)
         heads = np.arange(self.count)
@@ -260,7 +264,7 @@ class Heads:
     def _every_key(self) -> Array:
         return np.arange(len(self.keys.tokens))
 
-    def _joined(self, at: Array, queries: Some = None, keys: Some = None) -> Array:
+    def _joined(self, at: Array, queries: Indices = None, keys: Indices = None) -> Array:
         """Return a bool array: True where a query and a key are two different content words.
 
         `at` holds the positions of keys, `(S,)` or `(..., L, k)`. The positions in `queries` and

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from qkv.see.analysis.head_weights import Heads, Index, Some
+from qkv.see.analysis.head_weights import Heads, Index, Indices
 from qkv.see.analysis.interventions import Moved, Removal
 from qkv.see.analysis.measures import OF_POSITIONS, STANDS_OUT, Link, attended
 
@@ -75,7 +75,7 @@ class ChosenHead:
 
 
 def rank_heads(
-    seen: Heads, layers: Some = None, queries: Some = None, keys: Some = None
+    seen: Heads, layers: Indices = None, queries: Indices = None, keys: Indices = None
 ) -> list[Link]:
     """Return the strongest link of each head, sorted by how far it exceeds the usual weight.
 
@@ -119,8 +119,8 @@ def choose_head(
     layer: Index = None,
     head: Index = None,
     *,
-    queries: Some = None,
-    keys: Some = None,
+    queries: Indices = None,
+    keys: Indices = None,
     call: str = "show",
     removing: Removing | None = None,
     written: Notation = TERMINAL,

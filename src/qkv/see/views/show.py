@@ -10,7 +10,7 @@ from typing import Any
 from qkv.arrays import Array
 from qkv.models import Model
 from qkv.see.analysis import selection
-from qkv.see.analysis.head_weights import Axis, Heads, Some, by_word, heads_of, kept_in
+from qkv.see.analysis.head_weights import Axis, Heads, Indices, by_word, heads_of, kept_in
 from qkv.see.analysis.inputs import heads_from, positions_in, readable_trace, traced
 from qkv.see.analysis.interventions import removal_of
 from qkv.see.analysis.word_vectors import Movement, movement
@@ -320,7 +320,7 @@ def head_view(
     return view
 
 
-def _of_given(given: Mapping[str, Any], words: Mapping[str, Any], layers: Some) -> list[Heads]:
+def _of_given(given: Mapping[str, Any], words: Mapping[str, Any], layers: Indices) -> list[Heads]:
     """Read the attention from the given arguments, as a list of `Heads`."""
     given = {name: arrays for name, arrays in given.items() if arrays is not None}
     if not given:
@@ -361,7 +361,7 @@ def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
     return parts
 
 
-def _of_arrays(given: Mapping[str, Any], words: Mapping[str, Any], layers: Some) -> list[Heads]:
+def _of_arrays(given: Mapping[str, Any], words: Mapping[str, Any], layers: Indices) -> list[Heads]:
     """Read attentions from plain arrays, each with its tokens."""
     known = {
         name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
@@ -388,7 +388,7 @@ def _of_arrays(given: Mapping[str, Any], words: Mapping[str, Any], layers: Some)
     return parts
 
 
-def _only(heads: Heads, layers: Some, there: str) -> Heads:
+def _only(heads: Heads, layers: Indices, there: str) -> Heads:
     """Keep only the layers to include; `there` names the existing layers in an error message."""
     if layers is None:
         return heads
