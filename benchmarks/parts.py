@@ -10,8 +10,8 @@ from unittest import mock
 CALLED = {
     "projections": ("qkv.layers.base.linear", "qkv.models.network.head.linear"),
     "attention": (
-        "qkv.layers.attention.forward.varlen_attention",
         "qkv.layers.attention.forward.answer",
+        "qkv.layers.attention.forward.answer_packed",
     ),
     "norms": ("qkv.layers.norm.normalize",),
 }

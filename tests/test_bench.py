@@ -12,8 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 import qkv.measure
-from benchmarks import __main__ as bench, common, growth, memory, page
+from benchmarks import __main__ as bench, common, growth, memory, page, parts
 from benchmarks.common import Row, Way, measure
+from benchmarks.models import random_model
 from qkv.cli import main
 from qkv.measure import (
     Task,
@@ -52,6 +53,15 @@ def test_every_file_of_a_claim_is_measured() -> None:
 
 
 # Measuring
+
+
+def test_every_part_of_a_model_takes_a_share_of_its_time() -> None:
+    config = {"model_type": "bert", "vocab_size": 30, "hidden_size": 16, "num_hidden_layers": 1}
+    config |= {"num_attention_heads": 2, "intermediate_size": 32, "max_position_embeddings": 9}
+    model = random_model(config)
+    for call in (lambda: model([[1, 2, 3]]), lambda: model.trace([1, 2, 3])):
+        shares = parts.parts(call)
+        assert all(shares[name] > 0 for name in ("projections", "attention", "norms", "the rest"))
 
 
 def test_what_is_wrong_is_not_timed() -> None:
