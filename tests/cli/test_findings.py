@@ -95,7 +95,7 @@ def test_bad_requests_exit_with_2(files: Path, tmp_path: Path) -> None:
     line = refused(run("verify", str(bad)), "verify")
     assert r"bad\x1b[31m.json: it has no model" in line
     bad.write_text('{"text": NaN}')
-    assert "is not valid JSON" in refused(run("verify", str(bad)), "verify")
+    assert ": it is not valid JSON" in refused(run("verify", str(bad)), "verify")
     held = json.loads(Path(good).read_bytes())
     for name, value, said in (
         ("position", 99, "position is 99 and the text has 9 tokens"),

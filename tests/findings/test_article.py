@@ -81,7 +81,7 @@ def test_pictures_are_inside(tmp_path: Path) -> None:
             "the picture https://example.org/a.png is not a local picture",
         ),
         ("![a](notes.txt)", "the picture notes.txt is not a local picture file"),
-        (b"\xff", "is not UTF-8: invalid start byte at byte 0"),
+        (b"\xff", "it is not UTF-8: invalid start byte at byte 0"),
     ],
 )
 def test_what_cannot_be_shown(text: str, said: str, tmp_path: Path) -> None:

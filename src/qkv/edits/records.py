@@ -55,14 +55,15 @@ def operations() -> dict[str, dict[str, Field]]:
 
 
 def _name(reference: dict[str, str]) -> str:
-    """Return the name in a reference of the schema, e.g. "token" for "#/$defs/token"."""
+    """Return the last part of a reference: "token" for {"$ref": "#/$defs/token"}."""
     return reference["$ref"].rpartition("/")[2]
 
 
-# Heads (layer, head) and layers (layer, None); or a mapping from heads and layers to "zero",
-# "mean" or a vector (d,).
+# The heads to ablate: (layer, head), or (layer, None) for all heads of a layer. A mapping also
+# gives each head's new output: "zero", "mean" or a vector (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
-# Words, positions, and edges: (query, key), (query, key, layer), (query, key, layer, head).
+# What to mask: words, positions, and edges. An edge is (query, key), (query, key, layer) or
+# (query, key, layer, head).
 Hide = str | int | Iterable[str | int | tuple[int, ...]]
 # A mapping from activations to functions or replacement arrays; or a list of records.
 Edit = Mapping[Any, Any] | Sequence[Mapping[str, Any]] | None
@@ -190,7 +191,7 @@ def _takes(op: str) -> str:
     needed = ", ".join(name for name, about in fields if about.needed)
     others = ", ".join(name for name, about in fields if not about.needed)
     parts = [f"needs {needed}"] * bool(needed) + [f"may have {others}"] * bool(others)
-    return "it " + (" and ".join(parts) or "has nothing but op")
+    return "it " + (" and ".join(parts) or "has no field except op")
 
 
 def _ablated(ablate: Any, call: str) -> list[Record]:

@@ -16,7 +16,7 @@ from qkv.arrays import shown
 from qkv.edits import edits_of, schema as edits_schema
 from qkv.files import StrPath, replacing
 
-_MOST = 2**26  # the maximum number of bytes of a file; edits in the file may hold activations
+_MOST = 2**26  # The maximum size of a file in bytes; the edits in a file may contain large arrays.
 _TYPES: dict[str, Any] = {
     **{"object": dict, "array": list, "string": str},
     **{"integer": int, "number": (int, float)},
@@ -53,7 +53,7 @@ def read(path: StrPath) -> dict[str, Any]:
         value = json.loads(Path(path).read_bytes().decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"{path}: is not valid JSON: {reason:.200}") from None
+        raise ValueError(f"{path}: it is not valid JSON: {reason:.200}") from None
     fault = _fault(value, schema(), "it")
     if fault:
         raise ValueError(f"{path}: {fault}")
@@ -141,12 +141,12 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
     try:
         text = Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise ValueError(f"{path}: it is not UTF-8: {error.reason} at byte {error.start}") from None
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = list(_folded(markdown.parse(text), str(path)))
     for token in tokens:
         if token.type.startswith("heading_"):
-            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # the page already has an h1
+            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # the page's own title is the only h1
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
@@ -167,7 +167,7 @@ def _target(image: "Token") -> str:
 
 
 def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
-    """Yield tokens; replace each paragraph that has only findings by one "finding" token."""
+    """Yield Markdown tokens, with one "finding" token for each paragraph of only findings."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None

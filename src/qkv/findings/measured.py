@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from qkv.text import Tokenized
 
 TOP = 5  # The number of words that a finding keeps.
-# The largest difference of probabilities that counts as equal; screens/findings.js has it too.
+# Two probabilities count as equal up to this difference. The file screens/findings.js has the same
+# number.
 TOLERANCE = 1e-4
 
 Prediction = tuple[str, float]

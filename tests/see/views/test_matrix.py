@@ -304,10 +304,9 @@ def refusals() -> dict[tuple[str, str], str]:
     for view in ("plot_shift", "plot_shift of two"):
         for kind in ("top_k", *weights):
             found[view, kind] = (
-                "give a trace of model.trace(text), or see this trace's weights with "
-                "qkv.show(trace)"
+                "give model.trace(text), or show this trace's weights with qkv.show(trace)"
             )
-        found[view, "arrays"] = "qkv.show(weights, tokens=...) shows them"
+        found[view, "arrays"] = "if you have only weights, call qkv.show(weights, tokens=...)"
         found[view, "infinite"] = "has NaN, infinity or a number beyond 1e150"
     for kind in KINDS[1:]:
         found["play", kind] = "not a string"

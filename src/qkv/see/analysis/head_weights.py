@@ -15,10 +15,10 @@ from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
 LONG = 512  # From this number of tokens on, views show only each query's largest weights.
-_MOST = 1e30  # Larger weights are replaced by NaN.
+_MOST = 1e30  # Weights above this number are replaced by NaN.
 
-Index = int | None  # a layer or a head; None if the view chooses it
-Indices = Sequence[int] | None  # some layers, queries or keys; None for all
+Index = int | None  # The index of a layer or a head. None means that the view chooses.
+Indices = Sequence[int] | None  # The indices of layers, queries or keys. None means all of them.
 
 
 class Summary(NamedTuple):
@@ -59,7 +59,7 @@ class Axis:
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
-        """Return `(flags, numbers)`: which tokens are content words, and the index of each word."""
+        """Return `(flags, numbers)` of the tokens, as `qkv.see.analysis.words.content` does."""
         return content(self.tokens, self.special)
 
     @cached_property
@@ -68,11 +68,11 @@ class Axis:
         return is_word(self.tokens, self.special)
 
     def position(self, row: int) -> int:
-        """Return the position of a row's first token in the text."""
+        """Return the position in the text of the first token of word number `row`."""
         return row if self.spans is None else self.spans[row][0]
 
     def rows_of(self, positions: Iterable[int]) -> list[int]:
-        """Return the rows that contain the tokens at these positions."""
+        """Return the indices of the words (or tokens) that contain these positions of the text."""
         if self.spans is None:
             return list(positions)
         firsts = [first for first, _, _ in self.spans]
@@ -341,7 +341,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Return the positions `(queries, keys)` of the largest links, both sorted."""
+    """Choose at most `most` queries and `most` keys with the largest links; sort both."""
     rows: set[int] = set()
     columns: set[int] = set()
     for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
@@ -362,7 +362,8 @@ def _scale(trace: Trace, layer: int) -> float | None:
     if any(settings.get(name) is not None for name in ("softcap", "bias", "alibi_slopes")):
         return None
     mask = settings.get("attn_mask")
-    if mask is not None and np.asarray(mask).dtype != bool:  # a float mask is added to the scores
+    # The scores also contain a float mask, so they are not a multiple of the raw scores.
+    if mask is not None and np.asarray(mask).dtype != bool:
         return None
     given = settings.get("scale")
     return 1 / math.sqrt(trace["q", layer].shape[-1]) if given is None else float(given)
@@ -454,7 +455,7 @@ def _merged(axis: Axis, spans: list[Span]) -> Axis:
 
 
 def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]) -> Summary:
-    """Merge the kept weights between subwords into the largest weights between words."""
+    """Sum the kept weights between subwords, and keep the largest sums for each word."""
     row_of, key_of = (
         np.repeat(np.arange(len(spans)), [end - first for first, end, _ in spans])
         for spans in (rows, columns)
@@ -462,7 +463,7 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     heads, _, top_k = part.indices.shape
     there = part.indices >= 0
     head, query, _ = np.nonzero(there)
-    line = head * len(rows) + row_of[query]  # one integer per pair of head and row
+    line = head * len(rows) + row_of[query]  # a number for each (head, query word)
     cells, at = np.unique(line * len(columns) + key_of[part.indices[there]], return_inverse=True)
     sizes = np.array([end - first for first, end, _ in rows])
     shares = np.nan_to_num(part.weights[there]).astype(np.float64) / sizes[row_of[query]]

@@ -16,11 +16,10 @@ from qkv.text.tokenized import find_pieces, plain_tokens
 from qkv.text.tokenizer import check_text
 from qkv.trace import Seq2SeqTrace, Trace
 
-Named = Model | str | None  # a model, its name, or None for the default model
+Named = Model | str | None  # A model or a model's name. None means the default model.
 Tokens = Iterable[str] | None
-Chosen = tuple[
-    str, str, list[list[list[int]]]
-]  # a word, why it was chosen, its tokens in each text
+# The word to compare, the reason for this choice, and the word's positions in each text.
+Chosen = tuple[str, str, list[list[list[int]]]]
 # A text of up to this many tokens is traced with all (T, T) weights of each head.
 WHOLE = 2 * LONG
 
@@ -156,7 +155,7 @@ def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> 
 
 
 def _last(similarity: Array) -> float:
-    """Return the similarity after the last layer, with infinity instead of NaN."""
+    """Return the last similarity; infinity for NaN, so that the minimum is never a NaN."""
     value = float(similarity[-1]) if len(similarity) else 0.0
     return math.inf if math.isnan(value) else value
 
@@ -303,7 +302,7 @@ def _layers(attention: Any, call: str, name: str) -> list[Array]:
 
 def _read(x: Any, call: str, name: str) -> Array:
     """Convert weights from any device or library to float32 or float64, and check their range."""
-    for method in ("detach", "cpu"):  # a tensor on a GPU, or one that requires gradients
+    for method in ("detach", "cpu"):  # NumPy cannot read tensors on a GPU or with gradients
         x = getattr(x, method)() if hasattr(x, method) else x
     array = as_array(x, call=call, name=name)
     if array.dtype.kind not in "fiuV":

@@ -21,8 +21,8 @@ from qkv.trace import Trace
 MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js has the same number
 MOST_TOKENS = 512
 
-# The effects of removing each (layer, head): the probability that moves to other words, and for
-# `Effects` also the new probability of the first guess.
+# `Moved` maps each (layer, head) to the probability that moves to other words without this head.
+# `Effects` has a second number for each head: the new probability of the model's first guess.
 Moved = dict[tuple[int, int], float]
 Effects = dict[tuple[int, int], tuple[float, float]]
 
@@ -35,7 +35,8 @@ class Removal:
         layer: the layer.
         head: the head.
         position: the position of the gap: the token where a word is missing.
-        moved: the probability that moves to other words: half the sum of all absolute changes.
+        moved: the probability that moves to other words. It is half the sum of the absolute changes
+            of all words' probabilities.
         word: the first guess of the unchanged model.
         before: the probability of `word` with all heads.
         after: the probability of `word` without the head.
@@ -53,12 +54,12 @@ class Removal:
 
     @property
     def stands_out(self) -> bool:
-        """Return whether the effect is large enough to be a finding."""
+        """Return whether the effect is large enough to be mentioned in a view."""
         return self.moved >= STANDS_OUT
 
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
-    """Return the position of a text's first gap; None if the model cannot guess the gap."""
+    """Return the position of the first mask token; None if there is none or no guess for it."""
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None
@@ -174,7 +175,7 @@ class Opening:
 
 
 def opening_of(model: Model, trace: Trace) -> Opening:
-    """Choose the first position that the page of a text shows, and the word to hide.
+    """Choose the position and the hidden word with which a page opens.
 
     For an encoder, the position is the first mask token; without a mask token, the last content
     word. For a decoder, the position is the last token, and the guess is the next word. The hidden

@@ -11,10 +11,16 @@ from qkv.see.analysis.head_weights import Heads, Summary
 
 # The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
 # same thresholds, and docs/views.md explains them.
-STANDS_OUT = 0.1  # The smallest difference, of a weight or a probability, that counts as a finding.
-OF_POSITIONS = 0.4  # A head attends to a position if its average weight there is at least this.
+#
+# STANDS_OUT: a view says that a head stands out if a weight exceeds the usual weight by at least
+# 0.1, or if removing the head moves at least 0.1 of the probability.
+# OF_POSITIONS: a head with an average weight of at least 0.4 on one position attends to positions
+# rather than to words.
+STANDS_OUT = 0.1
+OF_POSITIONS = 0.4
 
-Measure = Callable[[Array], Array]  # computes one number per head from weights (H, L, S)
+# A function that computes one number per head from weights (H, L, S).
+Measure = Callable[[Array], Array]
 
 
 def measures_of(heads: Heads) -> dict[str, Array | None]:
@@ -166,7 +172,7 @@ def summarize(weights: Array, top_k: int) -> Summary:
 
 
 def _means(parts: Array, weights: Array, there: Array | bool = True) -> Array:
-    """Compute the mean, `(H,)`, of `parts` over the queries that attend to at least one key."""
+    """Average numbers `(H, L)` over the queries that attend to at least one key, `(H,)`."""
     sees = (weights.sum(axis=-1) > 0) & there
     return np.array(
         [row[kept].mean() if kept.any() else 0.0 for row, kept in zip(parts, sees, strict=True)]
@@ -237,7 +243,7 @@ class Link:
 
     @property
     def stands_out(self) -> bool:
-        """Return whether the weight is far enough above the usual weight to be a finding."""
+        """Return whether the weight exceeds the usual weight by at least `STANDS_OUT`."""
         return self.above >= STANDS_OUT
 
 

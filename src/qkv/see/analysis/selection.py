@@ -18,7 +18,7 @@ _WEAK = 0.1  # If all links between content words are below this weight, other l
 
 
 class Notation(NamedTuple):
-    """The formats for heads, shares and differences of shares in sentences."""
+    """How sentences write a head ("head 3.1"), a share ("14%") and a difference of two shares."""
 
     head: str
     share: Callable[[float], str]
@@ -40,10 +40,10 @@ def percent(share: float) -> str:
 TERMINAL = Notation("layer {}, head {}", "{:.2f}".format, "{:.2f}".format)
 PAGE = Notation("head {}.{}", percent, lambda share: f"{100 * share:.0f} percentage points")
 
-Asked = tuple[Index, Index]  # the layer and the head that the caller chose
-Side = tuple[Heads, Sequence[int]]  # the heads of one text, and the rows of a word
-# A function that finds the head that matters most at a gap. Its arguments limit the search to a
-# layer and a head.
+Asked = tuple[Index, Index]  # The layer and the head that the caller chose.
+Side = tuple[Heads, Sequence[int]]  # The heads of one text, and the rows of a word.
+# A function that finds the head whose removal changes the guess at a gap most. The function's
+# arguments limit the search to a layer and a head.
 Removing = Callable[[Index, Index], Removal | None]
 
 
@@ -81,8 +81,8 @@ def rank_heads(
 
     A link joins two different content words, or the requested positions. The usual weight is the
     larger of two numbers: twice the head's average weight for words at the same distance, and the
-    head's average weight on the same key from other words. Next come links that are not above the
-    usual weight, the largest weight first. Links come last if one of the two averages is 0.4 or
+    head's average weight on the same key from other words. Links that are not above the usual
+    weight are sorted by weight. A link comes after all others if one of its two averages is 0.4 or
     more. Ties go to the lowest layer, then the lowest head.
     """
     links = []
@@ -101,7 +101,7 @@ def rank_heads(
 def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
     """Choose up to 5 links that stand out, in other heads; each pair of words appears once.
 
-    With `one_link`, the reader asked for one link, so this link is chosen in up to 8 other heads.
+    If `one_link` is true, `links` has the same pair of words in each head; up to 8 are chosen.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -254,7 +254,7 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
 
 
 def searched(seen: Heads, layer: Index, head: Index) -> str:
-    """Name the heads from which a view chose, e.g. "all heads of layer 3"."""
+    """Name the heads from which a view chose, for example "all heads of layer 3"."""
     if layer is not None:
         return f"all heads of layer {layer}"
     every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
@@ -269,9 +269,8 @@ def contrasting_head(
 
     For each link from the word, the usual weight (see `rank_heads`) is subtracted from the weight.
     A head's difference is half the sum of the absolute changes of these numbers between the texts.
-    If two heads have equal differences, the function compares half the sum of the absolute changes
-    of the weights themselves: 0 means equal weights, 1 means no key in common. Ties go to the
-    lowest layer, then the lowest head.
+    If these differences are equal, the head whose weights changed most is chosen (half the sum of
+    the absolute changes). Ties go to the lowest layer, then the lowest head.
 
     A head of trained models stands out if any link differs by at least 0.1 between the texts.
 
@@ -319,7 +318,7 @@ def contrasting_head(
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Sum the weights from a word over tokens with the same name."""
+    """Return the weights from a word, keyed by token name; weights of equal names are summed."""
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
 
 
@@ -398,7 +397,8 @@ def checked_head(heads: Heads, layer: Index, head: Index, call: str) -> tuple[In
 
     Raises:
         IndexError: the layer or the head is out of range.
-        ValueError: the trace holds no weights, or the layer's queries or keys are other tokens.
+        ValueError: the trace holds no weights, or the layer's queries or keys are not the trace's
+            tokens.
     """
     asked = layer, head
     if heads.layers:

@@ -225,7 +225,7 @@ class Replay:
 
     Attributes:
         run: the name of the run.
-        first: the trace of the first snapshot; also the source of data that all snapshots share.
+        first: the trace of the first snapshot. Tokens and masks come from this trace.
         heads: the heads of the first snapshot.
         steps: the steps of the snapshots, in order.
         scores: the measures.
@@ -294,18 +294,18 @@ def replay_of(run: Run, text: Text) -> Replay:
     Snapshots with weights that are not finite are left out, with a warning.
 
     Raises:
-        ValueError: no snapshot has finite weights, or `traces` raises this error.
+        ValueError: no snapshot has finite weights; or an argument is wrong (see `traces`).
     """
     first: tuple[Trace, Heads, dict[Score, Measure]] | None = None
     steps: list[int] = []
     shown: list[int] = []
     values: list[Array] = []
-    kept: list[Array] = []  # each (layers, heads, L, L)
+    kept: list[Array] = []  # one array (layers, heads, L, L) per snapshot
     for index, (step, trace) in enumerate(traces(run, text, MOST_CELLS // min(2, len(run.steps)))):
         heads = heads_of(trace)
         if first is None:
             first = trace, heads, _scores(heads)
-            trace.model = run.name or trace.model  # a mapping of traces has no name
+            trace.model = run.name or trace.model  # a run from a mapping has no name
             wanted = spread(len(run.steps), MOST_CELLS // heads.cells)
         weights = np.array(heads.weights, dtype=np.float32)
         if not np.isfinite(weights).all():

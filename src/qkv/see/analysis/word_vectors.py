@@ -121,7 +121,7 @@ def measure_by_layer(a: Trace, b: Trace, measure: Callable[[Array, Array], Any])
 
 
 def need_alike(what: str, a: Trace, first: int, b: Trace, second: int) -> None:
-    """Raise an error if a number differs between two traces; the error names the models."""
+    """Raise an error if two traces differ in a size, such as the number of layers."""
     if first != second:
         named = [f"({trace.model}) " if trace.model else "" for trace in (a, b)]
         raise ValueError(
@@ -389,7 +389,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
     """Find the words that two sentences share, at the first occurrence in each sentence."""
-    positions: dict[str, dict[int, int]] = {}  # keyed by word, then by sentence
+    positions: dict[str, dict[int, int]] = {}  # word -> sentence -> position
     for position, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
             positions.setdefault(token, {}).setdefault(sentence, position)
@@ -407,7 +407,7 @@ def _states(trace: Trace) -> dict[str, Array]:
     if static_and_last(trace) is None:
         raise ValueError(
             "plot_shift: the trace lacks hook_embed or the vectors after the last layer: "
-            "give a trace of model.trace(text), or see this trace's weights with qkv.show(trace)"
+            "give model.trace(text), or show this trace's weights with qkv.show(trace)"
         )
     states = {"before": trace["embed"]}
     if ("resid_pre", 0) in trace:

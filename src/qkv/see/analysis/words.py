@@ -149,7 +149,7 @@ def content(tokens: Texts, special: Flags) -> tuple[Array, Array]:
     sizes = [end - first for first, end, _ in spans]
     words = is_word(tokens, special)
     little = [name in FUNCTION_WORDS or name in UNKNOWN for name in names]
-    for i, name in enumerate(names):  # "king ' s", "don ' t"
+    for i, name in enumerate(names):  # the "s" of "king ' s" and the "t" of "don ' t" are no words
         little[i] |= name in LEFT_OVER and not _APOSTROPHES.isdisjoint(names[max(0, i - 1) : i + 2])
     each = np.repeat(numbers, sizes)
     flags = words & ~np.repeat(np.array(little, dtype=bool), sizes)

@@ -57,7 +57,7 @@ class Tone(NamedTuple):
     after: str
 
     def of(self, color: str) -> str:
-        """Return this theme's version of a colour of the light theme; other colours are unchanged.
+        """Translate a colour of the light theme to this theme; return any other colour unchanged.
 
         >>> TONES["dark"].of(INK), TONES["dark"].of("#123456"), TONES["light"].of(INK)
         ('#eef1f5', '#123456', '#1a1a1a')
@@ -117,7 +117,9 @@ def scale_end(weights: Iterable[Array], stretch: bool) -> float:
 
 
 def signed_end(values: Array, ground: float = 0.0) -> tuple[float, float]:
-    """Return `(low, high)` of a scale of numbers, with `ground` at the low end or in the middle.
+    """Return the ends `(low, high)` of a scale of numbers, by default from 0.
+
+    The scale begins at `ground`. If a number is smaller, `ground` is the middle of the scale.
 
     >>> signed_end(np.array([-2.0, 1.0, np.inf])), signed_end(np.array([0.5, 1.0]))
     ((-2.0, 2.0), (0.0, 1.0))

@@ -28,7 +28,8 @@ _SIZES = {
     panels.Arrows: (6.4, 6.0),
     panels.Lines: (6.6, 3.4),
 }  # In inches.
-_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0  # In points: the sizes of a passage, a line and a gap.
+# In points: the width of a passage, the height of a line, and the space after a word.
+_CARD, _LINE, _SPACE = 320.0, 16.0, 6.0
 
 
 def draw(title: str, lines: Sequence[str], rows: panels.Rows, *, dark: bool = False) -> Figure:
@@ -115,7 +116,7 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
     values = np.where(hatched, panel.ground, panel.values)
     image = axes.imshow(values, cmap=_cmap(panel.signed, tone.theme), vmin=low, vmax=high)
     axes.set_aspect("auto" if panel.words else "equal")
-    for spine in axes.spines.values():  # empty cells have the colour of the figure
+    for spine in axes.spines.values():  # empty cells look like the figure's background
         spine.set_color(tone.line)
         spine.set_linewidth(0.6)
     n, shares, form = max(values.shape), panel.shares, panel.form
@@ -123,7 +124,8 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
         axes.set(xticks=[], yticks=[])
     else:
         rows, columns = drawable(panel.rows), drawable(panel.columns)
-        # call tick_params before the labels exist: labels above and below are different objects
+        # Move the labels above the map before they are written: matplotlib has separate label
+        # objects above and below.
         axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
         axes.set_xticks(
             range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor"
@@ -402,7 +404,7 @@ def _plain(text: Text, size: float) -> None:
 def _write(
     axes: Axes, at: panels.Point, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write words in any script at a point of a chart, and the text `below` after them."""
+    """Write words in any script at a point of a chart, and a second text under them."""
     text = axes.text(*at, drawable([words])[0] + below, **style)
     _plain(text, size)
     return text
@@ -445,7 +447,7 @@ def _glyphs(path: str) -> frozenset[int]:
 
     try:
         return frozenset(FT2Font(path).get_charmap())
-    except (OSError, RuntimeError):  # the library cannot read some colour fonts and collections
+    except (OSError, RuntimeError):  # FreeType cannot read some colour fonts and font collections
         return frozenset()
 
 

@@ -13,7 +13,8 @@ from qkv.see.analysis.measures import strongest_block
 from qkv.see.draw.colours import AFTER, LINE, signed_end
 
 TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
-# Each input's offset from the node's centre, in columns; half of a node's height, in rows
+# INPUTS: the distance of a node's inputs from its centre, in columns.
+# HALF: half the height of a node, in rows.
 INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
 MOST_ROWS = 32  # the largest number of rows, and of columns, of a map in a picture
 
@@ -146,7 +147,7 @@ class HeatMap(Panel):
 
     @property
     def what(self) -> str:
-        """Return the plural name of the numbers."""
+        """Return "weights" if the numbers are weights, otherwise "numbers"."""
         return "weights" if self.of == "weight" else "numbers"
 
 
@@ -417,7 +418,7 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Passages(Panel):
-    """Passages of text, one below the other; the shade of a word shows the word's number.
+    """Passages of text, one below the other; the background of a word shows its share.
 
     Attributes:
         passages: the passages.
@@ -589,10 +590,11 @@ def number_spec(values: Array) -> str:
 
 
 Point = tuple[float, float]
-Box = tuple[float, float, float, float]  # the left, lower, right and upper edge
-Label = tuple[Point, Point]  # the point, and the label's width and height
+Box = tuple[float, float, float, float]  # The left, lower, right and upper edges of a rectangle.
+Label = tuple[Point, Point]  # The point to label, and the (width, height) of the label.
 Spot = tuple[Box, Point | None] | None
-# in sixteenths of a full circle, in order of preference: right, left, above, below, the others
+# The directions from a point to its label, in sixteenths of a full circle, the preferred first:
+# right, left, above, below, then directions between them.
 _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
 _FAR = 14.0  # at larger distances, a line joins the label to its point
 

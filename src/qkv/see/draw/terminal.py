@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # A blue that is readable on light and dark backgrounds.
 _BAR = f"not bold {THEMES['light'].more[5]}"
 
-LEAST = 0.025  # a terminal with few shades draws smaller shares like the background
+LEAST = 0.025  # With at most 256 colours, smaller shares look like the background.
 
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
@@ -189,8 +189,9 @@ def _fits(text: str, encoding: str) -> bool:
     return True
 
 
-_WAIT = 0.3  # The number of seconds to wait for an answer, which normally comes at once.
-# A request for the background colour, then a request that every terminal answers.
+_WAIT = 0.3  # The maximum time to wait for the terminal's answer, in seconds.
+# Ask for the background colour, then for the type of the terminal. All terminals answer the second
+# question, so its answer ends the wait if a terminal does not know the first.
 _QUESTION = b"\x1b]11;?\x1b\\\x1b[c"
 _COLOR = re.compile(rb"\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)")
 _END = re.compile(rb"\x1b\[\?[\d;]*c")
@@ -199,7 +200,7 @@ _END = re.compile(rb"\x1b\[\?[\d;]*c")
 def ground_of(file: IO[str]) -> str | None:
     """Return the background of a stream's terminal, "light" or "dark"; None if it is not known."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if ground.isdigit():  # the index of one of 16 colours; vim uses the same rule
+    if ground.isdigit():  # as in vim, the dark ones of the 16 colours are 0 to 6 and 8
         return "dark" if int(ground) in (*range(7), 8) else "light"
     return _asked() if file.isatty() else None
 

@@ -41,10 +41,12 @@ from qkv.text.tokenizer import Tokenizer
 #   `mask` is the mask token, or null.
 #   `next` is true if logits are for the next token.
 #   `bert` is true if the layers have the same steps as in BERT.
-#   `scales` has a pair for each layer: an empty string, and the factor of the scores.
+#   `scales` has a pair for each layer: an empty string, and the factor of the scores. The string
+#   names an activation with the factor, but only in the data from a server (see server.js).
 
 
-# In characters: a page with at least LARGE is large, and a browser holds at most MOST in one text.
+# LARGE is the number of characters from which a warning says that a page is large. MOST is the
+# number of characters that a string may have in a browser.
 LARGE, MOST = 64_000_000, 500_000_000
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in layers.js
 
@@ -212,7 +214,7 @@ def engine_part(*payloads: Mapping[str, Any]) -> str:
 
 
 def side_of(payload: Mapping[str, Any]) -> str:
-    """Return "encoder" or "decoder" for the result of `engine_payload`."""
+    """Return "decoder" if the packed model (see `engine_payload`) is a decoder, else "encoder"."""
     return "decoder" if payload["sizes"]["next"] else "encoder"
 
 
@@ -354,7 +356,7 @@ def _reasons_of_bpe(rules: Mapping[str, Any]) -> Iterator[str]:
             yield f"has a BPE with the {name} {_short(model[name])}"
     steps = _steps("pre_tokenizer", rules["pre_tokenizer"])
     if any(step["type"] == "ByteLevel" for step in steps) and vocabulary.keys() >= _LEVELS:
-        return  # every text can be tokenized
+        return  # the vocabulary has a token for each byte, so any text can be tokenized
     if model["byte_fallback"]:
         if not vocabulary.keys() >= _FALLBACKS:
             yield "has a BPE that falls back on bytes, but has no token for some bytes"

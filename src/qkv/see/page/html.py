@@ -20,7 +20,7 @@ POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "
     "base-uri 'none'; form-action 'none'"
 )
-WITH_WORKER = f"{POLICY}; worker-src blob:"  # the policy of a page that runs a model
+WITH_WORKER = f"{POLICY}; worker-src blob:"  # the content security policy of a page with a model
 _WITH_TOKENS = ("walk", "shift", "replay")
 # The parts of a picture that differ between themes.
 _PAINTED = re.compile("#[0-9a-f]{6}\\b|<image [^>]*/>")

@@ -34,8 +34,9 @@ from qkv.see.steps.walk import Walk
 #   `compare`, `walk`, `shift` and `replay` are COMPARE, WALK, SHIFT and REPLAY, or null.
 #   `notes` has sentences about the tokens.
 #
-# The payload of `play` has other entries, which page/play.py describes. Its `texts` is empty,
-# because the page runs the model. The model's data follow the payload (see page/engine.py).
+# The payload of `play` has other entries, which page/play.py describes. The list `texts` is
+# then empty, because the page runs the model. The model's data follow the payload (see
+# page/engine.py).
 #
 # START is the first state of a page.
 #
@@ -62,8 +63,8 @@ from qkv.see.steps.walk import Walk
 #   `layers` has the indices of the layers.
 #   `heads` is H, `length` is L, and `key_length` is S.
 #   `weights` is a packed array (layers, H, L, S), or null.
-#   `scores` is a packed array (k, H, L, S) of the scaled, masked scores of k layers, with the layer
-#   indices in `layers`; or null.
+#   `scores` is a packed array (k, H, L, S), or null. It has the scaled, masked scores of k layers;
+#   an additional key `layers` has the indices of these layers.
 #   `scale` is a list with the factor of each layer's raw scores; an unknown factor is null.
 #   `hidden` is an array of bits, 1 where masked, or null. The shape of bits is (1 or layers, 1 or
 #   H, L, S); an axis of length 1 stands for all layers or heads.
@@ -295,12 +296,12 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `layer` and `head` are numbers.
 #   `tokens` has the names of the queries.
 #   `keys` has the names of the keys, or is null if the keys are the tokens.
-#   `rows` has the positions of the queries in the page, or is null for all queries.
-#   `key_rows` has the positions of the keys in the page, or is null for all keys.
+#   `rows` has the positions of the queries that the page keeps, or is null for all queries.
+#   `key_rows` has the positions of the keys that the page keeps, or is null for all keys.
 #   `arrays` maps names to ARRAY. The array "own" has the model's own numbers.
 #   `steps` is a list of STEP.
-#   `start` is the [row, column] of the first sum.
-#   `own` is the trace's name for the array "own".
+#   `start` is the [row, column] of the cell whose sum is written out when the page opens.
+#   `own` is the name of the array "own" in the trace, for example "blocks.0.hook_resid_post".
 #   `own_step` is the index of the step that is compared with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
@@ -319,8 +320,9 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #
 #   `title`, `formula`, `shape`, `code` and `note` are strings.
 #   `name` is the name of the step's array.
-#   `side` is "queries", "keys" or "place" (one row, at the query of `start`).
-#   `columns` is "keys", or null if the columns are numbers.
+#   `side` is "queries" or "keys" if the rows are queries or keys. It is "place" if the step has
+#   only one row: the query of `start`.
+#   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
 #   `shown` has the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.
 #   `cell` is a [row, column], or null.

@@ -25,8 +25,8 @@ from qkv.trace import Trace
 #   `roles` maps "layer.head" to the head's role and its score for this role.
 #   `cards` has the cards of the first lesson; see training/play_cards.py.
 #   `untrained` is true if the model is untrained.
-#   `little` has two lists of function words in lower case, `words` and `pieces`. The rule that
-#   chooses a head ignores these words (see assets/store/rule.js).
+#   `little` has two lists that the rule for choosing a head ignores: function words in lower case
+#   (`words`), and parts of words around an apostrophe (`pieces`), such as the "t" of "don't".
 #   `next` is true if logits are for the next token.
 #   `guesses` is true if logits are for masked words.
 #   `mask` is the mask token, or null.
@@ -50,7 +50,7 @@ from qkv.trace import Trace
 #   `layer` and `head` are numbers.
 #   `said` is a sentence about this head.
 #   `query` is the position of a token, or null.
-#   `hide` has the positions of the first word to hide.
+#   `hide` has the positions of the tokens of the first word to hide.
 #   `view` is the first screen, which is "front", "findings" or "lab" (the default).
 #
 # STORY is a sentence in which an intervention changes the guess.
@@ -134,8 +134,8 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
     Args:
         model: the model that the server runs.
-        scales: for each layer, a pair: the name of an activation that scales the scores, and the
-            factor of the model.
+        scales: for each layer, the name of the activation that scales the scores, and the scale
+            that the model itself uses.
         plain: whether the scores of every layer are products of queries and keys, without other
             terms.
     """

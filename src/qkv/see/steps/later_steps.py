@@ -63,7 +63,7 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
 
     `others` are passed on to `Walk.write`.
     """
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # later norms need other names
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # `gain` is the first norm's name
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in norm.parameters else None
     learned = {gain: norm.scaled()} | ({shift: norm.parameters["bias"]} if shift else {})

@@ -94,7 +94,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Store the name of the word vectors that the projections in `of`, e.g. "kv", read."""
+        """Name the word vectors that the projections in `of` read; "kv" means keys and values."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -232,7 +232,7 @@ def walk_layer(
 def _traced(layer: Layer, inputs: Sequence[Array], options: dict[str, Any]) -> Trace:
     """Trace a single layer, with activations named as in a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
-    if isinstance(layer, MultiHeadAttention):  # the names in its trace have no block number
+    if isinstance(layer, MultiHeadAttention):  # its trace names activations without a block number
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
     settings = {0: settings_of(options, None)}
@@ -304,7 +304,7 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
     if head in contexts:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
-    for other in set(range(at.count)) - set(contexts):  # these heads have the same steps
+    for other in set(range(at.count)) - set(contexts):  # compute, but do not show
         aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
         contexts[other] = _head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]

@@ -96,7 +96,7 @@ class ImageView(View):
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
         """Draw the image in grey, light where a head's weights are large, `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
-        times = max(1, size // max(image.shape[:2]))  # so that no pixel belongs to two patches
+        times = max(1, size // max(image.shape[:2]))  # each patch needs its own pixels
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
 
     def _shares(self, head: int) -> Array:
@@ -226,7 +226,7 @@ def image_view(
     numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
         raise ValueError(f"image_view: layer {numbers[0]} is not in the trace, which has {layers}")
-    rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # each (Hq, N + 1)
+    rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # layer -> (Hq, N + 1)
     for number, weights in rows.items():
         if not np.isfinite(summable(weights)).all():
             raise ValueError(

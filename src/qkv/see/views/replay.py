@@ -165,7 +165,7 @@ class ReplayView(HeadShown):
         )
 
     def _all_heads(self) -> Sequence[Heads]:
-        return []  # there is one set of heads per step
+        return []  # a replay has other weights at each step
 
     def _headings(self) -> list[Heading]:
         return [Heading.of(self.replay.first)]

@@ -206,8 +206,8 @@ def plot_shift(
         return ShiftView(traces, shift_of_traces(traces, pieces=pieces), theme=theme)
     if contextual is None or tokens is None:
         raise TypeError(
-            "plot_shift: give original, contextual and tokens, or one trace; weights have no "
-            "vectors, and qkv.show(weights, tokens=...) shows them"
+            "plot_shift: contextual or tokens is missing: give original, contextual and tokens, or "
+            "one trace; if you have only weights, call qkv.show(weights, tokens=...)"
         )
     words = [str(token) for token in tokens]
     return figure.draw("", [], [[arrows(original, contextual, words)]])
