@@ -84,7 +84,7 @@ def test_without_a_name_the_decoder_that_ships_writes(
         ("encode", "vit", "vit reads images, not text"),
         ("guess", "vit", "vit has a head for classes, not for words"),
         ("guess", "bert", "bert has no head"),
-        ("guess", "random", "random has no head, so it gives no logits over words"),
+        ("guess", "random", "random has no head, so it cannot predict words"),
         ("guess", "t5", "t5 reads one text and writes another"),
         ("guess", "gpt2", "gpt2 guesses the next word and has no [MASK]"),
         ("walk", "t5", " uses bias, which a walk cannot show"),

@@ -233,8 +233,12 @@ def test_images_are_no_texts(model, call, given):
 @pytest.mark.parametrize(
     ("ask", "error", "message"),
     [
-        (lambda m: m.encode_image("a cat"), TypeError, r"clip\.vision looks at images, not at 'a"),
-        (lambda m: m.encode_image(["a cat"]), TypeError, r"looks at images, not at 'a cat'"),
+        (
+            lambda m: m.encode_image("a cat"),
+            TypeError,
+            r"clip\.vision reads images, and 'a cat' is no",
+        ),
+        (lambda m: m.encode_image(["a cat"]), TypeError, r"reads images, and 'a cat' is no"),
         (lambda m: m.encode_image(pixels(1)[:, :, :7]), ValueError, r"\(2, 7, 8\) and the model"),
         (lambda m: m.encode_image(pixels(0)), ValueError, "no image is given"),
         (lambda m: m.encode_image(pixels(1), batch_size=0), ValueError, "batch_size is 0"),
@@ -242,7 +246,7 @@ def test_images_are_no_texts(model, call, given):
         (lambda m: m(IDS), ValueError, r"pixel_values are missing: .*model\.text\("),
         (lambda m: m.text.predict("a"), ValueError, "a head for vectors, not for words"),
         (lambda m: m.text.rank("a", ["b"]), ValueError, "a head for vectors and does not rank"),
-        (lambda m: m.vision.trace("a cat"), TypeError, "looks at images, not at 'a cat'"),
+        (lambda m: m.vision.trace("a cat"), TypeError, "reads images, and 'a cat' is no image"),
         (lambda m: m.generate("a"), ValueError, "does not predict the next token"),
     ],
 )

@@ -70,7 +70,7 @@ def test_it_is_saved_and_loaded(config, tmp_path) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ModelError, match="an unknown family"):
         fresh_model({"model_type": "perceptron"})
-    with pytest.raises(ModelError, match="not a single stack"):
+    with pytest.raises(ModelError, match="model_type is t5: give the config of a text"):
         fresh_model({"model_type": "t5"})
     with pytest.raises(ModelError, match="n_embd is 10 and n_head is 4"):
         fresh_model(GPT2 | {"n_embd": 10})

@@ -294,7 +294,7 @@ def test_images_that_do_not_fit(model, given, message):
 @pytest.mark.parametrize("preprocessor", [PREPROCESSOR, None])
 def test_text_is_no_image(tmp_path, preprocessor):
     model = load(vit(tmp_path, preprocessor=preprocessor))
-    said = r"looks at images, not at .*: in Python, give an array \(H, W, 3\)"
+    said = r"reads images, and .* is no image: give a uint8 array \(H, W, 3\)"
     for given in ("x.png", b"x.png", tmp_path / "x.png", ["a", "b"]):
         with pytest.raises(TypeError, match=said):
             model.trace(given)

@@ -239,7 +239,7 @@ def test_ids_have_no_prompt_before_them(tmp_path: Path) -> None:
         response = client.post("/v1/embeddings", json={"input": [[5, 6]], "prompt_name": "query"})
         assert response.status_code == 400
         assert response.json()["error"]["message"] == (
-            "input 0 is ids, and the prompt 'query' goes before texts: give texts"
+            "input 0 is token ids, but the prompt 'query' can only be put before a text: give texts"
         )
         plain = vectors(client, [[5, 6]])
         np.testing.assert_array_equal(vectors(client, [[5, 6]], prompt_name="document"), plain)

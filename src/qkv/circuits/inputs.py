@@ -64,8 +64,8 @@ def check_words(model: Any, call: str) -> Model:
         has = "no LM head" if head is None else f"a head for {of}, not an LM head"
         raise ValueError(
             f"{call}: {checked.name} has {has}, so the model computes no logits for words: load a "
-            "model with an LM head (architectures in its config.json says ...ForMaskedLM or "
-            "...ForCausalLM)"
+            "model with an LM head (its config.json names an architecture such as BertForMaskedLM "
+            "or LlamaForCausalLM)"
         )
     return checked
 

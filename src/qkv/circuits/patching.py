@@ -226,8 +226,8 @@ def patch(
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number.
         ValueError: the two texts of a pair have different numbers of tokens, or the lists have
-            different lengths; `at`, `by`, the position or the token does not exist; the model gives
-            no logits over words; the metric returns an array; or `normalize` is true and the metric
+            different lengths; `at`, `by`, the position or the token does not exist; the model
+            has no LM head; the metric returns an array; or `normalize` is true and the metric
             is equal in both runs.
 
     Source:

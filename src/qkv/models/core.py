@@ -81,7 +81,7 @@ class Parameters(MutableMapping[str, Array]):
         self._changed()
 
     def __delitem__(self, name: str) -> NoReturn:
-        raise TypeError(f"parameters: a model needs {name}: assign another array instead")
+        raise TypeError(f"parameters: {name} cannot be deleted: assign another array instead")
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._arrays)
@@ -544,8 +544,8 @@ class Core:
             of = "vectors" if head is not None and head.steps.embeds else "classes"
             has = "no head" if head is None else f"a head for {of}, not for words"
             raise ValueError(
-                f"{call}: {self.name} has {has}, so it gives no logits over words: load a model "
-                "with its head (architectures in its config.json says ...ForMaskedLM or "
-                "...ForCausalLM)"
+                f"{call}: {self.name} has {has}, so it cannot predict words: load a model with an "
+                "LM head (its config.json names an architecture such as BertForMaskedLM or "
+                "LlamaForCausalLM)"
             )
         return head.steps.outputs

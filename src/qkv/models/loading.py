@@ -72,7 +72,7 @@ def load(
     kind = None if dtype is None else _float_type(dtype)
     if name_or_path == "random" and not Path("random", read.CONFIG).is_file():
         if revision is not None:
-            raise ValueError(f"load: qkv creates random, which has no revisions: omit {revision!r}")
+            raise ValueError(f"load: the model 'random' has no revisions: omit {revision!r}")
         return random_model(dtype=kind or np.float32)
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)

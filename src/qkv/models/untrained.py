@@ -57,7 +57,10 @@ def fresh_model(
     design, names = described(config, "fresh_model")
     if type(design) is not Design:
         kind = names.family.model_type
-        raise ModelError(f"fresh_model: {kind} is not a single stack of blocks")
+        raise ModelError(
+            f"fresh_model: model_type is {kind}: give the config of a text encoder or decoder, "
+            "such as bert or gpt2"
+        )
     parameters = first_weights(design, seed, np.dtype(dtype))
     tensor_names = {key: _tensor_name(names, design, key) for key in parameters}
     return Model(

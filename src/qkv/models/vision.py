@@ -105,9 +105,9 @@ class ImageReader(TextReader):
         for image in images:
             if isinstance(image, str | bytes | os.PathLike):
                 raise TypeError(
-                    f"pixels: {self.name} looks at images, not at {str(image)[:40]!r}: in Python, "
-                    f"give an array (H, W, {self.design.channels}) of uint8 or one of Pillow's "
-                    "images, for example model.trace(PIL.Image.open(path))"
+                    f"pixels: {self.name} reads images, and {str(image)[:40]!r} is no image: give "
+                    f"a uint8 array (H, W, {self.design.channels}) or a Pillow image, for example "
+                    "model.trace(PIL.Image.open(path))"
                 )
         if self.pixels is None:
             raise ValueError(
@@ -380,7 +380,7 @@ class _Own(MutableMapping[str, Array]):
         self.arrays[self.prefix + name] = array
 
     def __delitem__(self, name: str) -> NoReturn:
-        raise TypeError(f"parameters: a model needs {name}")
+        raise TypeError(f"parameters: {name} cannot be deleted: assign another array instead")
 
     def __iter__(self) -> Iterator[str]:
         all_names = (name for name in self.arrays if name.startswith(self.prefix))

@@ -283,7 +283,7 @@ def test_a_shard_of_a_model_that_lacks_others_names_its_folder(small, tmp_path):
 def test_a_revision_without_effect_is_refused(small):
     with pytest.raises(ValueError, match="is a folder and has no revisions: omit 'main'"):
         load(small, revision="main")
-    with pytest.raises(ValueError, match="qkv creates random, which has no revisions: omit 'x'"):
+    with pytest.raises(ValueError, match="the model 'random' has no revisions: omit 'x'"):
         load("random", revision="x")
 
 

@@ -170,7 +170,7 @@ def test_an_encoder_at_its_mask():
         (
             {"edit": {("resid_post", 0): np.tanh}, "at": ["z"]},
             ValueError,
-            r"edit has a function for blocks\.0\.hook_resid_post, .* at has 'z', which may lie",
+            r"edit has a function for blocks\.0\.hook_resid_post, .* has 'z', which may influence",
         ),
         ({"edit": {"full_embed": np.tanh}}, ValueError, "a function for hook_full_embed, whose"),
         (

@@ -381,7 +381,7 @@ def test_what_cannot_be_guessed(
     assert "\n" not in str(raised.value)
 
 
-def test_models_without_a_head_over_words(small: Path, tmp_path: Path) -> None:
+def test_models_without_a_head_that_predicts_words(small: Path, tmp_path: Path) -> None:
     plain, vit = load(small), load(write_small(tmp_path / "vit", CONFIGS["vit"]))
     classes = load(write_small(tmp_path / "classes", CONFIGS["modernbert"]))
     for model, has in ((plain, "no head"), (classes, "a head for classes")):

@@ -200,7 +200,8 @@ class Encoder:
         """
         if self.prompt_name is not None and self._before:
             raise ValueError(
-                f"{name} is ids, and the prompt {self.prompt_name!r} goes before texts: give texts"
+                f"{name} is token ids, but the prompt {self.prompt_name!r} can only be put before "
+                "a text: give texts"
             )
         row = as_array(ids, call=self.call, name=name)
         if row.ndim != 1 or (row.size and row.dtype.kind not in "iu"):

@@ -281,9 +281,9 @@ def need_ranking(head: BuiltHead | None, name: str) -> None:
     else:
         return
     raise ValueError(
-        f"rank: {name} has {has} and does not rank: load a cross-encoder (architectures in its "
-        "config.json says ...ForSequenceClassification, with one label), or compare vectors of "
-        "encode"
+        f"rank: {name} has {has} and does not rank: load a cross-encoder (its config.json names "
+        "an architecture such as BertForSequenceClassification, with one label), or compare "
+        "vectors of encode"
     )
 
 

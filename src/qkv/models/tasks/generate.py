@@ -210,7 +210,7 @@ def rows(
     if not model.generates:
         raise ValueError(
             f"generate: {model.name} does not predict the next token: load a decoder "
-            "with its head (architectures in its config.json says ...ForCausalLM)"
+            "with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
         )
     single, strings, batch = _read_prompts(model, prompt)
     decode, limit = spelled(model.tokenizer), model.design.max_seq_length
@@ -270,7 +270,7 @@ def tokens_to_add(
     [54, 64]
     """
     if not given:
-        raise ValueError(f"generate: {which} is empty: there is no token to go on from")
+        raise ValueError(f"generate: {which} is empty: give at least one token")
     left = sys.maxsize if limit is None else limit - given
     if left < min(usual, 1):
         raise ValueError(

@@ -394,8 +394,8 @@ def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer
                 if beside or depth(other) < depth(name):
                     raise ValueError(
                         f"{_CALL}: edit has a function for {name}, whose derivative is not known, "
-                        f"and at has {asked!r}, which may lie below it: edit with arrays or "
-                        "records, or name activations of later layers"
+                        f"and at has {asked!r}, which may influence the input of this "
+                        "function: edit with arrays or records, or name activations of later layers"
                     )
 
 

@@ -119,8 +119,9 @@ class CompletionsBody(Body):
         """
         if not model.generates:
             message = (
-                f"completions: {model.name} predicts no next token: serve a decoder with its head "
-                "(architectures in its config.json says ...ForCausalLM), or ask /v1/embeddings"
+                f"completions: {model.name} predicts no next token: serve a decoder with an LM "
+                "head (its config.json names an architecture such as LlamaForCausalLM), or ask "
+                "/v1/embeddings"
             )
             raise Refused(400, message, param="model", code="model_does_not_generate")
         if self.best_of not in (None, self.n):

@@ -128,7 +128,7 @@ function* sweep(question) {
 function* generate(question) {
   const { read, own } = asked(question);
   if (!model.sizes.next) throw new TypeError(`generate: ${model.name} is an encoder and cannot generate: call qkv.run`);
-  if (!read.length) throw new RangeError("generate: the text is empty: there is no token to go on from");
+  if (!read.length) throw new RangeError("generate: the text is empty: give at least one word");
   const choice = choiceOf(question.options);
   const ids = read.map(({ id }) => id);
   const chosen = [];
