@@ -129,10 +129,10 @@ $ make bench QUICK=1
 The first command measures everything, which takes {minutes}. The second command measures only two
 claims. The third command measures one claim again, and replaces its numbers on this page. The last
 command only checks that everything runs, with lengths divided by eight. `make bench` makes its own
-environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB). It writes its results to
-`benchmarks/results/`, and after a full run it also writes this page. The models read texts from
-WordNet (Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim. `qkv bench`
-needs none of these libraries: in 15 seconds, it compares a few shapes with plain NumPy.
+environment with torch, transformers, onnxruntime and OpenVINO (1.8 GB). The command writes results
+to `benchmarks/results/`, and after a full run also this page. The models read texts from WordNet
+(Debian's `wordnet-base`). The folder `benchmarks/` has one file for each claim. `qkv bench` needs
+none of these libraries: in 15 seconds, it compares a few shapes with plain NumPy.
 """
 
 
@@ -279,9 +279,9 @@ def growth(found: dict[str, Any]) -> str:
     text = (
         f"One head of size 64, {count(found['threads'])}, each call in a separate process.\n"
         "Memory is the peak memory of a call, excluding its inputs. An exponent is the slope of\n"
-        "the last four points in a log-log plot. It is 2 if twice the length takes four times as\n"
-        "much time or memory, and 1 if it takes twice as much. A line ends before a point that\n"
-        "would take more than 20 s or 6 GB.\n"
+        "the last four points in a log-log plot. An exponent of 2 means that twice the length\n"
+        "takes four times as much time or memory; an exponent of 1 means that it takes twice as\n"
+        "much. A line ends before a point that would take more than 20 s or 6 GB.\n"
     )
     heading = ["", "exponent, time", "exponent, memory", "longest", "time", "memory"]
     return "\n".join([text, images, table(heading, lines)])
