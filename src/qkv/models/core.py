@@ -136,7 +136,7 @@ class Core:
         self._routing, self._route, self._others = Routing({"": ()}), "", dict[str, Self]()
         self.reader = self._new_reader(name, tokenizer, sentence or Sentence())
         self._build()
-        self.sentence.width(self._vector_size)  # raises if the sizes of the modules do not match
+        self.sentence.width(self._vector_size)  # raises an error unless the modules' sizes match
         limits = filter(None, (design.max_seq_length, self.sentence.max_seq_length))
         self.reader = replace(
             self.reader,
@@ -200,7 +200,10 @@ class Core:
 
     @property
     def network(self) -> Transformer:
-        """The network; in an encoder-decoder model, the encoder, which holds the `decoder`."""
+        """The network.
+
+        For an encoder-decoder model, it is the encoder, and its attribute `decoder` is the decoder.
+        """
         return self._network
 
     @property
@@ -510,7 +513,7 @@ class Core:
         return Run(rows, cu_lengths, {} if record is None else record.arrays)
 
     def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> Fitted:
-        """Check edits against this model and a batch; `others` are passed on to `fit`."""
+        """Check edits against this model and a batch; `others` are further arguments of `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:

@@ -77,7 +77,7 @@ def load(
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
-        if chosen and len(error.args) == 1:  # an error of qkv about the name in QKV_MODEL
+        if chosen and len(error.args) == 1:  # an error of qkv, not of the operating system
             raise type(error)(f"{error} (the name comes from QKV_MODEL)") from error
         raise
     if Path(name).is_dir():
@@ -145,7 +145,10 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
 
 
 def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
-    """Read a static model: a table with one vector per token; the tokenizer may limit texts."""
+    """Read a static model: a table with one vector per token.
+
+    The file of its tokenizer may set a maximum number of tokens per text.
+    """
     home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
     read.need_file(home / read.TOKENIZER, read.MOST_TOKENIZER)
@@ -219,7 +222,7 @@ def _tokenizer(
     read.need_file(path, read.MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
-        tokenizer.tokenize("a")  # some broken files fail only here
+        tokenizer.tokenize("a")  # some broken files load, but cannot split a text
     except BaseException as error:
         # a panic in the tokenizers library raises a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -25,8 +25,8 @@ from qkv.models.tasks.call import ModelOutput, output_of
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
 
-Towers = Mapping[str, tuple[dict[str, Any], Names]]  # for each tower, its config and its names
-FIRST = "[CLS]"  # the name of the token before the patches
+Towers = Mapping[str, tuple[dict[str, Any], Names]]  # For each tower, its config and its names.
+FIRST = "[CLS]"  # The name of the token before the patches.
 
 
 def patch_names(rows: int, columns: int) -> list[str]:
@@ -85,7 +85,7 @@ class ImageReader(TextReader):
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]]:
-        """The method `subwords`, which accepts the names of patches, e.g. "0,1"."""
+        """The method `subwords`, which accepts the names of patches, such as "0,1"."""
         return self.subwords
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -363,7 +363,7 @@ class DualOutput(ModelOutput):
 
     @property
     def logits_per_text(self) -> Array:
-        """The transposed logits: (n, m), one row per text."""
+        """The transpose of `logits_per_image`: (n, m), one row per text."""
         return self.logits_per_image.T
 
 
@@ -423,7 +423,7 @@ class DualEncoder(Model):
         )
 
     def _tower(self, side: str) -> dict[str, Any]:
-        """Return the arguments to make a tower's model, without the design."""
+        """Return the arguments of a tower's model, except the argument `design`."""
         (config, names), prefix = self._towers[side], f"{side}."
         own = {
             name.removeprefix(prefix): tensor

@@ -51,8 +51,8 @@ class Attention:
     def within(self, width: int | None) -> "Attention":
         """Return this attention with a window of `width` tokens; None adds no window.
 
-        In causal attention, the window ends at the query. In other attention, the query is in the
-        middle of the window.
+        In causal attention, the window ends at the query. In attention that is not causal,
+        the query is in the middle of the window.
         """
         if width is None:
             return self
@@ -94,7 +94,7 @@ class GatedMixture:
         top_k: the number of experts for each token.
         hidden: F, the size between the two layers of an expert.
         normalized: whether the weights of a token's experts sum to 1.
-        without: the layers that have a single MLP instead.
+        without: the layers that have one MLP instead of experts.
     """
 
     count: int

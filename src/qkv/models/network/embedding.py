@@ -22,15 +22,15 @@ _SHARPNESS = -0.75  # the coefficient a of cubic interpolation; torch uses the s
 class Patches(NamedTuple):
     """Images, cut into patches."""
 
-    pixels: Array  # the patches of each image, row by row, (B, N, C * h * w)
-    grid: tuple[int, int]  # the numbers of rows and columns of patches
+    pixels: Array  # (B, N, C * h * w), the patches of each image, row by row.
+    grid: tuple[int, int]  # The numbers of rows and columns of patches.
 
 
 class EmbeddingSaved(NamedTuple):
     """Values that an embedding saves in the forward pass for the backward pass."""
 
-    rows: Any  # the input: ids (...), or `Patches`
-    at: Array  # the position of each token
+    rows: Any  # The input: ids (...), or `Patches`.
+    at: Array  # The position of each token.
     norm: NormSaved | None = None
     segments: Array | None = None
     narrow: Array | None = None  # (..., E), the input of the projection
@@ -175,7 +175,7 @@ class Embedding:
 
         In most families, the position of a token is its column. With `padding`, the position is the
         number of earlier tokens that are not padding tokens. With `counted`, the position is the
-        number of earlier tokens at which `shown` (B, T), by default `mask`, is True.
+        number of earlier tokens that are True in `shown` (B, T); by default, `shown` is `mask`.
         """
         if self.counted:
             real = mask if shown is None else shown

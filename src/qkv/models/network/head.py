@@ -163,8 +163,8 @@ class BuiltHead:
         """Return the gradients for rows and parameters, given the gradient for the logits.
 
         The gradient for a tied projection is named "head.out_proj.weight" (D, V). The caller adds
-        its transpose to the gradient for the token table. With a `GradientRecorder`, this method
-        computes no gradients for parameters.
+        the transpose of this gradient to the gradient for the token table. With a
+        `GradientRecorder`, this method computes no gradients for parameters.
         """
         steps, gradients = self.steps, for_parameters(record)
         if steps.pool is not None:
@@ -237,7 +237,7 @@ def _pooled(rows: Array, cu: Array, how: str) -> Array:
 
 
 def _others(cu: Array) -> Array:
-    """Return the first row of each text, as in `cu`, after each text's first token is removed."""
+    """Return `cu` (B + 1,) of the same texts, after the first token of each text is removed."""
     return np.cumsum([0, *np.maximum(np.diff(cu) - 1, 0)])
 
 

@@ -37,8 +37,8 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "lasttoken": lambda rows, unread: rows[-1],
 }
 
-_SELU = 1.6732632423543772, 1.0507009873554805  # Klambauer et al. 2017: alpha and scale.
-EPS = 1e-5  # the default `eps` of LayerNorm in torch
+_SELU = 1.6732632423543772, 1.0507009873554805  # Alpha and scale: Klambauer et al. 2017.
+EPS = 1e-5  # The default `eps` of LayerNorm in torch.
 
 
 def _exponential(x: Array, alpha: float = 1.0) -> Array:

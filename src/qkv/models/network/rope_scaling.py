@@ -99,8 +99,9 @@ class Yarn:
 class LongRope:
     """LongRoPE: divide each pair's speed by its factor for short texts or for long texts.
 
-    A text is long if it has more tokens than the original context length `limit`. The length is
-    measured as in `Dynamic`. Keys in a cache keep their rotation.
+    A text is long if it has more tokens than the original context length `limit`. As in
+    `Dynamic`, each text has its own length; only `model(ids)` and `generate` use the length of the
+    longest text in the batch. Keys in a cache keep their rotation.
 
     Source:
         Ding et al. 2024, "LongRoPE: Extending LLM Context Window Beyond 2 Million Tokens",
@@ -145,7 +146,7 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Proportional:
-    """Rotate only the first pairs, at the speeds of a full rotation; other pairs have speed 0.
+    """Rotate only the first pairs, at their usual speeds; the other pairs do not rotate.
 
     Source:
         `rope_type` "proportional" in transformers, which Gemma 4 uses.

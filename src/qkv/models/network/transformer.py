@@ -24,15 +24,15 @@ from qkv.ops.kernel import body_and_threads
 from qkv.trace import Recorder
 from qkv.trace.recorder import of_rows, padded, texts_and_positions
 
-_LAST = "ln_final"  # the final norm in a trace
+_LAST = "ln_final"  # The name of the final norm in a trace.
 # `stretch` returns about 1 for a random matrix (at most 1.08 for small matrices), and more than 1.3
 # for a trained matrix.
 LEARNED = 1.2
-_STEPS = 20  # the number of steps of the power iteration
-Packed = tuple[Array, Array]  # rows (total, D) of B texts, and `Saved.cu` (B + 1,)
-Masks = Mapping[int, Array]  # for some layers, a mask of the keys that each head sees
-Caches = Sequence[KVCache]  # the key/value cache of each layer
-Start = tuple[list[KVCache], Array, Array]  # the caches, ids (B, n) and lengths (B,) for `step`
+_STEPS = 20  # The number of steps of the power iteration.
+Packed = tuple[Array, Array]  # Rows (total, D) of B texts, and `Saved.cu` (B + 1,).
+Masks = Mapping[int, Array]  # For some layers, a mask of the keys that each head sees.
+Caches = Sequence[KVCache]  # The key/value cache of each layer.
+Start = tuple[list[KVCache], Array, Array]  # The caches, ids (B, n), lengths (B,).
 
 
 class Saved(NamedTuple):
@@ -96,7 +96,7 @@ class Transformer:
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copies, which omits the cached steps."""
+        """Return the state for pickle and copies; it omits the cached result of `_quick`."""
         return {**self.__dict__, "_steps": None}
 
     @property
@@ -180,7 +180,7 @@ class Transformer:
             ids: (B, T) token ids.
             mask: (B, T), True for a token.
             positions: (B, T), the positions of the tokens; by default, the model counts positions.
-            options: see `Options`. `masks` have only the columns that `spans` returns.
+            options: see `Options`. In `masks`, S counts only the columns that `spans` selects.
 
         Returns:
             The vectors (total, D) of the tokens, and (B + 1,): the first row of each text, then the
@@ -268,8 +268,8 @@ class Transformer:
 
         Returns:
             The gradients for the parameters of embedding, layers and final norm, keyed by the names
-            in the design, e.g. "blocks.0.attn.q_proj.weight". With a `GradientRecorder`, the result
-            is empty.
+            in the design, such as "blocks.0.attn.q_proj.weight". With a `GradientRecorder`, the
+            result is empty.
         """
         gradients, rows = for_parameters(record), of_rows(record, saved.cu)
         longest = int(np.diff(saved.cu).max(initial=0))
@@ -344,7 +344,7 @@ class Transformer:
         """
         record, masks, quick = options.get("record"), options.get("masks"), None
         if record is None and not masks:
-            quick = self._quick()  # also packs weights for later steps
+            quick = self._quick()  # for a prompt, this packs the weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
         token_positions = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
@@ -367,7 +367,7 @@ class Transformer:
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
-        offsets = seen[:1] if (seen == seen[0]).all() else seen  # one row if all are equal
+        offsets = seen[:1] if (seen == seen[0]).all() else seen  # equal offsets need only one bias
         rows = [self.bias(count, longest, offset) for offset in offsets.tolist()]
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 

@@ -106,7 +106,7 @@ class Encoder:
             self._unread = len(alone) - ending
 
     def all(self, sentences: Any, show: bool | None = None, edits: Edits | None = None) -> Any:
-        """Return all vectors as one array (n, D), or a list of the outputs in `output_value`."""
+        """Return sentence vectors as one array (n, D), or other outputs as a list, one per text."""
         if edits:
             return self._edited(sentences, show, edits)
         parts = self.windows(sentences, show)
@@ -291,7 +291,9 @@ class Encoder:
 
 
 def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
-    """Yield batches of texts of similar length, as lists of indices: up to `most` tokens a batch.
+    """Yield batches of texts of similar length, as lists of indices.
+
+    A batch has at most `most` tokens, except a batch with a single long text.
 
     >>> list(by_length(["abc", "a", "abcdef", "ab"], 6))
     [[2], [0, 3, 1]]
@@ -303,7 +305,7 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
 
 
 def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Check that all texts are strings: a list at once, other iterables text by text."""
+    """Check that all texts are strings; an iterator's texts are checked when they are read."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call=call)

@@ -23,7 +23,8 @@ from qkv.progress import progress
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text, check_texts, parts_of
 
-# Keys of config.json for the activation. The second key is from sentence-transformers before 4.
+# Keys of config.json that name the activation. Versions of sentence-transformers before 4 write the
+# second key.
 _KEYS = ("sentence_transformers", "sbert_ce_default_activation_function")
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _IDENTITY = "torch.nn.modules.linear.Identity"

@@ -13,7 +13,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # the range of fewer vectors is a poor estimate of the range of further vectors
+FEW = 100  # with fewer vectors, other texts often have values outside the range
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:

@@ -24,8 +24,8 @@ class ModelOutput:
 
     Attributes:
         last_hidden_state: (B, T, D), 0 at padding.
-        logits: if the model has a head: (B, T, V) if the head predicts words, 0 at padding; (B,
-            classes) for a classifier; (B, T) for ELECTRA's discriminator, as in transformers.
+        logits: (B, T, V) if the model predicts words, 0 at padding; (B, classes) for a classifier;
+            (B, T) for ELECTRA's discriminator, as in transformers; None without logits.
         embeds: (B, E), if the head gives one vector per text or image instead of logits.
         encoder_last_hidden_state: (B, S, D), for an encoder-decoder model, whose
             `last_hidden_state` and `logits` come from the decoder.
@@ -75,11 +75,12 @@ def call(
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
             learned and rotary positions. Positions of padding are ignored. As in transformers, the
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
-            token's position is its column. OPT counts only the tokens before this token; RoBERTa
-            and MPNet count the earlier tokens that are not the padding token. In models with
-            learned positions that count columns (GPT-2, BERT), padding on the left changes the
-            result: to avoid the change, give `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)`.
-            Masks, windows, ALiBi and relative biases always follow the order of the columns.
+            token's position is its column. In OPT, it is the number of earlier tokens that are
+            not padding; in RoBERTa and MPNet, the number of earlier tokens that differ from the
+            padding token. In models with learned positions that count columns (GPT-2, BERT),
+            padding on the left changes the result: to avoid the change, give
+            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)`. `position_ids` do not change masks,
+            windows, ALiBi and relative biases, which follow the order of the tokens.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. Replacement arrays, the arrays that functions
@@ -89,8 +90,8 @@ def call(
     Raises:
         TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1; also as
             in `trace`.
-        ValueError: shapes differ, an id has no row in the token table, or the model lacks a
-            position; also as in `trace`.
+        ValueError: shapes differ, an id has no row in the token table, or a position
+            does not exist in the model; also as in `trace`.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -230,7 +231,7 @@ def run_layers(
 
 
 def _layer(number: Any, count: int, name: str) -> int:
-    """Return a layer's number, counted from 0; the number of layers is valid too (no layer)."""
+    """Return a layer's number, counted from 0; `count` is valid too, for the end of the model."""
     if not is_whole_number(number):
         raise TypeError(f"{_CALL}: {name} is {shown(number)}: give a whole number")
     if not -count <= number <= count:

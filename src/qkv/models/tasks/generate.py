@@ -1,4 +1,4 @@
-"""Generate text token by token: `Model.generate`, and the rows and steps that a server runs."""
+"""Generate text token by token: `Model.generate`, and `rows` and `steps`, which a server calls."""
 
 import math
 import sys
@@ -437,7 +437,7 @@ def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[A
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
-    """Measure the remaining tokens of a prompt, given the prompt's last vectors (n, D)."""
+    """Measure prompt tokens that are not yet measured, given the prompt's last vectors (n, D)."""
     ids = row.given.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]

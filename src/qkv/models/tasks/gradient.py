@@ -51,7 +51,7 @@ def gradient(
             `{activation: array}` gives the weights of a sum of activations; for a single neuron,
             the array is 1 at the neuron and 0 elsewhere.
         at: the activations, by their names in a trace: "embed", ("resid_post", 3), ("pattern", 0),
-            "blocks.3.attn.hook_result"; "z" stands for this activation in all layers.
+            "blocks.3.attn.hook_result"; "z", without a layer, stands for z in all layers.
         ablate: heads to ablate, as in `trace`.
         hide: words, positions and edges to mask, as in `trace`.
         edit: activations to change, as in `trace`. The gradient of an edited activation is the
@@ -76,8 +76,8 @@ def gradient(
         KeyError: an activation does not exist; the message suggests similar names.
 
     Source:
-        Simonyan, Vedaldi and Zisserman 2014, "Deep Inside Convolutional Networks"; the backward
-        pass: Rumelhart, Hinton and Williams 1986.
+        Simonyan, Vedaldi and Zisserman 2014, "Deep Inside Convolutional Networks"; Rumelhart,
+        Hinton and Williams 1986, for the backward pass.
 
     >>> import qkv
     >>> model = qkv.load()
@@ -179,7 +179,7 @@ def gradients(
     stop = None
     if not len(target.rows):
         counts = {*wanted, *target.activations}
-        known = {*body.hook_names, *wanted}  # including the activations of spliced layers
+        known = {*body.hook_names, *wanted}  # `wanted` may name activations of spliced layers
         stop = layers_to_run(list(known), counts.__contains__)
         edited = edited.below(stop)
     lengths = [len(text) for text in batch]
@@ -272,7 +272,7 @@ def checked_position(
 
 
 def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str = "of") -> int:
-    """Return the id of a token: an id below `words`, or a string that is split into one token.
+    """Return the id of `word`, which is an id below `words`, or a string that is one token.
 
     A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). Errors name the
     `call`, and the argument (`given`).

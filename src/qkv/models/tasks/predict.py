@@ -155,7 +155,7 @@ def guesses(
 def unembed(model: Core, resid: ArrayLike, *, norm: bool = True) -> Array:
     """Compute logits from vectors, with the final norm, if any, and the head.
 
-    The head of a masked-LM includes its linear layer, activation and norm. In models with
+    A masked-LM head includes a linear layer, an activation and a norm. In models with
     pre-norms, `unembed(trace["resid_post", -1])` equals `trace["logits"]`. In models with
     post-norms, use `unembed(trace["normalized_resid_post", -1])` instead.
 

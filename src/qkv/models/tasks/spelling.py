@@ -116,7 +116,7 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the index at which `text` ends with the beginning of `stop`, or `len(text)`."""
+    """Return the index in `text` of an incomplete `stop` ("EN" of "END"), or `len(text)`."""
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size

@@ -28,7 +28,7 @@ from qkv.trace.recorder import kept_unasked, padded
 # `Name`: the name of an activation: full, short, or a tuple. `Names`: one name or several.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
-_USUAL = ("pattern", "q", "resid_post")  # suggested if no similar name exists
+_USUAL = ("pattern", "q", "resid_post")  # the names in an error if no similar name exists
 
 
 def names_to_keep(
@@ -122,7 +122,7 @@ def _named(known: Sequence[str], names: Names, call: str) -> tuple[set[str], set
 
 
 def _meant(known: Sequence[str], name: tuple[Any, ...]) -> set[str]:
-    """Return the full names for a tuple, e.g. ("q", 0), in the encoder, the decoder or both."""
+    """Return the full names for a tuple such as ("q", 0), in the encoder, the decoder or both."""
     matches = set()
     for side, count in _counts(known).items():
         before = f"{side}." if side else ""
@@ -143,7 +143,7 @@ def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
 
 
 def _counts(known: Sequence[str]) -> dict[str, int]:
-    """Return the number of layers for each side: "encoder" and "decoder", or "" for one stack."""
+    """Return the number of layers of "encoder" and of "decoder", or of "" for other models."""
     counts: dict[str, int] = {}
     for side, layer, _ in map(parse, known):
         counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
@@ -151,7 +151,10 @@ def _counts(known: Sequence[str]) -> dict[str, int]:
 
 
 def _in_layers(known: Sequence[str], layers: int | Iterable[int], call: str) -> set[str]:
-    """Return the names in some layers or outside layers; the final norm is in the last layer."""
+    """Return the names in these layers, and the names that belong to no layer.
+
+    The final norm belongs to the last layer.
+    """
     counts = _counts(known)
     numbers = list(layers) if isinstance(layers, Iterable) else [layers]
     most = max(counts.values())
@@ -409,7 +412,7 @@ def as_trace(
         arrays: the recorded activations, keyed by name.
         batch: the tokens of each text.
         body: the network that ran.
-        masks: the visible keys of each layer with masked keys, as from `EditedRun.masks`.
+        masks: for some layers, a mask of the visible keys, as `EditedRun.masks` returns it.
         others: `single` and `changed` of the trace.
     """
     return Trace(
