@@ -14,7 +14,8 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _ADVICE = tomllib.loads(files("qkv.models").joinpath("elsewhere.toml").read_text("utf-8"))
-# Each table maps a name to advice: attributes of a model, arguments of `load`, of `generate`.
+# Each table maps names to advice. The names are attributes of a model, arguments of `load`, and
+# arguments of `generate`.
 ELSEWHERE, LOADING, GENERATING = (
     {name: row["advice"] for row in _ADVICE[kind] for name in row["names"]}
     for kind in ("attributes", "loading", "generating")

@@ -150,8 +150,8 @@ class Transformer:
         """Run texts, given the ids (T,) of each text; `options` are those of `run`.
 
         Returns:
-            The vectors (total, D), and (B + 1,): the first row of each text, then the number of
-            rows.
+            `(rows, cu)`: the vectors (total, D), and (B + 1,), the first row of each text and then
+            the number of rows.
         """
         cu = starts_of(map(len, texts))
         at = [
@@ -183,8 +183,8 @@ class Transformer:
             options: see `Options`. In `masks`, S counts only the columns that `spans` selects.
 
         Returns:
-            The vectors (total, D) of the tokens, and (B + 1,): the first row of each text, then the
-            number of rows.
+            `(rows, cu)`: the vectors (total, D) of the tokens, and (B + 1,), the first row of each
+            text and then the number of rows.
         """
         if not mask.any():
             return np.zeros((0, self.dim), self.dtype), np.zeros(len(ids) + 1, np.int64)

@@ -55,7 +55,13 @@ class Encoder:
 
     Attributes:
         model: the model of the route that the texts take.
-        batch_size: an option of `Model.encode`, like the next six attributes.
+        batch_size: as in `Model.encode`.
+        normalize_embeddings: as in `Model.encode`.
+        output_value: as in `Model.encode`.
+        prompt_name: as in `Model.encode`.
+        prompt: as in `Model.encode`.
+        truncate_dim: as in `Model.encode`.
+        task: as in `Model.encode`.
         call: the name of the public call, for errors.
         tokenizer: the model's tokenizer.
         sentence: the settings for texts and their vectors, read from the model's files.
@@ -249,7 +255,10 @@ class Encoder:
     def _vectors(
         self, batch: Sequence[Array], advance: Callable[[int], None], edits: EditedRun | None = None
     ) -> Any:
-        """Return the outputs of texts, in their order; `advance` gets the number of texts done."""
+        """Return the outputs of texts, in their order.
+
+        After each batch, `advance` is called with the number of texts in the batch.
+        """
         outputs: list[Any] = [None] * len(batch)
         for numbers in self._parts(batch):
             part = [batch[index] for index in numbers]

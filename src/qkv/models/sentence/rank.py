@@ -122,7 +122,9 @@ class Ranker:
     Attributes:
         model: a model whose head gives each text a score, or a score for each class.
         call: the name of the public call, used in error messages.
-        prompt_name: an option of `Model.rank`, like the next two attributes.
+        prompt_name: as in `Model.rank`.
+        prompt: as in `Model.rank`.
+        activation_fn: as in `Model.rank`.
         tokenizer: the model's tokenizer.
         before: the prompt before the first text.
         limit: the maximum number of tokens in a pair.
@@ -236,7 +238,10 @@ class Ranker:
         return scores[:, 0] if self.classes == 1 else scores
 
     def all(self, pairs: Sequence[Pair], batch_size: int, advance: Callable[[int], None]) -> Array:
-        """Return the scores (n,) or (n, C) of pairs; `advance` gets the number of pairs done."""
+        """Return the scores (n,) or (n, C) of pairs.
+
+        After each batch, `advance` is called with the number of pairs in the batch.
+        """
         shape = (len(pairs),) if self.classes == 1 else (len(pairs), self.classes)
         scores = np.empty(shape, np.float64)
         for numbers in self.parts(pairs, batch_size):

@@ -125,9 +125,9 @@ def generate(
             `trace`; negative positions count from the end of the prompt.
         edit: activations to change, as in `trace`. A function gets the positions that a step
             computes, in `at.positions`: all of the prompt when `at.step` is 0, then one new
-            position in each step. In these steps, weights cover all keys in the layer's cache. An
-            array applies only to the prompt. For an encoder-decoder model, names begin with
-            "encoder." or "decoder.", and `ablate` and `hide` apply to the encoder.
+            position in each step. The weights of a new position have one column for each key in
+            the layer's cache. An array applies only to the prompt. For an encoder-decoder model,
+            names begin with "encoder." or "decoder.", and `ablate` and `hide` apply to the encoder.
 
     Returns:
         A `Generated`, or a list of `Generated` for several prompts.

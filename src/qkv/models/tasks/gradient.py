@@ -254,8 +254,8 @@ def checked_position(
 ) -> int:
     """Return a position in a text of `length` tokens, counted from 0.
 
-    Negative positions count from the end. Errors name the text (`which`), the `call`, and the
-    argument (`given`).
+    Negative positions count from the end. In error messages, `which` names the text, `call` the
+    function, and `given` the argument.
 
     Raises:
         ValueError: the position does not exist.
@@ -274,8 +274,8 @@ def checked_position(
 def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str = "of") -> int:
     """Return the id of `word`, which is an id below `words`, or a string that is one token.
 
-    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). Errors name the
-    `call`, and the argument (`given`).
+    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). In error
+    messages, `call` names the function, and `given` the argument.
 
     Raises:
         TypeError: `word` is neither an integer nor a string.
@@ -311,8 +311,8 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
 def names_of(at: Any, body: Transformer, given: str, spliced: Sequence[str] = ()) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list for all layers.
 
-    Errors name the argument (`given`). `spliced` holds the names of activations in layers that
-    edits add.
+    In error messages, `given` names the argument. `spliced` holds the names of activations in
+    layers that edits add.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.

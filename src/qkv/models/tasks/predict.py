@@ -234,7 +234,7 @@ def _one_text(model: Core, text: Any) -> Tokenized:
 def mask_positions(
     tokens: Tokenized, tokenizer: Tokenizer | None, name: str, call: str = "predict"
 ) -> list[int]:
-    """Return the positions of the mask tokens of a text; errors name the `call`.
+    """Return the positions of the mask tokens of a text; `call` is for error messages.
 
     Raises:
         ValueError: the text or the model has no mask token.

@@ -61,7 +61,7 @@ class Spelling:
         return new
 
     def named(self, token: int) -> str:
-        """Return the text of a possible next token; "" for a special or an incomplete token."""
+        """Return the text of a possible next token; "" for special tokens or partial characters."""
         before = self._ids[-CONTEXT:]
         known, whole = self._decode(before), self._decode([*before, token])
         new = whole[len(known) :]

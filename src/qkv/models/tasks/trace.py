@@ -349,7 +349,10 @@ class _Tracer:
     Attributes:
         model: the model.
         edits: the user's edits.
-        layers: an option of `trace`, like `names`, `top_k` and `logits`.
+        layers: as in `trace`.
+        names: as in `trace`.
+        top_k: as in `trace`.
+        logits: as in `trace`.
         first: the index of the next text among all texts of the call.
         absent: as in `fit`.
     """
