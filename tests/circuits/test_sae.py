@@ -324,7 +324,7 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no sae_weights.safetensors"):
         SAE.load(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(b"no")
-    with pytest.raises(ModelError, match="is truncated or not a safetensors file"):
+    with pytest.raises(ModelError, match="the file is truncated or not a safetensors file"):
         SAE.load(tmp_path)
     with pytest.raises(
         ValueError, match=r"SAE.save: W_enc has 1e\+06, which is too large for float16"

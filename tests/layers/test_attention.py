@@ -892,7 +892,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4).trace(ones(3, 4), return_weights=True),
             TypeError,
-            "`trace` takes no return_weights: omit it",
+            "`trace` takes no return_weights: omit it, because the trace holds this result",
         ),
         # packed rows
         (

@@ -16,8 +16,8 @@ from qkv.trace.recorder import GradientRecorder, padded, unpadded
 
 # Suppress NumPy's warnings, because padding may hold any numbers, also NaN and infinity.
 quiet = np.errstate(all="ignore")
-ByName = dict[str, Array]  # parameters, or their gradients
-Gradients = ByName | None  # for parameters; None if they are not computed
+ByName = dict[str, Array]  # parameters, or the gradients for parameters
+Gradients = ByName | None  # the gradients for parameters; None if they are not computed
 PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
 PACKED = (*PADDED, *arguments.PACKED)
 
@@ -284,7 +284,7 @@ class Layer:
 
 
 class Feed(Layer):
-    """A layer between two residual states: an MLP, or a mixture of experts."""
+    """A layer whose output is added to the residual stream: an MLP, or a mixture of experts."""
 
     @quiet
     def __call__(

@@ -25,11 +25,12 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts whose results are added to the residual connection, in order. For each part: the name of
-# its norm, the names of its output norm and scale, and the trace's name of the new sum.
+# The parts whose outputs are added to the residual connection, in order. For each part, a tuple
+# holds the name of its norm, the names of its output norm and scale, and the name of the new sum in
+# a trace.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
-    "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only in a block of a decoder
+    "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only decoders have cross-attention
     "mlp": ("norm2", ("out_norm2", "scale2"), "hook_resid_post"),
 }
 
@@ -289,7 +290,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The entries of `_ADDED` for this block. A parallel block records only its last sum."""
+        """The entries of `_ADDED` for this block; a parallel block records only the last sum."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -391,7 +392,7 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(x, call=call, name="x").copy()  # the trace keeps this array
+        array = base.word_vectors(x, call=call, name="x").copy()  # for the trace to keep
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

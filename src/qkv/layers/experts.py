@@ -57,7 +57,7 @@ class Routed(base.Feed, ABC):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, for the weights and for its parameters."""
+        """Return the gradients for an expert's rows, their weights, and the expert's parameters."""
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
@@ -91,7 +91,8 @@ class Routed(base.Feed, ABC):
     ) -> base.Gradient:
         """Return the gradients of `sum(grad * layer(x))`.
 
-        The weights of the experts' results have gradients. The choice of the experts has none.
+        Gradients pass through the weights of the experts' results, but not through the choice of
+        experts.
 
         Args:
             grad: (..., T, D), the gradient for the layer's result. It is also the gradient for the
@@ -224,7 +225,7 @@ class Experts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, for the weights and for its parameters."""
+        """Return the gradients for an expert's rows, their weights, and the expert's parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = base.for_parameters(record)
         both = base.project(rows, own, "gate_up")  # (rows, 2 * F)
@@ -247,7 +248,8 @@ class Experts(Routed):
             gradients[f"experts.{_EXPERT[name]}"][number] = array
 
 
-# The names of the arrays for all experts, keyed by the parameter names of one expert.
+# Each array of the layer holds one parameter of all experts: "experts.gate_up" holds each expert's
+# "gate_up.weight". This dict maps the parameter's name to the end of the array's name.
 _EXPERT = {
     "gate_up.weight": "gate_up",
     "gate_up.bias": "gate_up_bias",
@@ -269,7 +271,7 @@ def expert_shapes(dim: int, hidden: int, count: int) -> dict[str, tuple[int, ...
 
 
 def _sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
-    """Return D, F and E; raise an error if a parameter has a wrong shape."""
+    """Return D, F and the number of experts; raise an error for a wrong shape."""
     down = base.parameter(parameters, "experts.down", "(E, F, D)", call=call)
     count, hidden, dim = down.shape
     shapes = expert_shapes(dim, hidden, count)
@@ -347,7 +349,7 @@ class GatedExperts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, for the weights and for its parameters."""
+        """Return the gradients for an expert's rows, their weights, and the expert's parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None
@@ -373,7 +375,7 @@ def gated_expert_shapes(dim: int, hidden: int, count: int) -> Iterator[tuple[str
 
 
 def _gated_sizes(parameters: Arrays, *, call: str) -> tuple[int, int, int]:
-    """Return D, F and E; raise an error if a parameter has a wrong shape."""
+    """Return D, F and the number of experts; raise an error for a wrong shape."""
     router = base.parameter(parameters, "router_proj.weight", "(D, E)", call=call)
     down = base.parameter(parameters, "experts.0.down_proj.weight", "(F, D)", call=call)
     count, (hidden, dim) = router.shape[1], down.shape

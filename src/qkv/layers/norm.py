@@ -108,7 +108,7 @@ class _Norm(base.Layer):
         return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
-        """Normalize `x` (..., D) with the divisor `scale` (..., 1) instead of its own."""
+        """Normalize `x` (..., D), but divide by `scale` (..., 1) instead of the divisor of `x`."""
         x = x.astype(compute_type(x.dtype), copy=False)
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)

@@ -92,7 +92,10 @@ def steps_for(
 
 
 def made_of(blocks: Sequence[Any]) -> list[Any]:
-    """Return all objects that `Steps` reads. If an object is replaced, build `Steps` again."""
+    """Return the parts and arrays from which `Steps` is built.
+
+    If the caller replaces one of them, it must build `Steps` again.
+    """
     objects: list[Any] = []
     for block in blocks:
         if type(block) is Block:
@@ -179,7 +182,7 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        # The plan was made for one key. The kernel takes the number of keys from the arrays.
+        # The plan is for one key. This is no error: the kernel reads the number of keys from `key`.
         call = self.plan._replace(
             query=both[:, :heads, None],
             key=cached["key"],
@@ -261,7 +264,10 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 
 
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
-    """Return two arrays (B, 1, d): the factors of each column, and of the column it pairs with."""
+    """Return the cosines and signed sines (B, 1, d) with which `_rotated` rotates pairs of columns.
+
+    The new column is `cosine * column + sine * other`, where `other` is the other of the pair.
+    """
     cos, sin = rotary.rotation(
         np.empty((len(positions), 1, size), np.float32),
         positions,

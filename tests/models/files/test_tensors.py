@@ -351,7 +351,9 @@ def test_an_index_that_is_none(folder, index):
 def test_a_truncated_file(folder, kept):
     path = folder.write() / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ModelError, match="is truncated or not a safetensors file") as caught:
+    with pytest.raises(
+        ModelError, match="the file is truncated or not a safetensors file"
+    ) as caught:
         load(folder.path)
     one_line(caught, str(path))
 
@@ -370,7 +372,9 @@ def test_a_truncated_file(folder, kept):
 def test_a_file_of_something_else(folder, content):
     path = folder.write() / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match="is truncated or not a safetensors file") as caught:
+    with pytest.raises(
+        ModelError, match="the file is truncated or not a safetensors file"
+    ) as caught:
         load(folder.path)
     one_line(caught, str(path))
 

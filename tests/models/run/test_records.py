@@ -242,7 +242,9 @@ def test_a_model_without_texts_says_what_it_takes(model: Model) -> None:
     bare = copy(model)
     bare.tokenizer = None
     patch = {"op": "patch", "at": "z", "layer": 0, "from": OTHER}
-    with pytest.raises(ValueError, match=r'^trace: .* has from .*: give an array with "set": this'):
+    with pytest.raises(
+        ValueError, match=r'^trace: .* has from .*: give an array in a "set" record, b'
+    ):
         bare.trace(model.tokenize(TEXT).ids, edit=[patch])
 
 

@@ -50,7 +50,7 @@ def attention_backward(
         part = summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
-            whole = norm.dim != part.shape[-1]  # all heads side by side
+            whole = norm.dim != part.shape[-1]  # the norm spans all heads
             vectors = join_heads(part) if whole else part
             inner = record and record.under(f"{name}_norm.")
             vectors = base.part_back(
@@ -70,7 +70,7 @@ def attention_backward(
 
 
 def _from_results(layer: Parts, grad: Array, z: Array, record: Keep) -> Array:
-    """Compute the gradient for `z`, through the recorded outputs of the heads."""
+    """Compute the gradient for `z`, and record the gradient for the output of each head."""
     weight = layer.parameters["out_proj.weight"].reshape(*z.shape[-3::2], -1)  # (Hq, dv, D)
     each = np.broadcast_to(grad[..., None, :], (*grad.shape[:-1], *weight.shape[::2]))
     each = np.swapaxes(record("hook_result", each), -3, -2)  # (..., Hq, L, D)

@@ -25,7 +25,7 @@ Norm = LayerNorm | RMSNorm
 
 
 class Parts:
-    """The parameters, sizes and parts of an attention layer."""
+    """The parameters, sizes, rotary positions and norms of an attention layer."""
 
     parameters: dict[str, Array]
     embed_dim: int  # D, the size of the vectors in `x`.
@@ -100,14 +100,14 @@ class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
     at: Array  # the positions
-    length: int | Array  # one length for all positions, or a length for each position
+    length: int | Array  # the number of tokens in the text; an array holds one number per position
 
 
 class Result(NamedTuple):
     """The result of the forward pass."""
 
     out: Array
-    extra: list[Array]  # the weights and the log-sum-exp, as the options request
+    extra: list[Array]  # the weights and the log-sum-exp, if the options request them
     saved: AttentionSaved | None
 
 
@@ -193,11 +193,12 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     call = check_call(*stand_ins, **options, call=inputs.call)
     if inputs.cu is None:
         return call
-    return call._replace(query_lengths=lengths, key_lengths=lengths)  # these lengths need no check
+    # `cu` is already checked, so the lengths are valid
+    return call._replace(query_lengths=lengths, key_lengths=lengths)
 
 
 def formula_options(options: Options) -> dict[str, Any]:
-    """Return the options without `return_weights`, `return_lse` and `out`, and without None."""
+    """Return the options, except those that are None, `return_weights`, `return_lse` and `out`."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
@@ -263,9 +264,10 @@ def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, di
 
 
 def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
-    """Select the columns of a mask `(..., S)` that belong to the `keys` keys in a cache.
+    """Return the columns of a mask `(..., S)` for the keys that a cache still holds.
 
-    `dropped` () or (B,) is the number of earlier keys that the cache no longer holds.
+    `keys` is the number of these keys. `dropped` () or (B,) is the number of earlier keys that the
+    cache no longer holds.
     """
     if not dropped.any():
         return mask if mask.shape[-1] == 1 else mask[..., :keys]

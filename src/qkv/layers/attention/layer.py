@@ -179,7 +179,7 @@ class MultiHeadAttention(Parts):
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
-        if self.rotary is not None:  # rotate one row, so that wrong fields raise an error here
+        if self.rotary is not None:  # a trial rotation rejects wrong fields of `rotary`
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @base.quiet
@@ -389,7 +389,9 @@ class MultiHeadAttention(Parts):
         """
         call = self._weights.call
         if name := next((name for name in RETURNS if name in options), None):
-            raise TypeError(f"{call}: `trace` takes no {name}: omit it, the trace has it")
+            raise TypeError(
+                f"{call}: `trace` takes no {name}: omit it, because the trace holds this result"
+            )
         cu_lengths = options.get("cu_lengths")
         if cu_lengths is None:
             x = _in_front(x, "x", call=call)

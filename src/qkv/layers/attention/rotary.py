@@ -35,7 +35,7 @@ class Rotary:
     def rotate(self, x: Array, positions: Array, length: int | Array) -> Array:
         """Rotate queries or keys `(..., L, d)` by their positions in a text of `length` tokens.
 
-        If `length` is an array, it has the length of the text for each position.
+        `length` may be an array with one number per position, because texts may differ in length.
         """
         cos, sin = self.rotation(x, positions, length)
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
@@ -61,7 +61,7 @@ class Rotary:
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
             # (dims / 2,), or (..., dims / 2) with a row per position
             speeds = speeds[each.reshape(about[1].shape)]
-            scale = made[0][1] if made else scale  # all lengths have the same scale
+            scale = made[0][1] if made else scale  # the scale does not depend on the length
         result = rotation_at(x, positions, speeds, self.interleaved, scale)
         self._last[:] = [(wanted, about, result)]
         return result

@@ -57,14 +57,14 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return advice for an error: give the other layout. If it would not fit, return ""."""
+        """Return advice for an error: give the other layout; "" unless that layout would fit."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
         return f'; if the weights are transposed, give layout="{other}"'
 
     def vectors(self, x: Any, name: str) -> Array:
-        """Return `x` or the context as an array; check that the weight takes its vectors."""
+        """Return `x` or the context as an array; check its vector size against its weight."""
         array = word_vectors(x, call=self.call, name=name)
         weight = "q_proj.weight" if name == "x" else "k_proj.weight"
         rows, columns = self.parameters[weight].shape

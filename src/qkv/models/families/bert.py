@@ -113,7 +113,7 @@ def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     inner = config.size("inner_group_num", most=MOST_LAYERS // count)
     firsts: dict[int, int] = {}
     for layer in range(count):
-        group = int(layer / (count / groups))  # the same rounding as in training
+        group = int(layer / (count / groups))  # the formula of transformers
         first = firsts.setdefault(group, layer) * inner
         yield from ((first + part, group, part) for part in range(inner))
 
@@ -154,7 +154,7 @@ def mpnet(config: Config) -> Design:
     buckets = Buckets(32, 128)
     config.only(
         "relative_attention_num_buckets", buckets.count
-    )  # the only number that transformers supports
+    )  # transformers supports no other number of buckets
     shared = encoder(config, buckets=buckets, head=head(config, "gelu"))
     return _behind_padding(shared, 1, config)  # MPNet ignores `pad_token_id`
 
@@ -196,7 +196,7 @@ def _modernbert_layers(config: Config) -> tuple[Attention, ...]:
     keys[SLIDING] = OlderKeys("local_rope_theta", local)
     rotary = read_rotaries(config, size, keys)
     width = config.size("local_attention")
-    config.only("sliding_window", width // 2, None)  # this key gives half of the window
+    config.only("sliding_window", width // 2, None)  # `sliding_window` holds half of the width
     full = Attention(heads, heads, size, rotary=rotary[FULL])
     attends = {FULL: full, SLIDING: replace(full, rotary=rotary[SLIDING]).within(width)}
     return tuple(attends[kind] for kind in kinds)

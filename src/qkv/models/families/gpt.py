@@ -92,7 +92,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
         fine = fine and is_whole(pair[1]) and 0 <= pair[1] * len(pair[0]) <= count - len(kinds)
         kinds += [*pair[0]] * pair[1] if fine else []
     config.need(fine and len(kinds) == count, "attention_types", types, must, 80)
-    again = config.given("attention_layers", kinds)  # a key of old files with the same kinds
+    again = config.given("attention_layers", kinds)  # old files repeat the kinds here
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
@@ -189,7 +189,7 @@ def bloom(config: Config) -> Design:
     )
     config.only("n_inner", plain.hidden, None)
     config.only("apply_residual_connection_post_layernorm", False)
-    if config.size("pretraining_tp") > 1:  # transformers omits biases with `slow_but_exact`
+    if config.size("pretraining_tp") > 1:  # with `slow_but_exact`, transformers omits biases
         config.only("slow_but_exact", False)
     else:
         config.flag("slow_but_exact")

@@ -116,7 +116,7 @@ def _window(config: Config) -> int | None:
 
 
 def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
-    """Return the attention of each layer of a Qwen; from `max_window_layers` on, with windows."""
+    """Return the attention of each layer of a Qwen; layers >= `max_window_layers` have windows."""
     window, first = _window(config), config.whole("max_window_layers")
     numbers = range(config.layers())
     kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
@@ -155,9 +155,9 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 
 
 def gemma(config: Config) -> Design:
-    """Return the design of a Gemma: a Llama with wide heads, whose norms add 1 to their weights."""
+    """Return the design of a Gemma: a Llama with wide heads, and norms that add 1 to weights."""
     config.only("use_bidirectional_attention", False, None)
-    config.size("head_dim")  # raises an error for null
+    config.size("head_dim")  # raises an error if `head_dim` is null
     activation = config.activation("hidden_act")
     if config.values.get("hidden_act") == "gelu":  # early files say "gelu" for "gelu_tanh"
         activation = "gelu_tanh"
@@ -178,7 +178,7 @@ def gemma2(config: Config) -> Design:
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,
         "softcap": config.positive_or_none("attn_logit_softcapping"),
     }
-    config.size("head_dim")  # raises an error for null
+    config.size("head_dim")  # raises an error if `head_dim` is null
     full = attention(config, options=scores)
     return _capped(config, [full.within(width) for width in windows(config, 2)])
 
@@ -267,10 +267,10 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 def gpt_oss(config: Config) -> Design:
     """Return the design of a GPT-OSS: experts, and one attention sink per head."""
     config.only("hidden_act", "silu")
-    config.size("head_dim")  # raises an error for null
+    config.size("head_dim")  # raises an error if `head_dim` is null
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # an older key for `top_k`
+    config.only("experts_per_token", top_k, None)  # old files also give `top_k` here
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

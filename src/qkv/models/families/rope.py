@@ -15,15 +15,16 @@ from qkv.models.network.rope_scaling import Dynamic, Linear, Llama3, LongRope, P
 
 
 class RotaryDefaults(NamedTuple):
-    """A family's values for missing keys of rotary positions.
+    """The values that a family uses for keys of rotary positions that a config lacks.
 
     Attributes:
         base: the base, if the config has no `rope_theta`.
-        table: the `rope_parameters`, if the config has neither `rope_parameters` nor older keys.
+        table: the value of `rope_parameters`, if the config has neither this key nor
+            `rope_scaling`.
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
             None for families that always rotate whole heads.
-        spellings: the family's values of `rope_type`, each with the kind of scaling that it means;
-            empty if the values are the usual names of kinds.
+        spellings: maps each `rope_type` that this family uses to a kind of scaling, such as "su" to
+            "longrope"; empty if the family uses the usual names of kinds.
     """
 
     base: float = 10000.0
@@ -116,15 +117,15 @@ def read_rotaries(config: Config, size: int, kinds: Mapping[str, OlderKeys]) -> 
 
 
 class _Sizes(NamedTuple):
-    """Sizes that a scaling may need, in addition to the values in its table."""
+    """The sizes of a model that determine the scaling of its rotary positions."""
 
     dims: int
     positions: int  # the value of max_position_embeddings
-    original: int | None  # the value of original_max_position_embeddings outside the table
+    original: int | None  # original_max_position_embeddings at the top of the config
 
     @classmethod
     def of(cls, config: Config, dims: int, original: int | None) -> "_Sizes":
-        """Return the sizes for heads of `dims` dimensions, which must be even."""
+        """Return the sizes of a model; `dims`, the size of a head, must be even."""
         if dims % 2 or dims > _LARGEST:
             raise ModelError(
                 f"{config.source}: a head has {dims} dimensions: rotary positions need an even "
@@ -133,18 +134,21 @@ class _Sizes(NamedTuple):
         return cls(dims, config.size("max_position_embeddings"), original)
 
 
-Kind = Callable[[Config, _Sizes], Scaling | None]  # reads the scaling of one `rope_type`
+Kind = Callable[[Config, _Sizes], Scaling | None]  # a function that reads one kind of scaling
 
 
 def _inner(config: Config, key: str, table: Mapping[str, Any]) -> Config:
-    """Return a table as a config; a missing `partial_rotary_factor` comes from `config`."""
+    """Return the JSON object `table`, found at `key`, as a `Config` of its own.
+
+    If the object lacks `partial_rotary_factor`, the value comes from the model's config.
+    """
     part = config.positive_or_none("partial_rotary_factor")
     outside = {} if part is None else {"partial_rotary_factor": part}
     return Config({**outside, **table}, f"{config.source}: {key}")
 
 
 def _rotary(table: Config, base: float, sizes: _Sizes, own: RotaryDefaults = _USUAL) -> Rotary:
-    """Return the rotary positions of one table."""
+    """Return the rotary positions that one `rope_parameters` or `rope_scaling` describes."""
     spelling = table.spelling("rope_type", "type")
     kinds = {name: _KINDS[kind] for name, kind in own.spellings.items()} or _KINDS
     read = table.choice(spelling, kinds, "default")
@@ -195,7 +199,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """Return a number above 0; raise an error if the key is missing."""
+    """Return the value at a key, a number above 0; raise an error if the key is missing."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: {key} is missing: add it")
     return config.positive(key, 1.0)
@@ -226,7 +230,7 @@ def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
 
 def _yarn(config: Config, sizes: _Sizes) -> Scaling:
     limit = _original(config, sizes)
-    if "factor" not in config.values:  # with null, the factor follows from the sizes
+    if "factor" not in config.values:  # a factor of null is allowed
         raise ModelError(f"{config.source}: factor is missing: add it")
     factor = config.positive_or_none("factor") or sizes.positions / limit
     scale = config.positive_or_none("attention_factor")
@@ -244,7 +248,7 @@ def _yarn(config: Config, sizes: _Sizes) -> Scaling:
 
 
 def _yarn_scale(factor: float, weight: float = 1.0) -> float:
-    """Return the scale that YaRN applies to queries and keys, given its factor and a weight."""
+    """Return YaRN's scale of queries and keys: `0.1 * weight * ln(factor) + 1`, at least 1."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -287,7 +291,7 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Keys that qkv ignores. "finetuned" describes the training. Old files also have
-# "original_max_position_embeddings" for kinds of scaling without this number.
+# Keys that qkv ignores. "finetuned" describes the training. In old files,
+# "original_max_position_embeddings" also stands beside kinds of scaling that do not use it.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
 _LARGEST = 2**16  # the maximum number of dimensions of a head

@@ -1,4 +1,4 @@
-"""Read the tables of the families, and build a design from common config keys."""
+"""Read the TOML files of the model families, and build a design from common config keys."""
 
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +82,8 @@ def stack(config: Config, **own: Any) -> dict[str, Any]:
 
     Args:
         config: the model's config.
-        own: the fields that the family sets. `layers` may be one attention for all layers.
+        own: the fields that the family sets. If all layers have the same attention, `layers` may be
+            a single `Attention`.
     """
     fields = dict(own)
     if "layers" not in fields:

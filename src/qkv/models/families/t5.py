@@ -33,7 +33,7 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
     gated, activation = config.choice("feed_forward_proj", FEEDS)
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
-    # half of the buckets have one distance each; the furthest distance must be larger
+    # half of the buckets hold one distance each, so the maximum distance must be above buckets / 2
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None
@@ -103,7 +103,7 @@ def names(own: PartNames, config: Config) -> PartNames:
 
 
 def side_names(side: str, mlp: int, gated: bool) -> dict[str, str]:
-    """Return the parameter names of one side; `mlp` is the number of the MLP's sublayer."""
+    """Return the parameter names of the encoder or decoder; the MLP is sublayer number `mlp`."""
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."
     gate = {f"{side}blocks.*.mlp.gate_proj": f"{feed}wi_0"} if gated else {}

@@ -119,7 +119,7 @@ def clip_vision(config: Config) -> VisionDesign:
 
 
 def _projection(config: Config, **fields: Any) -> Head:
-    """Return a tower's head, which has a projection if the model's class has one."""
+    """Return a tower's head; it projects if the model's class ends with "WithProjection"."""
     projects = config.architecture().endswith("WithProjection")
     outputs = config.size("projection_dim" if projects else "hidden_size")
     return Head(outputs, embeds=True, projects=projects, **fields)

@@ -13,7 +13,7 @@ READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
 _ROUTER = ("Router", "Asym")  # the current and the old name of the class
 _TEXT = "text"  # the only kind of input that qkv supports
-Chosen = Mapping[tuple[Any, Any], str]  # (task, kind of input) -> route; None matches all
+Chosen = Mapping[tuple[Any, Any], str]  # maps (task, kind of input) to a route; None matches all
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Routing:
     Attributes:
         ways: the modules of each route, in order.
         default: the route of texts without a task; None if no route accepts these texts.
-        chosen: the route for a task and a kind of input.
+        chosen: maps (task, kind of input) to the name of a route.
         files: the paths, inside the model's folder, of the files that define the routes.
     """
 
@@ -60,7 +60,8 @@ class Routing:
 
         As in sentence-transformers, the first match counts:
 
-        1. an entry of `chosen`: for the task with texts, for the task, for texts, for all inputs;
+        1. the first of these entries in `chosen`: (task, "text"), (task, None), (None, "text"),
+           (None, None);
         2. the route with the task's name, then the route "text";
         3. the default route, if no task is given.
         """
@@ -162,7 +163,7 @@ def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | No
                 "kind of input"
             ) from None
         if isinstance(kind, str | None) and isinstance(task, str | None):
-            chosen[task, kind] = way  # other kinds are images, sounds or mixtures
+            chosen[task, kind] = way  # a mixture of kinds is a tuple, and matches no text
     for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
             raise ModelError(

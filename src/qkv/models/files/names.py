@@ -103,8 +103,8 @@ class Family:
         model_type: the value in config.json.
         design: a function that returns the design for a config.
         names: qkv's name of a part -> the name in the files, or a `Fused`. The first `*` stands for
-            the layer's number, the second `*` for the expert's number. A name with a number instead
-            of `*` is the name in the layer with this number.
+            the layer's number, the second `*` for the expert's number. An entry with a number
+            instead of `*` is for the layer with this number alone.
         rename: a function that takes `names` and a config, and returns all names; only for families
             whose names depend on the config.
         heads: for some kinds of head, the names of the head's parts. These names replace entries of
@@ -115,8 +115,8 @@ class Family:
         prefix: the prefix of all names in the files of a model with a head.
         old_prefix: the prefix of all names in old files.
         old: the end of a name in old files -> the end of this name in current files.
-        instead: the name of a tensor -> the name of a tensor that qkv reads if the files do not
-            have the first tensor.
+        instead: the name of a tensor that files may lack -> the name of the tensor that qkv then
+            reads.
         body: the prefixes of the names of all tensors that qkv reads. All other tensors belong to
             heads that qkv does not compute, and are kept for `save`.
         unused: qkv ignores tensors of the body whose names match one of these patterns.
@@ -272,7 +272,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
     wanted: dict[str, tuple[str, Fused]] = {}  # the tensor of each parameter
-    # the names are read lazily, because the loop stops at the first missing tensor
+    # `chain` generates names one by one, because the loop stops at the first missing tensor
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:

@@ -16,7 +16,7 @@ def read_notices(folder: Path) -> dict[str, str]:
     """
     try:
         names = sorted(os.listdir(folder))
-    except OSError:  # a folder may forbid listing
+    except OSError:  # the user may lack permission to list the folder
         return {}
     texts: dict[str, str] = {}
     for pattern in (CARD, *LICENCES):

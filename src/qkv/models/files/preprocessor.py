@@ -13,7 +13,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.design import VisionDesign
 
-_MOST = 1e30  # the maximum mean or deviation; float32 can hold larger numbers
+_MOST = 1e30  # the maximum mean or standard deviation, which float32 can hold
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
@@ -32,8 +32,8 @@ class Pixels:
         crop: the height and width of the center crop; None to keep the whole image.
         resample: Pillow's number for the resizing method: 2 is bilinear, 3 is bicubic.
         factor: the factor for pixel values, which range from 0 to 255.
-        mean: the numbers to subtract from the scaled values, one per channel.
-        std: the numbers to divide the differences by, one per channel.
+        mean: the mean of each channel; each value becomes `(value * factor - mean) / std`.
+        std: the standard deviation of each channel.
         values: the contents of the file.
     """
 
@@ -114,7 +114,7 @@ class Pixels:
             pixels = _resized(pixels, size, self.resample)
         if self.crop is not None:
             pixels = _middle(pixels, self.crop)
-        # computed in float64 and then rounded, as in transformers
+        # like transformers, multiply in float64 and then round to float32
         scaled = (pixels.astype(np.float64) * self.factor).astype(np.float32)
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return np.moveaxis((scaled - mean) / std, -1, 0)

@@ -69,7 +69,7 @@ def stays(path: Path) -> bool:
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
-        if above.name == "snapshots":  # the folders of files in the cache
+        if above.name == "snapshots":  # the cache keeps the files of snapshots in "blobs"
             roots += [above.parent / "blobs", above.parent.parent / "blobs"]
     return any(real.is_relative_to(root) for root in roots)
 

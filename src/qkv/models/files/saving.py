@@ -45,7 +45,7 @@ def save_model(
 ) -> None:
     """Write all files of a model, as `Model.save` describes.
 
-    `others` has the contents of other JSON files, keyed by name; a file with None is not written.
+    `others` has the contents of other JSON files, keyed by name; the value None omits a file.
     """
     from safetensors.numpy import save
 
@@ -76,7 +76,7 @@ def save_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
-    for path in stale - contents.keys():  # files of a model that was here before
+    for path in stale - contents.keys():  # files of the model that this one replaces
         if path.is_file():
             path.unlink()
 

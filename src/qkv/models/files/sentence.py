@@ -93,10 +93,11 @@ class Sentence:
 
     @property
     def tells_texts_apart(self) -> bool:
-        """Whether the two texts of a pair get different segments.
+        """Whether the two texts of a pair get different segments (`token_type_ids`).
 
-        As in transformers, texts get segments if `model_input_names` has "token_type_ids". If this
-        key is missing, texts get segments if the tokenizer's class is made for one family.
+        As in transformers, they do if `model_input_names` has "token_type_ids". If this key is
+        missing, they do unless `tokenizer_class` is a general class such as
+        "PreTrainedTokenizerFast".
         """
         values = self._tokenizer_config().values
         names = values.get("model_input_names")
@@ -322,7 +323,7 @@ _STEPS: Mapping[str, Callable[[Path, str], Step]] = {
 
 
 def _need_vectors(config: Config) -> None:
-    """Raise an error unless a module's input and output are both the vector of a text."""
+    """Raise an error unless a module reads and writes "sentence_embedding", the text's vector."""
     for name in ("module_input_name", "module_output_name"):
         config.only(name, "sentence_embedding", None)
 

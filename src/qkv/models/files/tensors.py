@@ -16,7 +16,7 @@ from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
 SCALE = "_scale"  # the scales of the matrix X have the name X + "_scale"
 MOST = 127  # the largest int8 number in a row
-_PROBE = 16  # most wrong scales already fail at the first 16 entries of a row
+_PROBE = 16  # test a scale on the first 16 entries of a row, and then on all entries
 Rows = tuple[Array, Array]  # an int8 matrix (rows, columns), and its scales, float16 (rows,)
 
 
@@ -68,7 +68,8 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
     largest = np.abs(matrix).max(axis=1, initial=0)
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
     exact = largest == 0
-    for number in range(MOST, 0, -1):  # try each number as the largest int8 number of a row
+    # Try each scale with which the largest entry of a row becomes a whole number.
+    for number in range(MOST, 0, -1):
         with np.errstate(over="ignore"):
             halves = (largest / number).astype(np.float16)
         factors = halves.astype(matrix.dtype)
@@ -238,7 +239,11 @@ def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
 
 
 def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
-    """Return the safetensors files in the index; without an index, model.safetensors or all."""
+    """Return the safetensors files of a model.
+
+    If there is no index, return only model.safetensors. If this file is missing too, return all
+    safetensors files in the folder.
+    """
     paths = [folder / name for name in sorted(set((index or {}).values()))]
     for path in paths:
         if not path.is_file():
@@ -265,7 +270,7 @@ def header(path: Path) -> dict[str, Stored]:
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
-            f"{path}: is truncated or not a safetensors file: {first_line(error)}: "
+            f"{path}: the file is truncated or not a safetensors file: {first_line(error)}: "
             "download or save it again"
         ) from error
     header.pop("__metadata__", None)

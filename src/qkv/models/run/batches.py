@@ -1,4 +1,4 @@
-"""Divide texts into batches, map the caller's columns to computed columns, and join results."""
+"""Divide texts into batches, find the columns that a run computes, and join results."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import count, islice
@@ -16,7 +16,10 @@ POSITIONS = 1024  # the maximum number of positions, with padding, in a batch of
 
 
 class Layout(NamedTuple):
-    """The texts of a batch, and the columns of their arrays that the caller sees.
+    """The texts of a batch, and the columns of their token ids that the network computes.
+
+    The caller's arrays have one column per column of `input_ids`. The network skips padding, so its
+    arrays may have fewer columns: the computed columns.
 
     Attributes:
         texts: the index of each text among all texts of the call.
@@ -44,11 +47,11 @@ class Layout(NamedTuple):
 
     @property
     def is_later(self) -> bool:
-        """Whether earlier positions of these texts have already run."""
+        """Whether an earlier run computed the first positions of these texts."""
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Return a copy of a computed array with the caller's columns; padding is 0 or -inf."""
+        """Expand a computed array to the caller's columns; padding is 0, or -inf in scores."""
         out = whole.copy()
         for axis, layout in self._axes(name):
             if layout.lengths is not None and axis == 1:
@@ -60,7 +63,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """Return the computed columns of an array that has the caller's columns."""
+        """Remove the columns that the network does not compute from an array of the caller."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
@@ -100,7 +103,7 @@ class Layout(NamedTuple):
         return np.where(columns < layout.lengths[:, None], positions, -1)
 
     def _axes(self, name: str) -> "list[tuple[int, Layout]]":
-        """Return the index of each axis of tokens, queries or keys, with the layout of its text."""
+        """Return a pair for each axis of tokens, queries or keys: its index and its layout."""
         other = self.other or Layout(())
         one, crosses = activation(name), parse(name).crosses
         whose = {"token": other if crosses and one.of_keys else self, "query": self}
@@ -114,7 +117,10 @@ def layout_of(texts: Sequence[int], batch: Sequence[Sized]) -> Layout:
 
 
 def columns(seen: Array, spans: Array) -> Layout:
-    """Return the layout of padded texts, from the masks (B, T) of tokens and computed columns."""
+    """Return the layout of padded texts, from two masks (B, T).
+
+    `seen` is True for tokens, and `spans` is True for columns that the network computes.
+    """
     texts, lengths = range(len(seen)), spans.sum(1)
     from_left = not (spans[:, 1:] & ~spans[:, :-1]).any()
     if from_left and (seen == spans).all() and spans.any(0).all():
@@ -167,7 +173,7 @@ class Joined:
     def __init__(self, texts: int, longest: int) -> None:
         self.arrays: dict[str, Array] = {}
         self._texts, self._longest = texts, longest
-        self._same: dict[str, str] = {}  # maps a second name of an array to its first name
+        self._same: dict[str, str] = {}  # if an array has two names, maps the second to the first
 
     def add(self, first: int, arrays: Arrays) -> None:
         """Add the arrays of a batch; `first` is the index of the batch's first text."""
@@ -230,7 +236,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return a text; raise a TypeError for a number, as a list of numbers stands for one text."""
+    """Return `text`; raise a TypeError if it is a number, because one text was given as ids."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

@@ -52,8 +52,8 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of the layer's own activations. In a trace, the full name is the name of
-            the replaced activation, a dot, and the own name. The own activations can be edited.
+        hooks: the names of the layer's own activations. In a trace, each name follows the name of
+            the replaced activation and a dot. Edits can change these activations.
     """
 
     hooks: Sequence[str]
@@ -88,8 +88,8 @@ class EditedRun:
 
     Attributes:
         call: the name of the public call, for errors.
-        changes: the replacements of activations, keyed by full name: functions of an array and an
-            `At`, or arrays (B or 1, ...).
+        changes: what replaces an activation, keyed by its full name: an array (B or 1, ...), a
+            spliced layer, or a function of an array and an `At`.
         recorded: the steps of edit records, keyed by full name; they run before `changes`.
         ablated: the replacement of a head's output, keyed by layer and then by head.
         masked: the masked keys.
@@ -167,8 +167,8 @@ class EditedRun:
     ) -> GradientRecorder:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
-        If an array or a function replaces an activation, the old activation has the gradient 0:
-        `check_functions` rejects targets that need the derivative of a function.
+        If an array or a function replaces an activation, the gradient for the old activation is 0.
+        For a function, `check_functions` has already rejected calls that need its derivative.
 
         Args:
             layout: the texts of the batch.
@@ -188,7 +188,7 @@ class EditedRun:
         Args:
             layout: the texts of the batch.
             keys: K.
-            queries: Q; K by default.
+            queries: Q; the default is K.
         """
         count = len(layout.texts)
         first = np.zeros(count, np.int64) if layout.first is None else layout.first
@@ -235,8 +235,8 @@ class EditedRun:
 
         Args:
             tokens: the number of tokens in all texts.
-            run: a function that runs all texts. The argument of `run` is a
-                function that returns the recorder for a layout.
+            run: a function that runs all texts. Its argument is a function that takes the layout of
+                a batch, and returns the recorder for this batch.
         """
         wanted = {
             self._z(layer): layer
@@ -332,7 +332,7 @@ class EditedRun:
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
     def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
-        """Return the gradient of the activation before the edits, from the gradient after them."""
+        """Compute the gradient for the original activation from that for the edited activation."""
         change, layout = self.changes.get(name), batch.layout
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):

@@ -35,7 +35,7 @@ class Source:
         return len(self._ids)
 
     def __getitem__(self, name: str) -> Array:
-        """Return an activation, (T, ...); add its name to `names` before the first call."""
+        """Return an activation, (T, ...); the first access records only the names in `names`."""
         if not self._arrays:
             record = Recorder(self.names.__contains__)
             self._body.packed([self._ids], record=record)
@@ -92,9 +92,10 @@ class Plan:
         self.changes.setdefault(self.prefix + self.name(short, layer), []).append(Step(do, back))
 
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
-        """Return the axes of the activation that a record changes in a text of `tokens` tokens.
+        """Return the part of an activation that a record changes, in a text of `tokens` tokens.
 
-        Each axis is mapped to its length and the changed index: a head, a token, or a full slice.
+        The result maps each axis of the activation to its length and to the index that the record
+        changes, or to `slice(None)` if the record changes the whole axis.
         """
         fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
         axes = activation(name).axes[1:]
@@ -113,10 +114,11 @@ class Plan:
         return changed
 
     def source(self, record: Record) -> Callable[[], Array]:
-        """Return a function that returns the activation (T, ...) of the text in `from`."""
+        """Return a function that runs the text in "from", and returns its activation (T, ...)."""
         text, name = record.fields["from"], self.name(record.fields["at"], record.fields["layer"])
         if self.read is None:
-            raise wrong(self.call, record, "from", 'an array with "set": this model reads no texts')
+            way = 'an array in a "set" record, because this model reads no texts'
+            raise wrong(self.call, record, "from", way)
         if not isinstance(text, str) or not text.strip():
             raise wrong(self.call, record, "from", "a text with at least one word")
         if text not in self.sources:

@@ -48,8 +48,8 @@ def fit(
         more: the maximum number of tokens that the run may add to each text.
         written: the number of positions in a decoder's first pass; None without a decoder.
         first: the index of the first text among all texts of the call.
-        absent: the entries of `hide` that no earlier text contains, if the texts come in batches.
-            The entries that this batch contains are removed from the set. If `absent` is None, an
+        absent: if the texts come in batches, the set of the entries of `hide` that no earlier batch
+            contains; `fit` removes the entries that this batch contains. If `absent` is None, an
             entry that no text contains is an error.
 
     Raises:
@@ -76,7 +76,7 @@ def fit(
         for name, change in named.items()
     }
     plan = Plan(call, body, lengths, "encoder." * is_pair, first, reader.known_ids)
-    scales = [record for record in records if record.op == "scale"]  # only the last record counts
+    scales = [record for record in records if record.op == "scale"]  # only the last has an effect
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
         if record.source != "hide" and record.op in OPS:
             _check_tokens(record, texts, first, call)
@@ -190,7 +190,10 @@ def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> lis
 
 
 def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) -> str:
-    """Return the full name of `(short, ...)` or `(short, ..., part)` in one layer."""
+    """Return the full name of an activation in one layer; `name` is `(short, ...)`.
+
+    `name` may have a third entry, the part of the layer.
+    """
     short, *part = name[0], *name[2:]
     side, _, rest = str(short).partition(".")
     if isinstance(index, Seq2SeqTrace) and side in SIDES:
@@ -201,12 +204,12 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 
 def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a trace whose values are full names, to look up the full name of a short name."""
+    """Return a trace that maps short names to full names, as other traces map names to arrays."""
     return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 
 
 def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
-    """Return a trace of an encoder and a decoder whose values are the full names."""
+    """Like `_index`, for an encoder and a decoder."""
     assert isinstance(body, EncoderDecoder)
     names = body.decoder.hook_names
     crosses = [name for name in names if parse(name).crosses]
@@ -219,7 +222,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
     """Wrap a user's function of an array, or of an array and an `At`, as a function of both."""
     try:
         takes = signature(function)
-    except (TypeError, ValueError):  # a C function without a signature
+    except (TypeError, ValueError):  # Python cannot inspect some functions in C
         return lambda array, at: function(array)
     fits = []
     for count in (1, 2):
@@ -267,7 +270,7 @@ def _array(name: str, array: Array, shape: Shape, call: str) -> Array:
 def plain(
     edits: Edits, text: Tokenized, body: Transformer, reader: TextReader
 ) -> list[dict[str, Any]]:
-    """Return the records of one text as JSON values, with positions from 0 instead of words.
+    """Return the edits of one text as records of JSON values, with positions instead of words.
 
     An array that replaces an activation becomes a "set" record.
 
@@ -387,7 +390,7 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
 
 
 def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
-    """Raise a ValueError if a text lacks a record's token, or if a row's length does not fit."""
+    """Raise a ValueError if a text lacks a record's token, or a row lacks a weight per token."""
     for number, text in enumerate(batch, first):
         count = len(text)
         of = "the text" if len(batch) == 1 and not first else f"text {number}"

@@ -74,7 +74,7 @@ def ids_given(
 
 
 def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
-    """Convert a text's ids (T,) to tokens with names; ids outside the mask (T,) get no name."""
+    """Convert a text's ids (T,) to tokens with names; masked ids get ""."""
     tokens, special = [], []
     for token, is_real in zip(ids.tolist(), mask.tolist(), strict=True):
         name = tokenizer.token(token) if is_real and tokenizer is not None else None
@@ -88,8 +88,8 @@ def checked_ids(
 ) -> tuple[Array, Array]:
     """Return ids (B, T) and the mask of tokens (B, T).
 
-    Error messages put `side`, e.g. "decoder_", before the names of arguments. With `counts`, a
-    column is a position, so there may be at most as many columns as the model has positions.
+    Error messages put `side`, e.g. "decoder_", before the names of arguments. With `counts`,
+    raise an error if there are more columns than the model has positions.
     """
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)

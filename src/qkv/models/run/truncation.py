@@ -15,7 +15,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
 MOST = 2**20  # The maximum number of characters to read of a text.
-ROOM = 8  # Long texts: first read this number of characters for each token of the limit.
+ROOM = 8  # The number of characters to read first from a long text, per token of the limit.
 
 
 @dataclass
@@ -138,11 +138,12 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """Return the first tokens of a long text; the tokens up to the limit are exact.
+        """Return the first tokens of a long text, without splitting the whole text if possible.
 
-        This method splits a short and a long beginning of the text, which both end with a word. If
-        the long beginning starts with all tokens of the short beginning, these tokens are final. No
-        token spans two words (`keeps_words_apart`), so further words cannot change the tokens.
+        The tokens up to the limit are the same as if the whole text were split. This method splits
+        the first words of the text, and then about twice as many words. If the tokens of the first
+        words are the same both times, they are final: no token spans two words
+        (`keeps_words_apart`), so further words cannot change them.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
