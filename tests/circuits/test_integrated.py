@@ -82,7 +82,11 @@ def test_too_few_steps_are_told(small):
         ({"steps": 0}, ValueError, "steps"),
         ({"baseline": 10**6}, ValueError, "there is no token 1000000"),
         ({"baseline": "king"}, ValueError, "'king' is not in the vocabulary"),
-        ({"baseline": [1, 2]}, TypeError, r"baseline is .*: give a token, or floats \(12,\)"),
+        (
+            {"baseline": [1, 2]},
+            TypeError,
+            r"baseline is .*: give a token, or floats of shape \(12,\)",
+        ),
         ({"baseline": np.ones(3)}, ValueError, r"shape \(3,\) and the embeddings have \(6, 12\)"),
     ],
 )

@@ -145,7 +145,7 @@ def test_what_has_no_shares(small):
     trace = model.trace(IDS)
     for kind in ("bert", "modernbert"):
         one = small(kind)
-        with pytest.raises(ValueError, match=r"the head of .* has a layer before .* use a de"):
+        with pytest.raises(ValueError, match=r"the LM head of .* has a layer before .* use a de"):
             attribute_logits(one, one.trace(IDS), (-1, 4))
     with pytest.raises(ValueError, match="position 6 and the text has 6 tokens: give -6 to 5"):
         attribute_logits(model, trace, (6, 4))

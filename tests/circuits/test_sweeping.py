@@ -126,7 +126,7 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"by": "head"}, "by is 'head', but 'resid_pre' has no parts of this kind: give 'posi"),
+        ({"by": "head"}, "by is 'head', but 'resid_pre' has no axis of this kind: give 'posi"),
         (
             {"at": "z", "by": "neuron"},
             "by is 'neuron', but 'z' .*: give 'position' or 'head'",
@@ -139,7 +139,8 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
         ({"at": []}, "at is an empty list: choose among resid_pre, "),
         (
             {"at": ["mlp_out", "z"]},
-            r"at has 'mlp_out', which gives \('pair', 'layer', 'token'\) of .*, and 'z', which",
+            r"at has 'mlp_out', whose result has axes \('pair', 'layer', 'token'\) and shape .*, "
+            "and 'z', whose",
         ),
         ({"corrupted": OTHERS[:3]}, "clean has 4 texts and corrupted has 3: give equal"),
         (

@@ -284,7 +284,7 @@ def test_a_model_that_gives_no_logits(tmp_path: Path, kind: str) -> None:
     model = qkv.load(folder)
     with TestClient(create_app(model), base_url="http://127.0.0.1") as client:
         error = post(client, input="the cat", at=[1]).json()["error"]
-        assert (error["param"], "gives none: leave it out" in error["message"]) == ("at", True)
+        assert (error["param"], "has none: leave it out" in error["message"]) == ("at", True)
         hidden = post(client, input="the cat", edits=[{"op": "hide", "token": 1}]).json()
     assert not np.array(hidden["pattern"])[..., 1].any()
 

@@ -20,7 +20,7 @@ from qkv.trace.activations import meant, numbers_of
 _CALL = "cache"
 MANIFEST = "cache.json"
 BYTES = 2**28  # The approximate size of a file with activations.
-_IDS, _STARTS = "ids", "starts"  # Names of arrays in a file.
+_IDS, _STARTS = "ids", "starts"  # The arrays of token ids and of first rows.
 
 
 class Cache:
@@ -126,7 +126,7 @@ def cache(
     consecutive texts, without padding. At most the content of one file is in memory. If a call is
     interrupted, repeat the call. Texts in complete files are not run again: only their tokens are
     compared with the stored tokens. To add texts later, repeat the call with the earlier texts
-    followed by the new texts. Cached activations are read through memory maps.
+    followed by the new texts.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
@@ -178,7 +178,7 @@ def cache(
             count += len(window)
     if count < known:
         raise ValueError(
-            f"{_CALL}: {count} texts are given, but {path} has {known}: give all texts, or "
+            f"{_CALL}: {count} texts are given, but {path} has {known} texts: give them all, or "
             "another folder"
         )
     writer.write()
@@ -200,7 +200,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Sequence[str]) -> None:
-    """Check that the texts are the cached texts, and compare the activations of text 0."""
+    """Check that the texts have the cached tokens, and that text 0 has the cached activations."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -220,7 +220,7 @@ def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Seq
 
 
 def _groups(texts: Sequence[inputs.Read]) -> Iterator[list[inputs.Read]]:
-    """Yield groups of texts in order: at most `MOST_POSITIONS` positions, or one longer text."""
+    """Yield groups of texts in order; a group is a text or has at most `MOST_POSITIONS` tokens."""
     group: list[inputs.Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])

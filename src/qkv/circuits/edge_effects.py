@@ -1,4 +1,4 @@
-"""Edges between heads, MLPs and logits: exact effects, estimated effects, and circuits."""
+"""Measure or estimate the effects of edges between heads, MLPs and logits; find circuits."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder
 
-_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # The number of gradients that are averaged.
+_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # The number of averaged gradients.
 _SAMPLE = 200  # The number of edges whose estimates are compared with exact scores.
 
 
@@ -27,20 +27,22 @@ def edges(
 ) -> Graph:
     """Measure the effect of each edge between two parts of a model on a metric.
 
-    In a model with norms before its parts, each part reads the sum of the outputs of all earlier
-    parts. An edge carries the output of one part (the sender) into the input of a later part (the
-    receiver). A head has three inputs: for its queries, its keys and its values. If several query
-    heads share a key head, each query head is treated as if it had its own keys and values.
+    The parts of a model are its embeddings, heads, MLPs and logits. If norms come before attention
+    and MLPs, each part reads the sum of the outputs of all earlier parts. An edge carries the
+    output of one part (the sender) into the input of a later part (the receiver). A head has three
+    inputs: for its queries, its keys and its values. If several query heads share a key head, each
+    query head is treated as if it had its own keys and values.
 
     For an exact score, one edge of the clean run is changed: the receiver reads the sender's output
     from the corrupted run, and all later parts are recomputed. The score is the resulting change of
     the metric. (`patch` does the opposite: it puts activations of `clean` into `corrupted`.) Many
     edges run in one batch. Parts before the receiver are not recomputed. In a decoder, positions
-    before the first differing token are not recomputed either.
+    before the first token that differs between the texts are not recomputed either.
 
     Args:
-        model: a model with an LM head and with norms before its parts (GPT-2, Llama). Additional
-            norms after the parts (Gemma) and parallel parts (GPT-NeoX) are supported.
+        model: a model with an LM head, and with norms before attention and MLPs (GPT-2, Llama).
+            Additional norms after attention and MLPs (Gemma) are supported, and so are blocks that
+            compute attention and the MLP in parallel (GPT-NeoX).
         clean: one text, or the ids of its tokens.
         corrupted: another text, with the same number of tokens as `clean`.
         metric: (position, token) for one logit, or (position, token, other token) for the
@@ -156,8 +158,8 @@ def discover(
 ) -> Graph:
     """Find the circuit of a metric: the edges with the largest effects, and their faithfulness.
 
-    To measure `.faithfulness`, the model runs once more: kept edges carry the outputs of this run,
-    and all other edges carry the outputs of the corrupted run. `.faithfulness` is the metric of
+    To measure `.faithfulness`, the clean text runs once more, with all edges outside the circuit
+    corrupted: these edges carry the outputs of the corrupted run. `.faithfulness` is the metric of
     this run, scaled so that the corrupted run scores 0 and the clean run scores 1; it can be below
     0 or above 1. Only edges on a path from "embed" to "logits" affect `.faithfulness`.
 
@@ -348,9 +350,9 @@ _SILENT = GradientRecorder(lambda name: False, {}, {})
 
 
 def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
-    """Return the effects (n, senders) of the first `count` senders.
+    """Estimate the effects (n, count) of the first `count` senders on n receivers.
 
-    `slopes` (m, n, T, D) holds the gradients of m runs for n inputs.
+    `slopes` (m, n, T, D) holds the gradient at each receiver's input, in each of m runs.
     """
     slope = slopes.mean(0, dtype=np.float64)[:, stream.span]
     deltas = stream.deltas[:count].astype(np.float64)

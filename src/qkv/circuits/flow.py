@@ -1,4 +1,4 @@
-"""Measure the flow between tokens (from attention weights) and heads (from parameters)."""
+"""Measure how tokens contribute to vectors, and how heads read the outputs of other heads."""
 
 from typing import Literal
 
@@ -13,7 +13,7 @@ from qkv.trace import Trace
 
 
 def rollout(trace: Trace) -> Result:
-    """Attention rollout: how much each token of the text contributes to each vector.
+    """Attention rollout: estimate how much each token contributes to the vector of each position.
 
     In each layer, the weights are averaged over the heads. The residual connection has the same
     weight as attention: the identity matrix is added to these averages, and each row is divided by
@@ -99,7 +99,7 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     layer = check_index(layer, trace.num_layers, call, "layer", ValueError)
     weights, values = (
         kept(trace, call, (name, layer))[0].astype(np.float64) for name in ("pattern", "v")
-    )  # (Hq, Q, K), (K, Hkv, dv).
+    )  # Weights (Hq, Q, K) and values (K, Hkv, dv).
     values = np.swapaxes(values, 0, 1).repeat(len(weights) // values.shape[1], 0)
     if model is not None:
         out = model.layers[layer].attn.parameters["out_proj.weight"].astype(np.float64)
@@ -161,7 +161,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     for layer in range(layers):
         weights = model.head_weights(layer)
         q, k, v, o = (getattr(weights, f"W_{name}").astype(np.float64) for name in "QKVO")
-        write.append(_triangle(v) @ o)  # (Hq, d, D), with the norm of OV
+        write.append(_triangle(v) @ o)  # (Hq, d, D); its norm is the norm of OV
         first, second = {"q": (q, k.transpose(0, 2, 1)), "k": (k, q.transpose(0, 2, 1))}.get(
             kind, (v, o)
         )
@@ -235,7 +235,7 @@ def copying_scores(model: Model) -> Result:
     scores = np.empty((model.num_layers, model.num_heads))
     for layer in range(model.num_layers):
         ov = model.head_weights(layer).ov
-        # (Hq, d, d), with the nonzero eigenvalues of (V, V)
+        # The (Hq, d, d) matrices have the nonzero eigenvalues of the (V, V) matrices.
         values = np.linalg.eigvals(ov.right.astype(np.float64) @ there_and_back @ ov.left)
         with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
             scores[layer] = values.sum(-1).real / np.abs(values).sum(-1)

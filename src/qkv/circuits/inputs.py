@@ -38,7 +38,7 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Return the logit, or the difference, in float64, given the position's logits (..., V)."""
+        """Return the logit, or the difference of two logits, in float64; `logits` has V last."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
@@ -161,7 +161,7 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-# the maximum numbers of texts and of characters that are sorted by length together
+# Texts are sorted by length in groups; a group has at most this many texts and characters.
 TEXTS, LETTERS = 4096, 2**19
 MOST_POSITIONS = 2**11  # the maximum number of positions per run; a longer text runs alone
 
@@ -288,7 +288,7 @@ class _Enough(Exception):
 
 
 def room(model: Model) -> int:
-    """Return the largest number of weights that one head may hold at once."""
+    """Return the maximum number of attention weights of one head that are in memory at once."""
     return CELLS // model.num_heads
 
 

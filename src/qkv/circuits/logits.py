@@ -17,7 +17,7 @@ from qkv.trace import Trace
 
 
 def logit_lens(model: Model, trace: Trace) -> Result:
-    """Apply the final norm and the head to the hidden states before and after each layer.
+    """Apply the final norm and the LM head to the hidden states before and after each layer.
 
     In a model with norms after its parts (BERT), the hidden state after a layer is the output of
     the layer's last norm, and the head is the whole masked-LM head.
@@ -180,7 +180,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
     towards, bias = _from_head(model, logits)  # (B, D), (B,)
     design = model.design
-    assert isinstance(design, Design)  # for a trace of one text
+    assert isinstance(design, Design)
     final = design.norm(model.parameters, "final_norm")
     towards, more = through(final, "ln_final", towards)
     bias += more
@@ -217,8 +217,9 @@ def _check_linear(model: Model, by: Any) -> None:
         )
     if not has_linear_head(model):
         raise ValueError(
-            f"attribute_logits: the head of {model.name} has a layer before its last matrix, so a "
-            "logit is not a sum of parts: use a decoder, or measure effects with patch(model, ...)"
+            f"attribute_logits: the LM head of {model.name} has a layer before its last matrix, so "
+            "a logit is not a sum of parts: use a decoder, or measure effects with "
+            "patch(model, ...)"
         )
     if any(block.post_norm for block in model.layers):
         raise ValueError(
@@ -256,8 +257,7 @@ def integrated_gradients(
 
     A share is the difference between an embedding and the baseline, times the average gradient of
     the logit on the straight line from the baseline to the embeddings. The shares sum to the logit
-    of the text minus the logit of the baseline. (With a single gradient instead of the average,
-    they would have another sum.) Position embeddings are not changed.
+    of the text minus the logit of the baseline. Position embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.
@@ -336,7 +336,8 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) ->
     array = as_array(baseline, call=call, name="baseline")
     if not is_float(array.dtype):
         raise TypeError(
-            f"{call}: baseline is {shown(baseline)}: give a token, or floats {shape[1:]} or {shape}"
+            f"{call}: baseline is {shown(baseline)}: give a token, or floats of "
+            f"shape {shape[1:]} or {shape}"
         )
     if array.shape not in (shape, shape[1:]):
         raise ValueError(

@@ -113,7 +113,7 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """Sum each query's weights on the positions `shift` after the keys of its pairs."""
+        """For each query, sum the weights on the keys of its pairs, moved by `shift` positions."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -400,7 +400,7 @@ def _names(one: Model, other: Model) -> dict[str, list[tuple[str, int]]]:
 
 
 def _words(model: Model) -> int | None:
-    """Return the number of words in a model's logits, or None without an LM head."""
+    """Return V, the number of logits at a position, or None for a model without an LM head."""
     head = model.head
     return head.steps.outputs if head is not None and head.predicts else None
 

@@ -37,7 +37,7 @@ def attribution_patch(
         model: as for `patch`, in float32 or float64.
         clean: as for `patch`, one text.
         corrupted: as for `patch`, one text.
-        at: as for `patch`, but without neurons and lists.
+        at: as for `patch`, but neither "pre" nor "post" (neurons), and no list.
         metric: (position, token) or (position, token, other token), but not a function.
         normalize: as for `patch`.
 
@@ -122,7 +122,7 @@ class Pair:
         return float(self.values(self.handed(trace, self.model.num_layers)[None])[0])
 
     def handed(self, trace: Trace, layer: int) -> Array:
-        """Return the input (T, D) of a layer in a run; after the last layer, return its output."""
+        """Return the input (T, D) of a layer, or the last output if `layer` is `num_layers`."""
         count = self.model.num_layers
         name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
         return np.asarray(trace[name][0])
@@ -297,8 +297,9 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
     for site, other in zip(sites, results, strict=True):
         if (other.axes, other.shape) != (first.axes, first.shape):
             raise ValueError(
-                f"patch: at has {sites[0]!r}, which gives {first.axes} of {first.shape}, and "
-                f"{site!r}, which gives {other.axes} of {other.shape}: patch them in two calls"
+                f"patch: at has {sites[0]!r}, whose result has axes {first.axes} and shape "
+                f"{first.shape}, and {site!r}, whose result has axes {other.axes} and shape "
+                f"{other.shape}: patch them in two calls"
             )
     axes, title = ["site", *first.axes], f"Activation patching of {', '.join(sites)}"
     words = {**first.words, "site": list(sites)}
@@ -307,14 +308,14 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:
-    """Return the axes along which one text's activation is patched, positions last."""
+    """Return the axes of one text's activation that a patch indexes; the token axis comes last."""
     _check_site(at, SITES, "patch")
     unit, own = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
     axes = (0, 1) if at == "pattern" else (own, 0)
     if by not in (None, "position", unit):
         others = " or ".join(map(repr, dict.fromkeys(("position", unit))))
         raise ValueError(
-            f"patch: by is {shown(by)}, but {at!r} has no parts of this kind: give {others}"
+            f"patch: by is {shown(by)}, but {at!r} has no axis of this kind: give {others}"
         )
     return axes if by == "position" and unit != "position" else axes[:1]
 

@@ -20,10 +20,10 @@ class PlotView(View):
     """A drawn result of `qkv.circuits`.
 
     Attributes:
-        said: a sentence about the strongest number.
+        said: a sentence about the number that differs most from "no effect".
         facts: other sentences about the numbers.
         rows: the panels of the picture, row by row.
-        numbers: the other entries of `to_dict`.
+        numbers: the entries of `to_dict` besides "sentence".
     """
 
     said: str
@@ -33,7 +33,7 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """A sentence about the strongest number and its position."""
+        """A sentence about the number that differs most from "no effect", and its position."""
         return self.said
 
     @property
@@ -65,7 +65,7 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a view with a card for each shown unit, out of `whole` units (e.g. neurons)."""
+    """Return a view of cards, one per shown neuron, feature or head; `whole` counts all of them."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(

@@ -17,8 +17,8 @@ from qkv.see.page.payload import check_theme
 from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
-Scale = tuple[float, float]  # the numbers at the start and the end of a colour scale
-_SHARES = ("weight", "mean weight", "probability")  # drawn on a scale from 0 to 1
+Scale = tuple[float, float]  # The numbers at both ends of a color scale.
+_SHARES = ("weight", "mean weight", "probability")  # Their scale runs from 0 to 1.
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
@@ -29,7 +29,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     - One axis: a bar for each number.
     - Two axes: a heat map of the numbers.
     - Three axes: a small heat map for each index of the first axis, and a large heat map for the
-      index with the strongest number (for `rollout`, the last layer).
+      index with the number that differs most from "no effect" (for `rollout`, the last layer).
     - Four axes: like three axes, after layers and heads are joined into one axis.
     - Logits (`logit_lens`): the most probable token of each position, with its probability.
     - Vectors (`integrated_gradients`): a number for each token, the sum of its vector.
@@ -47,7 +47,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
         result: a result of `qkv.circuits`, or an `xarray.DataArray`, for example a slice of
             `result.to_xarray()` or the difference of two DataArrays.
         theme: "light", "dark", or "auto" for the theme of the site or system.
-        stretch: whether weight scales end at the largest weight instead of at 1.
+        stretch: whether the color scale of weights ends at the largest weight instead of at 1.
 
     Returns:
         A view for notebooks and terminals, with export methods such as `to_html` and `to_png`.
@@ -128,18 +128,18 @@ class _Drawing:
 
     @property
     def sizes(self) -> Array:
-        """The distance of each number from the ground; 0 for infinite numbers and NaN."""
+        """The distance of each number from `ground`; 0 for infinite numbers and NaN."""
         far = np.abs(self.values - self.ground)
         return np.where(np.isfinite(far), far, 0.0)
 
     @property
     def strongest(self) -> tuple[int, ...]:
-        """The index of the number with the largest distance from the ground."""
+        """The index of the number with the largest distance from `ground` (usually 0)."""
         return tuple(map(int, np.unravel_index(int(self.sizes.argmax()), self.values.shape)))
 
     @property
     def sentence(self) -> str:
-        """A sentence about the strongest number and its index."""
+        """A sentence about the number with the largest distance from `ground`, and its index."""
         if not np.isfinite(self.values).any():
             return f"{self.title}: no number is finite."
         form = panels.number_format(self.values)
@@ -172,7 +172,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry of a dict; plain numbers take over `of` from the first `Result`."""
+    """Read each entry of a dict; for a plain number, `of` comes from the dict's first `Result`."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [

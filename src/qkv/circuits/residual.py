@@ -203,7 +203,7 @@ class Stream:
             np.concatenate(list(wanted.values())),
         )
         changes = np.zeros(len(edges.sender))
-        alive = np.array(self.deltas.any((1, 2)))[edges.sender]  # outputs that differ between runs
+        alive = np.array(self.deltas.any((1, 2)))[edges.sender]  # The runs differ.
         readers = {INPUTS: self._behind_heads, ("mlp",): self._behind_mlp}
         readers[("logits",)] = self._behind_all
         for layer in range(len(self.layers) + 1):

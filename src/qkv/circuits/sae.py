@@ -35,10 +35,10 @@ class SAE:
     - with `b_gate`, `b_mag` and `r_mag` (gated): let `y = (x - b_dec) @ W_enc`. A feature is
       `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0.
 
-    An SAE can edit its site: `model.trace(text, edit={sae.at: sae})` replaces the activation by the
-    decoded vectors. The trace then also holds the features, named as in SAELens:
+    An SAE can edit an activation: `model.trace(text, edit={sae.at: sae})` replaces the activation
+    by the decoded vectors. The trace then also holds the features, named as in SAELens:
     "blocks.3.hook_resid_post.hook_sae_acts_post", or ("sae_acts_post", 3). To change the features
-    before they are decoded, edit this activation.
+    before they are decoded, edit ("sae_acts_post", 3).
 
     Args:
         encoder: `W_enc` (D, n). For activations of heads ("z"), D is the total size of all heads.

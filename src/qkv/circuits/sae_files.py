@@ -28,7 +28,7 @@ _FORMER = {
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys that can change the computation, each with the values that leave it unchanged.
+# Keys of cfg.json that could change the computation, each with its values without effect.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
@@ -63,7 +63,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
     metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
     about = {"architecture": "standard", "activation_fn": "relu", **metadata, **config}
     if (about["architecture"], about["activation_fn"]) == ("standard", "topk"):
-        # written by SAELens before version 3.17
+        # SAELens before version 3.17 wrote TopK autoencoders with these two values.
         about |= {"architecture": "topk", "activation_fn": "relu"}
     architecture = about["architecture"]
     supported = {"architecture": tuple(ARCHITECTURES), "activation_fn": ("relu", architecture)}
@@ -90,7 +90,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
     """Read the arrays of a file in float32 or float64, keyed by name."""
     stored = header(path)
-    scale = stored.pop("scaling_factor", None)  # written by old versions of SAELens
+    scale = stored.pop("scaling_factor", None)  # Old versions of SAELens wrote it.
     if scale is not None and (scale.read() != 1).any():
         raise ModelError(
             f"{path}: scaling_factor is not 1 everywhere, which is not supported: multiply the "

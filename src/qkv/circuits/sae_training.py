@@ -76,7 +76,8 @@ def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float,
 def shuffled(rows: Iterator[Array], tokens: int, rng: np.random.Generator) -> Iterator[Array]:
     """Shuffle rows (n, D) in a pool; yield batches (BATCH, D).
 
-    A full pool yields half of its rows, and is then filled again. It holds at most `tokens` rows.
+    A full pool yields half of its rows, and is then filled again. The pool holds at most `tokens`
+    rows.
     """
     pool: list[Array] = []
     count = 0

@@ -44,7 +44,7 @@ class Best:
         self.texts: dict[int, Read] = {}
 
     def among(self, values: Array, numbers: Array, units: slice) -> tuple[Array, Array]:
-        """Find the entries of `values` (B, n) that belong to the largest values so far.
+        """Find the entries of `values` (B, n) that are among their unit's largest values so far.
 
         Returns:
             The row index (text) and the column index (unit, relative to `units`) of each entry.
@@ -52,7 +52,7 @@ class Best:
         least, latest = self.values[units, -1], self.numbers[units, -1]
         fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
         count = self.values.shape[1]
-        if len(values) > count:  # not all texts can be kept
+        if len(values) > count:  # Each unit keeps `count` texts.
             order = np.argsort(numbers)
             rest = order[np.argsort(-values[order], axis=0, kind="stable")[count:]]
             np.put_along_axis(fits, rest, False, 0)
@@ -315,7 +315,7 @@ class HeadExample(_InText):
         tokens: the token strings.
         query: the position of the query.
         key: the position of the key that determines the value. If several keys determine the value,
-            the key with the largest weight; for the entropy, None.
+            `key` is the position with the largest weight. For the entropy, `key` is None.
         weights: (T,), the weights of the query.
     """
 
@@ -457,7 +457,7 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
     best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
-        """For each text and head, add the query with the largest value if it is large enough."""
+        """For each head, add the texts whose largest value is among the head's `top_k` largest."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
         unit = (names.index(part.name) * layers + part.layer) * heads

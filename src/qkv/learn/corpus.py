@@ -22,7 +22,7 @@ BLOCK = 1 << 22  # The number of bytes of a block, which is read, cut and shuffl
 _LONGEST_LINE = 1 << 18  # A longer line (in bytes) is read in parts.
 _STRETCH = 1 << 20  # The number of bytes in each part of a sample.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # Words with more letters belong to a script without spaces.
+_LONGEST_WORD = 100  # A longer word shows that the script has no spaces.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -244,10 +244,7 @@ class Corpus:
 
     def _from_here(self) -> Iterator[Array]:
         """Yield the sequences, beginning at the current state; update the state."""
-        kept, count = (
-            None,
-            1,
-        )  # the block in memory; sequences in a round
+        kept, count = None, 1
         while True:
             if kept != self._begin:  # a single block stays in memory
                 lines, end = self._files.block(self._begin, self._block)
@@ -346,7 +343,7 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """Read the next line, or a part of a very long line, cut after a space or a character."""
+    """Read the next line; cut a very long line after a space, or else between two characters."""
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw

@@ -202,7 +202,7 @@ class Watch:
 
     @property
     def well(self) -> bool:
-        """Whether the last step counted, and no loss is far above its lowest value."""
+        """Whether the last step was not skipped, and no loss is far above its lowest value."""
         rise = max((self.mean[name] - self.lowest[name] for name in self.mean), default=0.0)
         return self.in_a_row == 0 and rise <= _UNEASY
 
@@ -470,7 +470,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Return steps from 0 to `steps` at increasing intervals; for None, 0 and powers of two.
+    """Return steps from 0 to `steps` at increasing intervals; None gives 0, 1, 2, 4, 8, and so on.
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]

@@ -18,7 +18,7 @@ from qkv.trace.recorder import texts_and_positions
 
 _LOGITS_AT_ONCE = 1 << 23
 _MOST_BARREN = 10_000
-Prior = tuple[Array, Array, float]  # indices of targets, tokens, a number for their logits
+Prior = tuple[Array, Array, float]  # The argument `prior` of `words_loss`.
 
 
 class Objective(Protocol):
@@ -90,10 +90,10 @@ def words_loss(
     Args:
         network: the network to train.
         batch: the texts and targets.
-        prior: `(indices, tokens, number)`: indices of targets in ascending order (m,), tokens (m,),
-            and a number. The number is added to the logit of each token at its target. All (index,
-            token) pairs must be different. Because training adds this number, the trained model
-            gives the tokens lower logits.
+        prior: `(indices, tokens, number)`, with two integer arrays (m,). For each pair of an index
+            and a token, the number is added to the token's logit at target `index`. All pairs must
+            be different, and the indices must be in ascending order. Because training adds this
+            number, the trained model gives the tokens lower logits.
         soft: (n, V), probabilities that replace the targets in the gradient.
 
     Returns:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 METRICS, CURVES = "metrics.jsonl", "curves.png"
 MOST_STEPS = 99_999_999  # The names of checkpoints and snapshots have eight digits.
-_MOST_LOGGED = 10**15  # Larger steps and losses are ignored.
+_MOST_LOGGED = 10**15  # `read_losses` ignores larger steps and losses.
 _STEP = re.compile(r"step-(\d{1,15})")
 _KEPT = 2
 _ARRAYS = {"parameters", "mean", "square"}
@@ -294,7 +294,7 @@ def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str
         with replacing(path) as file:
             file.write(sealed(arrays, about))
             file.flush()
-            os.fsync(file.fileno())  # so that the file is complete even after a power failure
+            os.fsync(file.fileno())  # Even after a power failure, the file is complete.
         for old in [other for other in _checkpoints(folder) if other.name <= path.name][:-_KEPT]:
             old.unlink()
 
@@ -334,7 +334,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
     Raises:
         ValueError: a setting differs; the message names the first such setting.
     """
-    same = json.loads(json.dumps(settings, default=_plain))  # with the types that a file gives
+    same = json.loads(json.dumps(settings, default=_plain))  # Tuples become lists.
     theirs, ours = dict(_flat(stored)), dict(_flat(same))
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
@@ -346,7 +346,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """Around code that writes `what`: on a failure, the error names the last good checkpoint."""
+    """Add the last good checkpoint to the message of an OSError raised while writing `what`."""
     try:
         yield
     except OSError as error:
@@ -411,7 +411,7 @@ def _check_state(about: Any, step: int) -> None:
         raise ValueError(f"step is {about['step']} and updates {about['updates']}, not {step}")
     steps = about["settings"].get("steps")
     if steps is not None and not (isinstance(steps, int) and step <= steps):
-        raise ValueError(f"it is at step {step} of a run of {steps!r:.40}")
+        raise ValueError(f"its step is {step}, but the run has {steps!r:.40} steps")
 
 
 def _check_arrays(arrays: Arrays) -> None:

@@ -48,9 +48,9 @@ class Batches:
         """Return the numbered texts of a request; texts that are given as ids are truncated.
 
         Raises:
-            Refused: the request has too many texts, an id is not in the vocabulary, or the encoder
-                cannot put its prompt before ids. Also if `whole` is set and a text that is given as
-                ids is too long.
+            Refused: the request has too many texts; an id is not in the vocabulary; the encoder
+                cannot put its prompt before ids; or `whole` is set, and a text that is given as ids
+                is too long.
         """
         most, checked, tokens = self._limits.inputs, Numbered(), 0
         if len(texts) > most:

@@ -14,7 +14,7 @@ from qkv.serve.errors import Refused
 
 _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
 IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # these keys never change an answer
-# the ids of a text's tokens; validation stops at the first invalid item
+# The token ids of a text. Validation stops at the first invalid id.
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
 

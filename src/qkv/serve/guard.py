@@ -157,7 +157,7 @@ class Guard:
             raise Refused(403, message, code="origin_not_allowed")
         if self._key is not None and path not in _KEYLESS:
             self._check_key(values.get(b"authorization", b""))
-        if path.startswith(_FILES) and path not in ASSETS:  # the page /docs reads only ASSETS
+        if path.startswith(_FILES) and path not in ASSETS:  # /docs needs only ASSETS
             raise Refused(404, "this path does not exist: GET / lists the routes")
         size = values.get(b"content-length", b"0")
         if size.isdigit() and int(size) > self._limits.body:
@@ -189,7 +189,7 @@ class Guard:
         return Refused(413, message, code="body_too_large")
 
 
-@lru_cache(16)  # a client sends the same host each time
+@lru_cache(16)  # Most requests have the same Host header.
 def host_name(host: str) -> str:
     """Return the host name in a Host header in lower case, without the port.
 

@@ -21,8 +21,8 @@ class Limits:
         tokens: the maximum number of tokens of one request, after its texts are truncated as in
             `encode`.
         edits: the maximum number of edits of a trace.
-        sources: the maximum number of other texts in the edits of a trace. An edit takes an
-            activation from another text, and each other text needs a forward pass.
+        sources: the maximum number of other texts in the edits of a trace. An edit may copy an
+            activation from another text; each such text needs its own forward pass.
         new_tokens: the maximum number of new tokens of one completion.
         answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
         waiting: the maximum number of requests that wait to be computed.

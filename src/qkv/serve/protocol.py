@@ -88,7 +88,7 @@ class _Requests(HttpToolsProtocol):
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes; return the bytes that must be parsed again after an offer was removed."""
+        """Parse bytes; return bytes to parse again, if a request offered another protocol."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:

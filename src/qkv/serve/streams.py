@@ -79,7 +79,7 @@ class Stream(Request):
 
 
 class Streams:
-    """All streams. They take turns: a turn computes a few pieces, and connections alternate.
+    """All streams, which take turns. A turn computes a few pieces, and connections alternate.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
     open while its iterator is in memory. If a stream needs memory, the class closes other streams:

@@ -138,7 +138,7 @@ Some = TypeVar("Some", bound=Request)
 class Turns(Generic[Some]):
     """A queue of requests; clients take turns, and so do the connections of each client.
 
-    A connection is a pair `(client, port)`. Any other value means a client with one connection.
+    A connection is a pair `(client, port)`, or any other value for a client with one connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()
@@ -300,8 +300,9 @@ class TextTurns(Turns[Texts]):
     def _tokens(self, text: str | Array) -> int:
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
-        Tokenizing a very long text may take longer than computing its first `limit` tokens. Then
-        the estimate is the number of tokens that the model computes in the same time.
+        The model computes only the first `limit` tokens of a text, but the tokenizer reads the
+        whole text. For a very long text, the estimate counts the time for the tokenizer: it is the
+        number of tokens that the model would compute in this time.
         """
         if not isinstance(text, str):
             return len(text)

@@ -74,7 +74,7 @@ class Worker:
         self._lines[Stream] = self._streams
         self._usual = 1  # the number of requests in the last batch
         self._answers: list[tuple[Request, Any, BaseException | None]] = []
-        self._asked: set[Request] = set()  # only the event loop uses it
+        self._asked: set[Request] = set()  # Only the event loop uses this set.
         self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None wakes the thread
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -182,7 +182,7 @@ class Worker:
         self._submit(request)
         try:
             while (piece := await request.read()) is not END:
-                self._inbox.put(None)  # the stream may wait for this read
+                self._inbox.put(None)  # The stream may continue after this read.
                 yield piece
         finally:
             self._asked.discard(request)

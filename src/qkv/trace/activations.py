@@ -23,8 +23,8 @@ class Activation(NamedTuple):
         editable: whether an edit may replace it; an editable activation also has a gradient. False
             for the summaries of weights that attention computes for `top_k`.
         unasked: whether a trace without `names=` keeps the activation.
-        of_keys: whether the activation's token axis counts keys. In cross-attention, the keys
-            belong to the other text.
+        of_keys: whether the activation has one vector per key. In cross-attention, the keys are
+            the tokens of the other text.
     """
 
     axes: tuple[str, ...] = ("text", "token", "D")
@@ -43,7 +43,7 @@ class Activation(NamedTuple):
 _EDGES = ("text", "head", "query", "key")
 _BEST = ("text", "head", "query", "rank")
 _INNER = ("text", "token", "F")
-_OTHER = Activation()  # any vector between the parts, such as the residual stream
+_OTHER = Activation()  # all other activations, such as the residual stream
 TABLE = {
     "q": Activation(("text", "token", "head", "d"), aliases=("query",)),
     "k": Activation(("text", "token", "kv_head", "d"), aliases=("key",), of_keys=True),
@@ -291,7 +291,7 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
         error.name, error.layers = name, layers
         return error
     own = layer % num_layers if is_whole_number(layer) else -1
-    # the dict below keeps the last of equal short names, so names of layer `own` come last
+    # If layers share a short name, the dict keeps the last: sort the requested layer last.
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

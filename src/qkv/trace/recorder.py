@@ -17,7 +17,7 @@ Use = Callable[[str, Array], None]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """Return `array` unchanged; this is a recorder that keeps no arrays."""
+    """Return `array` unchanged, where code needs a `Recorder` but no activation is wanted."""
     return array
 
 
@@ -98,7 +98,10 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` under `name` too; return False if the arrays may differ."""
+        """Keep the array of `other` as `name` too.
+
+        Return False if `name` is edited or `other` was not kept.
+        """
         array = self.arrays.get(self._prefix + other)
         if array is None or self.changes(name):
             return False

@@ -15,7 +15,7 @@ from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
 _SETTING = "attention.{}.{}"  # the name of an attention option that is an array in a file
-# The arguments of `Trace` with an entry per text, and the arguments about the whole run.
+# Arguments of `Trace`: first those with an entry per text, then those that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
 _KIND = "qkv.trace"  # the kind of a `Trace`, stored in its file
@@ -257,8 +257,8 @@ class Trace:
     def other_layers(self) -> dict[int, str]:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
-        For an encoder-decoder recorded by `qkv.record`, the descriptions are "cross-attention" and
-        "the decoder's".
+        For an encoder-decoder recorded by `qkv.record`, a description is "cross-attention" or
+        "the decoder's" (the decoder's self-attention).
         """
         return dict(self._others)
 
@@ -352,7 +352,7 @@ class Trace:
         )
         layer += self.num_layers if layer < 0 else 0
         lengths, keys = self.lengths, key.shape[-3]
-        own = keys == query.shape[-3]  # keys of another text have no padding
+        own = keys == query.shape[-3]  # The keys may belong to another text.
         key_lengths = lengths if own else np.full_like(lengths, keys)
         inputs = inputs_of((query, key, self["v", layer]), lengths, key_lengths)
         return inputs | self._settings.get(layer, {})
@@ -377,7 +377,7 @@ class Trace:
         return arrays, about | {"names": list(self._arrays)}
 
     def _run(self) -> dict[str, Any]:
-        """Return the arguments of `Trace` about the whole run, keyed by name."""
+        """Return the arguments of `Trace` that describe the run (model, edits), keyed by name."""
         own = vars(self)
         return {name: own.get(f"_{name}", own.get(name)) for name in _OF_RUN}
 
@@ -621,14 +621,14 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """Return an array per layer; of several `names` in a layer, return the array of the last."""
+    """Return an array per layer: the last of `names` that the layer has in the trace."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
         raise KeyError(
             f"{call}: this trace holds {names[0]} only for {activations.counted([*kept])} of "
-            f"{len(layers)} layers: take trace[{names[0]!r}, {next(iter(kept))}], or trace "
-            "without layers="
+            f"{len(layers)} layers: take trace[{names[0]!r}, {next(iter(kept))}], or "
+            "record a trace without layers="
         )
     return tuple(trace[kept.get(layer, names[0]), layer] for layer in layers)
 
@@ -638,8 +638,8 @@ def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) 
 
     Args:
         parts: the queries, keys and values, `(B, T, H, d)` each.
-        query_lengths: the number of tokens of each text that has the queries.
-        key_lengths: the number of tokens of each text that has the keys.
+        query_lengths: (B,), the number of queries of each text, without padding.
+        key_lengths: (B,), the number of keys of each text, without padding.
     """
     arrays = dict(zip(("query", "key", "value"), parts, strict=True))
     inputs = {name: np.swapaxes(array, -3, -2) for name, array in arrays.items()}  # (B, H, T, d)

@@ -312,8 +312,8 @@ class _Writer:
     model: Model
     row: Row
     body: CompletionsBody
-    echoed: int = 0  # characters
-    tokens: int = 0  # the number of new tokens that were sent
+    echoed: int = 0  # The number of characters of the echoed prompt.
+    tokens: int = 0  # The number of new tokens that were sent.
     done: bool = False
     held: str = ""
     echoing: bool = field(init=False)
@@ -358,12 +358,12 @@ class _Writer:
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # the tokenizer has normalized the text
+        if text != row.prompt:  # e.g. the tokenizer made it lower case
             starts = np.maximum.accumulate([start for start, _ in row.given.offsets]).tolist()
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Add the new tokens that begin inside the sent text; with `whole`, add all new tokens."""
+        """Add the new tokens that begin before the end of the sent text; `whole` adds all."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]
@@ -390,7 +390,7 @@ class _Writer:
         logs.top_logprobs.append(top)
 
     def _name(self, names: Spelling, token: int) -> str:
-        """Return the text that a token adds, or the token's spelling in the vocabulary."""
+        """Return the text that a token adds, or else the token's vocabulary entry or its id."""
         tokenizer = self.model.tokenizer
         known = None if tokenizer is None else tokenizer.token(token)
         return names.named(token) or known or f"token_id:{token}"

@@ -133,7 +133,7 @@ async def embeddings(request: Request) -> Response:
     json = await read_json(request)
     texts, most = json.get("input"), state.limits.inputs
     if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
-        raise too_many(len(texts), most)  # before the texts are copied
+        raise too_many(len(texts), most)  # raised before `Body.read` copies the texts
     body = EmbeddingsBody.read(json)
     prompt_name, task = body.prompt_of(state.model)
     embedded = await state.worker.embed(

@@ -58,7 +58,7 @@ def page_of(model: Any) -> str:
         return document(model.name, about_model(model), "auto")
     layers = range(model.num_layers)
     scales = [scale_in(model.network, layer) for layer in layers]
-    # the page computes plain layers, whose scores are divided by sqrt(head size)
+    # The script of the page supports only plain layers that divide scores by sqrt(head size).
     plain = all(
         is_plain(model.network, n)
         and math.isclose(scales[n][1] * math.sqrt(model.layers[n].attn.d_query), 1)

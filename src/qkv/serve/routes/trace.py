@@ -271,7 +271,7 @@ def wanted_of(model: Model, body: TraceBody, changes: "Changes") -> Wanted:
             problem = f"has {position} and there are {tokens} tokens: give 0 to {tokens - 1}"
             raise body.refused("at", problem)
     if body.at is not None and not (model.network.predicts and model.continues):
-        raise body.refused("at", f"is for logits, and {model.name} gives none: leave it out")
+        raise body.refused("at", f"selects logits, but {model.name} has none: leave it out")
     if body.top_k is not None:
         if wanted.resid or inside or body.at is not None:
             problem = "is only for weights: leave out top_k, or leave out include, at and inside"
