@@ -450,7 +450,7 @@ def test_places_that_are_still_to_come_may_be_hidden(tmp_path):
     [
         (
             {"ablate": {(0, 1): "mean"}},
-            r"generate: ablate has \"mean\" for \(0, 1\), which is unknown until",
+            r"generate: ablate has \"mean\" for \(0, 1\), but the mean is unknown until",
         ),
         ({"edit": {("z", 0): abs}, "trace": True}, "generate: trace and edit cannot be combined"),
         (

@@ -45,7 +45,7 @@ class Inputs:
     """The checked arguments of one call of the layer."""
 
     words: Array  # (..., L, D), or rows (total, D).
-    context: Array | None  # (..., S, D), the source of keys and values; None for `words`.
+    context: Array | None  # (..., S, D), for keys and values; None if both come from `words`.
     dtype: DType  # The dtype of the result.
     options: Options  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.

@@ -79,7 +79,7 @@ def electra(config: Config) -> Design:
 
 
 def _narrow(top: Head | None, width: int) -> Head | None:
-    """Return a head of words with word vectors of size `width`; other heads do not change."""
+    """Return the head; if it predicts words, its word vectors get the size `width`."""
     return replace(top, width=width) if top is not None and top.norm else top
 
 

@@ -19,7 +19,7 @@ FEEDS = {
 
 def t5(config: Config) -> Design | Seq2SeqDesign:
     """Return the design of a T5."""
-    tied = config.flag("tie_word_embeddings")  # False in T5 1.1, whose head has its own matrix
+    tied = config.flag("tie_word_embeddings")  # false for T5 1.1: its head has a matrix of its own
     return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 

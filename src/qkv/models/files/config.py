@@ -60,8 +60,8 @@ MOST_LAYERS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
-_MOST_WHOLE = 2**31 - 1  # the maximum size of an array
-_LEAST, _MOST = 1e-30, 1e30  # float32 can hold these numbers, their inverses and their products
+_MOST_WHOLE = 2**31 - 1  # the largest integer that a config may hold
+_LEAST, _MOST = 1e-30, 1e30  # float32 can hold these numbers and their inverses
 
 
 @dataclass(eq=False)

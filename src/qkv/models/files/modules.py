@@ -31,7 +31,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Routing:
-    """The routes of texts, keyed by name; without a router, the only route is named "".
+    """The routes that a text may take through the modules; without a router, the only route is "".
 
     Attributes:
         ways: the modules of each route, in order.

@@ -91,8 +91,8 @@ def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict
 
 
 PartNames = Mapping[str, str | Fused]  # qkv's name of a part -> the name in the files
-Describe = Callable[[Config], AnyDesign]  # returns the design for a config
-Rename = Callable[[PartNames, Config], PartNames]  # returns the names for a config
+Describe = Callable[[Config], AnyDesign]  # a function that returns the design for a config
+Rename = Callable[[PartNames, Config], PartNames]  # see `Family.rename`
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Names:
         """
         numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
         spelled = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
-        # the name of a tensor, or the name of a part before ".weight" or ".bias"
+        # `parts` may have the whole name, or the name without ".weight" or ".bias"
         pairs = [(whole, part) for whole in spelled for part in (whole, whole.rpartition(".")[0])]
         whole, part = next((pair for pair in pairs if pair[1] in self.parts), (name, name))
         theirs = self.parts[part]

@@ -145,7 +145,7 @@ class Pixels:
 
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
-    """Return the height and width to resize to; with `shortest`, the file may give one side."""
+    """Return the size of resized images: height and width, or with `shortest` the shorter side."""
     value = config.values.get(key, 224)
     if shortest and not isinstance(value, dict):
         value = {"shortest_edge": value}

@@ -106,7 +106,7 @@ KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
-_MOST_NUMBERS = 2**59  # the maximum product of the dimensions that are not 0
+_MOST_NUMBERS = 2**59  # each product of a tensor's non-zero dimensions is less than this
 
 
 @dataclass(frozen=True)

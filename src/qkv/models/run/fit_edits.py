@@ -23,7 +23,7 @@ from qkv.trace.activations import NotInLayer, activation, counted, meant, parse
 from qkv.trace.trace import SIDES
 
 Fitted = tuple[list[Tokenized], EditedRun]  # the texts of a run, and its interventions
-Counts = Mapping[str, tuple[int, int]]  # per side: the number of texts, the longest length
+Counts = Mapping[str, tuple[int, int]]  # "encoder", "decoder" or "" -> (texts, longest length)
 _HIDES = ("hide", "mask", "causal")  # the records that `Trace.changed` lists under "hide"
 
 
@@ -419,7 +419,7 @@ def _output(record: Record, value: Any, size: int, call: str) -> Any:
             )
         if value == "mean" and call in ("generate", "trace_stream"):
             raise ValueError(
-                f'{has} "mean" for {pair}, which is unknown until all text has been read: '
+                f'{has} "mean" for {pair}, but the mean is unknown until all text has been read: '
                 f'give "zero" or an array ({size},)'
             )
         return 0 if value == "zero" else value

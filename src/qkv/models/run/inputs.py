@@ -38,7 +38,7 @@ def ids_given(
 ) -> tuple[bool, list[Tokenized]] | None:
     """Return `(single, tokens)` for ids; `single` is True for one text. None for other inputs.
 
-    In errors, the first text has number `first`.
+    Errors number the texts from `first` on.
 
     Raises:
         TypeError: a text is not a one-dimensional row of integers.
@@ -307,7 +307,7 @@ class TextReader:
     ) -> tuple[bool, list[str], list[Tokenized]]:
         """Return `(single, strings, tokens)`: `strings` is [] for ids, `tokens` is [] for strings.
 
-        In errors, the first text has number `first`.
+        Errors number the texts from `first` on.
         """
         if self.has_images:
             self.refuse_images(texts, call)
@@ -322,7 +322,7 @@ class TextReader:
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
         """Return `(single, tokens)`: whether there is one text, and each text's truncated tokens.
 
-        Texts given as ids are not truncated. In errors, the first text has number `first`.
+        Texts given as ids are not truncated. Errors number the texts from `first` on.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:
