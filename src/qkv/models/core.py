@@ -274,9 +274,9 @@ class Core:
         The arrays are read-only: to change a parameter, assign a new array to its name.
 
         The matrix that turns vectors into logits, `W_U` (D, V) in TransformerLens, is
-        "head.out_proj.weight". Some models (BERT, GPT-2, Gemma and others) compute logits with the
-        token table instead. For these models, use `model.parameters["embed.weight"].T`. Gemma
-        scales the table's rows to embed tokens; it uses the unscaled rows to compute logits.
+        "head.out_proj.weight". In some models (BERT, GPT-2, Gemma and others), `W_U` is the
+        transposed token table, `model.parameters["embed.weight"].T`. Gemma scales the table's rows
+        to embed tokens; it uses the unscaled rows to compute logits.
         """
         return Parameters(self._weights.parameters, self._changed)
 

@@ -297,8 +297,8 @@ class VisionModel(Model):
     `model(pixel_values)` takes the same pixel values as in transformers. `model.trace(image)` takes
     one image or several: uint8 arrays (H, W, C), Pillow images, or floats (B, C, H, W). The result
     is a `Trace`, as for a text. The tokens are "[CLS]" and then the patches by row and column,
-    counted from 0: "0,0", "0,1", ... Use these names in `hide`. The model cannot read or write
-    text.
+    counted from 0: "0,0", "0,1", ... `hide=["0,1"]` masks the second patch. The model cannot
+    read or write text.
     """
 
     design: VisionDesign

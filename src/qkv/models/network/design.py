@@ -128,8 +128,8 @@ class Design:
         eps: the small number that norms add before they divide.
         layers: the attention of each layer.
         same_as: for each layer, the first layer that uses the same parameters; the number of this
-            first layer is part of the parameters' names. Empty if each layer has its own
-            parameters.
+            first layer is part of the parameters' names. `same_as` is empty if each layer has its
+            own parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
         first_position: the row in the table of positions for the first token of a text.

@@ -182,7 +182,7 @@ class Ranker:
         """Yield the pairs of a query with groups of documents."""
         query = self._whole(query)
         frame = self._frame(query)
-        # without a limit, because `Frame.pair` truncates the longer of the two texts
+        # the truncator has no limit, because `Frame.pair` truncates the longer of the two texts
         truncator = Truncator(self.tokenizer, None)
         [first] = self._ids(truncator, [query])
         for part in parts_of(documents, LETTERS):
@@ -317,7 +317,7 @@ def given_activation(function: Any, call: str) -> Activation:
     """Return the activation that a user gives: a known module of torch, or a function.
 
     Raises:
-        TypeError: `function` is neither a function nor one of these modules.
+        TypeError: `function` is neither a function nor a known module of torch.
     """
     kind = type(function)
     name = f"{kind.__module__}.{kind.__qualname__}"

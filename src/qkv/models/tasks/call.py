@@ -161,7 +161,7 @@ def run_layers(
             arrays that functions get, are (B, T, ...).
 
     Returns:
-        The output of the last of these layers, before the final norm, in the shape of `resid`.
+        The output of the last layer that runs, before the final norm, in the shape of `resid`.
         The type is float32, or float64 for a float64 model.
 
     Raises:

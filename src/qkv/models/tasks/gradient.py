@@ -117,7 +117,7 @@ class Target:
 
     Attributes:
         rows: (n,), the packed rows whose logits are in the sum.
-        logits: (n, V), the weight of each of these logits.
+        logits: (n, V), the weights of the logits at `rows`.
         activations: arrays of weights, in the shapes of the activations, keyed by full name.
     """
 

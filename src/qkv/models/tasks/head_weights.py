@@ -50,7 +50,7 @@ class Factored:
 class HeadWeights:
     """The weights of each head of a layer, and the model's tables, under TransformerLens's names.
 
-    These are the raw weights: no norm is folded in, no mean is subtracted, and rotary positions are
+    The weights are raw: no norm is folded in, no mean is subtracted, and rotary positions are
     ignored. A key head that several query heads share is repeated. A missing bias is 0.
 
     Attributes:
@@ -126,8 +126,8 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
     """Return the raw weights of each head of a layer, without norms and rotary positions.
 
     Args:
-        layer: the number of the layer; -1 is the last layer. In an encoder-decoder model, this is a
-            layer of the encoder.
+        layer: the number of the layer; -1 is the last layer. In an encoder-decoder model, it
+            is the number of an encoder layer.
 
     Returns:
         The matrices are `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D).

@@ -208,7 +208,7 @@ def trace(
             `attn.hook_result`.
         top_k: if given, only the activations in `names` are kept, and a summary of each layer's
             attention: `top_indices` and `top_weights` (B, Hq, T, top_k), `received` (B, Hq, T) and
-            `lse` (B, Hq, T). Use this for long texts, for which the (T, T) weights need too much
+            `lse` (B, Hq, T). Use `top_k` for long texts, for which the (T, T) weights need too much
             memory.
         logits: whether to keep `trace["logits"]` too: (B, T, V), the logits over the vocabulary.
         batch_size: the number of texts in a batch; None for batches of about a thousand tokens.
@@ -217,7 +217,7 @@ def trace(
             The `hook_z` of an ablated head becomes 0, so the head adds nothing; its `hook_pattern`
             does not change. You can also give a mapping from pairs to the new `hook_z`: "zero", an
             array (d,), or "mean", the mean over all tokens of all these texts in an unedited run.
-            If a head occurs twice, the last entry counts.
+            If `ablate` has a head twice, the last entry counts.
         hide: the tokens to mask for all queries, including the tokens' own queries. Words, and
             special tokens such as "[SEP]", are masked at every occurrence; positions are masked in
             each text that is long enough, and -1 is the last position. A masked token still sees
@@ -458,7 +458,7 @@ def trace_pair(
         logits: whether to keep `trace["decoder.logits"]` (B, T, V) too; only with a target.
         ablate: as in `Model.trace`, heads of the encoder.
         hide: as in `Model.trace`, for the encoder's texts. With a target, the decoder does not see
-            these words and positions either.
+            the masked words and positions either.
         edit: as in `Model.trace`. With a target, names begin with "encoder." or "decoder.":
             "decoder.z" stands for all layers of the decoder, and ("decoder.z", 3) for one layer.
         kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and
