@@ -85,7 +85,10 @@ WRONG: list[tuple[Any, str]] = [
         [EDITS["patch"] | {"from": "a dog"}],
         'patch has from "a dog", of 4 tokens, and the text has 10',
     ),
-    ([EDITS["patch"] | {"at": "mlp_out"}], "(patch) has head 1: give none: mlp_out is of no head"),
+    (
+        [EDITS["patch"] | {"at": "mlp_out"}],
+        "(patch) has head 1: give no head, because mlp_out belongs to no head",
+    ),
     ([EDITS["set"] | {"value": [[1]]}], "(set) has value [[1]]: give finite numbers (192)"),
     ([EDITS["swap"] | {"with": "two words"}], "give one entry of the vocabulary"),
 ]

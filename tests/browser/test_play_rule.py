@@ -115,7 +115,7 @@ def test_an_untrained_model_has_no_head_that_stands_out(quick: Visit, html: str)
     for text in (GAPS[0], SECOND[7]):
         typed(page, text)
         assert said(page)[1].startswith(
-            "No head stands out in this sentence, as the model is untrained: "
+            "No head stands out in this sentence, because the model is untrained: "
         )
 
 

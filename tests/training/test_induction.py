@@ -130,7 +130,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [list(row["losses"]) for row in rows] == [["repeats"]] * 4
     assert (run / "induction.png").read_bytes().startswith(b"\x89PNG")
     page = (run / "replay.html").read_text(encoding="utf-8")
-    assert "weight on what followed the same token earlier" in page
+    assert "weight on the token after an earlier occurrence of the same token" in page
     assert qkv.load(run).tokenize(induction.TEXT).tokens == induction.TEXT.split()
     with pytest.raises(ValueError, match="holds a run"):
         induction.main(["-o", str(run), *small, "--steps", "4", "--snapshots", "2"])

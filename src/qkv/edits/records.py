@@ -29,7 +29,7 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a list of edits.
 
     >>> schema()["$defs"]["hide"]["description"]
-    'No query sees this token.'
+    'No query may attend to this token.'
     """
     text = files("qkv.edits").joinpath("schema.json").read_text("utf-8")
     return dict(json.loads(text))

@@ -233,7 +233,7 @@ def test_a_head_of_grouped_heads_is_one_that_the_activation_has(tmp_path: Path) 
         record = {"op": "patch", "at": at, "layer": 0, "head": count - 1, "from": "the dog sat"}
         found = model.trace("the cat sat", edit=[record])[at, 0][0]
         np.testing.assert_allclose(found[:, -1], other[at, 0][0, :, -1], atol=1e-12)
-        with pytest.raises(ValueError, match=rf"has head {count}: give 0 to {count - 1}, as"):
+        with pytest.raises(ValueError, match=rf"has head {count}: give 0 to {count - 1}, because"):
             model.trace("the cat sat", edit=[record | {"head": count}])
 
 
@@ -270,14 +270,23 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
 @pytest.mark.parametrize(
     ("record", "said"),
     [
-        ({"op": "hide", "token": 8}, r"\(hide\) has token 8: give 0 to 7, as the text has tokens"),
+        (
+            {"op": "hide", "token": 8},
+            r"\(hide\) has token 8: give 0 to 7, because the text has 8 tokens",
+        ),
         ({"op": "hide", "token": -1}, r"\(hide\) has token -1: give 0 to 7"),
         ({"op": "hide", "token": "cat"}, r"\(hide\) has token 'cat': give 0 to 7"),
         ({"op": "hide", "token": True}, r"\(hide\) has token True: give 0 to 7"),
         ({"op": "mask", "query": 1, "key": 9}, r"\(mask\) has key 9: give 0 to 7"),
-        ({"op": "ablate", "layer": 2}, r"\(ablate\) has layer 2: give 0 to 1, as the model has l"),
+        (
+            {"op": "ablate", "layer": 2},
+            r"\(ablate\) has layer 2: give 0 to 1, because the model has 2 layers",
+        ),
         ({"op": "ablate", "layer": -1}, r"\(ablate\) has layer -1: give 0 to 1"),
-        ({"op": "ablate", "layer": 0, "head": 3}, r"\(ablate\) has head 3: give 0 to 2, as a la"),
+        (
+            {"op": "ablate", "layer": 0, "head": 3},
+            r"\(ablate\) has head 3: give 0 to 2, because a layer has 3 heads",
+        ),
         (
             {"op": "ablate", "layer": 0, "head": 1, "with": [1.0] * 3},
             r"\(ablate\) has an array \(3,\) for \(0, 1\), but a head gives \(4,\)",
@@ -291,7 +300,7 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         (RECORDS["row"] | {"weights": np.ones(9)}, r"\(row\) has weights an array \(9,\): give 8"),
         (
             {"op": "add", "at": "attn_out", "layer": 0, "vector": [1.0] * 11},
-            r"\(add\) has vector \[1.*: give 12 finite numbers, as vectors have",
+            r"\(add\) has vector \[1.*: give 12 finite numbers, the size of a vector",
         ),
         (
             {"op": "add", "at": "z", "layer": 0, "vector": [1.0] * 12},
@@ -337,10 +346,10 @@ def test_what_does_not_fit_is_said(model: Model, record: Any, said: str) -> None
 
 
 def test_a_text_that_is_too_short_is_named(model: Model) -> None:
-    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, as text 1 has tokens$"):
+    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, because text 1 has 5 tokens$"):
         model.trace([TEXT, "a dog ran"], edit=[{"op": "hide", "token": 6}])
     records = [{"op": "hide", "token": 6}]
     stream = model.trace_stream([TEXT, "a dog ran"], edit=records, batch_size=1)
     next(stream)
-    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, as text 1 has tokens$"):
+    with pytest.raises(ValueError, match=r"has token 6: give 0 to 4, because text 1 has 5 tokens$"):
         next(stream)

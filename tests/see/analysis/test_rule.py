@@ -136,7 +136,10 @@ def test_of_many_heads_those_of_the_last_layers_are_removed(tmp_path: Path) -> N
     assert (found.layer, found.head) == np.unravel_index(each.argmax(), each.shape)
     assert found.moved == pytest.approx(each.max(), abs=1e-6)
     assert found.layers == tuple(range(17 - kept, 17))
-    assert f"of the heads of layers {17 - kept} to 16: " in qkv.show(text, model=model).head.reason
+    assert (
+        f", among the heads of layers {17 - kept} to 16: "
+        in qkv.show(text, model=model).head.reason
+    )
     long = model.trace(" ".join(["cat"] * 10 + ["[MASK]"]), names=["pattern"])
     assert removal_of(model, long) is not None
 
@@ -197,7 +200,7 @@ def test_where_nothing_stands_out_the_headline_claims_nothing(text: str, model: 
     shown = qkv.show(text, model=model)
     assert not shown.elsewhere
     if shown.head.link is not None:
-        assert shown.sentence.endswith(", less than 0.10 above what is usual.")
+        assert shown.sentence.endswith(", less than 0.10 above the usual weight.")
         assert not shown.head.link.of_positions
 
 
@@ -231,11 +234,11 @@ def test_no_head_of_an_untrained_model_stands_out(dim: int, heads: int, causal: 
         model = qkv.models.random_model(SECOND, dim=dim, heads=heads, seed=seed, causal=causal)
         for text in SECOND[seed::6]:
             for view in (qkv.show(text, model=model), qkv.show(model.trace(text))):
-                assert view.sentence.startswith(f"{NONE} in this sentence, as the model is untr")
+                assert view.sentence.startswith(f"{NONE} in this sentence, because the model is un")
                 assert not view.elsewhere
         assert NONE in qkv.walk(SECOND[seed], model=model).title
         pair = qkv.compare(SECOND[7], SECOND[0], word="the", model=model)
-        assert pair.sentence.startswith(f"{NONE} for the, as the model is untrained. ")
+        assert pair.sentence.startswith(f"{NONE} for the, because the model is untrained. ")
 
 
 @pytest.mark.parametrize("seeds", [(0,), pytest.param(range(1, 6), marks=pytest.mark.attack)])
@@ -256,7 +259,9 @@ def test_nor_does_one_of_a_fresh_model_with_a_gap(
         for text in [GAPS[0], SECOND[seed]]:
             view = qkv.show(text, model=fresh.with_parameters(larger))
             assert view.head.stands_out is False
-            assert view.sentence.startswith(f"{NONE} in this sentence, as the model is untrained: ")
+            assert view.sentence.startswith(
+                f"{NONE} in this sentence, because the model is untrained: "
+            )
 
 
 # ---- compare

@@ -40,8 +40,9 @@ def test_a_head_that_looks_at_a_distance_or_at_one_word_does_not_stand_out() -> 
     assert links[1].usual == pytest.approx((0.9, 0.05))
     assert links[2].usual[1] == pytest.approx(0.8)
     assert chosen.reason == (
-        "its link between two content words stands out most, of all layers and heads: 0.60, where "
-        "on average this head gives 0.19 to a word so far away and other words put 0.05 on cats"
+        "its link between two content words stands out most among all layers and heads: its weight "
+        "is 0.60, and on average this head gives 0.19 to a word at this distance, and other words "
+        "give 0.05 to cats"
     )
 
 
@@ -82,9 +83,9 @@ def test_where_nothing_stands_out_the_largest_weight_is_taken_and_said() -> None
     assert chosen.stands_out is False
     assert chosen.headline == (
         "No head stands out in this sentence: the strongest content link is x → y, 0.80 "
-        "(layer 0, head 0), less than 0.10 above what is usual."
+        "(layer 0, head 0), less than 0.10 above the usual weight."
     )
-    assert "of all layers and heads; none stands out" in chosen.reason
+    assert "most among all layers and heads, but none stands out" in chosen.reason
 
 
 def test_a_causal_mask_hides_a_key_from_those_before_it() -> None:
@@ -233,7 +234,10 @@ def test_the_contrasting_head_is_where_links_that_stand_out_differ_most() -> Non
     chosen = selection.contrasting_head((longer[0], [0]), (longer[1], [0]))
     # of four such pairs now 0.6 / 4 and 0.5 / 4 are usual; twice that is taken off
     assert (chosen.layer, chosen.head) == (0, 1)
-    assert "differs most between the two, of all layers and heads, in links" in chosen.reason
+    assert (
+        "links differ most between the two texts, among all layers and heads (of each weight"
+        in chosen.reason
+    )
     assert selection.contrasting_head((a, [0]), (b, [0]), 0, 2).reason == "it was requested"
     assert selection.contrasting_head((longer[0], [0]), (longer[1], [0]), None, 2).head == 2
     with pytest.raises(IndexError, match="compare: there is no layer 2"):
@@ -245,4 +249,4 @@ def test_where_nothing_stands_out_all_that_a_word_looks_at_is_compared() -> None
     b = heads_from_rows(["bank", "for", "[SEP]"], [1, 0, 0], [0.5, 0.5, 0])
     chosen = selection.contrasting_head((a, [0]), (b, [0]))
     assert chosen.head == 1
-    assert "(0.60 of its weight is elsewhere)" in chosen.reason
+    assert ": 0.60 of the weight is on other words" in chosen.reason

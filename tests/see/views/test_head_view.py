@@ -47,7 +47,7 @@ def test_attention_of_one_text(lesson: Model) -> None:
     words = CAT.lower().split()
     assert (
         f"{words[link.query]} → {words[link.key]}, {link.weight:.2f} (layer 0, head "
-        f"{view.head.head}), less than 0.10 above what is usual."
+        f"{view.head.head}), less than 0.10 above the usual weight."
     ) in view.sentence
     assert view.sentence in " ".join(str(view).split())
 

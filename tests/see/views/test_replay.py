@@ -106,13 +106,13 @@ def test_the_head_that_rose_most_is_shown_and_said() -> None:
     course = view.replay.values[:, 0, 1, 1]
     most = int(np.argmax(np.diff(course)))
     assert view.sentence == (
-        "Layer 0, head 1 becomes an induction head: its weight on what followed the same token "
-        f"earlier rises from {course[0]:.2f} at step 0 to {course[-1]:.2f} at step 800, the "
-        f"largest part between steps {STEPS[most]} and {STEPS[most + 1]}."
+        "Layer 0, head 1 becomes an induction head: its weight on the token after an earlier "
+        f"occurrence of the same token rises from {course[0]:.2f} at step 0 to {course[-1]:.2f} "
+        f"at step 800, the largest part between steps {STEPS[most]} and {STEPS[most + 1]}."
     )
     assert view.head.reason == (
-        "its weight on what followed the same token earlier rose most, of all scores of all "
-        "layers and heads"
+        "its weight on the token after an earlier occurrence of the same token rose most among "
+        "all scores of all layers and heads"
     )
 
 
@@ -141,7 +141,7 @@ def test_a_head_that_loses_its_structure() -> None:
     )
     # on the previous token from 3/3 to 0, on the first from 2/4 to 1/4, on the next nothing
     assert view.replay.values[:, 0, 0].tolist() == [[1.0, 0.0, 0.5], [0.0, 0.0, 0.25]]
-    assert view.head.reason.startswith("its weight on the next token fell least, of all scores")
+    assert view.head.reason.startswith("its weight on the next token fell least among all scores")
     view = replay({1: made_run(["a"])[0], 2: made_run(["a"])[0]})
     assert view.sentence == (
         "In layer 0, head 0 the weight on the first token stays at 1.00 from step 1 to step 2."

@@ -58,7 +58,7 @@ def test_the_head_shown_is_chosen_by_the_rule_and_said(minilm: Model) -> None:
     names = trace.tokens[i], trace.tokens[j]
     assert view.sentence == f"{names[0]} looks at {names[1]}: {weight:.2f} ({where})."
     said = " ".join(str(view).split())
-    assert "because its link between two content words stands out most, of all layers" in said
+    assert "because its link between two content words stands out most among all layers" in said
 
 
 def test_a_given_head_is_shown_as_given(lesson: Model) -> None:
@@ -113,7 +113,10 @@ def test_a_list_of_one_text_is_a_text(lesson: Model) -> None:
 
 def test_no_two_content_tokens_is_said(lesson: Model) -> None:
     text = " ".join(str(show("cat", model=lesson)).split())
-    assert "No head stands out in this sentence, as the model is untrained: no content word" in text
+    assert (
+        "No head stands out in this sentence, because the model is untrained: no content word"
+        in text
+    )
     assert "This head is shown because it is the first of all layers and heads" in text
 
 
@@ -558,7 +561,7 @@ def test_the_head_shown_of_two_runs_is_the_one_that_changed_most(minilm: Model) 
     }  # fmt: skip
     best = max(apart, key=lambda place: apart[place])
     assert (view.head.layer, view.head.head) == best
-    assert f"({apart[best]:.2f} of its weight is elsewhere)" in view.head.reason
+    assert f": {apart[best]:.2f} of the weight is on other keys" in view.head.reason
     asked = compare(a, b, layer=0, head=4)
     assert asked.head.reason == "it was requested"
     with pytest.raises(IndexError, match="compare: there is no head 12"):

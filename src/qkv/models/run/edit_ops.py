@@ -104,7 +104,8 @@ class Plan:
         for axis, size in zip(axes, sizes, strict=True):
             index = fields.get({"kv_head": "head", "query": "token"}.get(axis, axis))
             if index is not None and "head" in axis and index >= size:
-                raise wrong(self.call, record, "head", f"0 to {size - 1}, as {fields['at']} has")
+                way = f"0 to {size - 1}, because {fields['at']} has {size} heads"
+                raise wrong(self.call, record, "head", way)
             changed[axis] = size, slice(None) if index is None else index
         if "head" in fields and not {"head", "kv_head"} & changed.keys():
             raise ValueError(
@@ -213,7 +214,7 @@ def add(plan: Plan, record: Record) -> None:
     """Add a vector to an activation of size D."""
     fields, dim = record.fields, plan.body.dim
     if not are_numbers(fields["vector"], (dim,)):
-        raise wrong(plan.call, record, "vector", f"{dim} finite numbers, as vectors have")
+        raise wrong(plan.call, record, "vector", f"{dim} finite numbers, the size of a vector")
     vector, token = np.asarray(fields["vector"]), fields.get("token")
 
     def steer(array: Array, at: At) -> Array:  # (B, T, D)

@@ -369,7 +369,9 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
         if record.is_argument:
             fields["layer"] = from_start(fields["layer"], count, source, "layer", "the model", call)
         elif not _is_below(fields["layer"], count):
-            raise wrong(call, record, "layer", f"0 to {count - 1}, as the model has layers")
+            raise wrong(
+                call, record, "layer", f"0 to {count - 1}, because the model has {count} layers"
+            )
     if "head" in fields:
         layer = fields["layer"]
         count = body.layers[layer].attn.num_heads
@@ -377,7 +379,9 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
             whole = f"layer {layer}"
             fields["head"] = from_start(fields["head"], count, source, "head", whole, call)
         elif not _is_below(fields["head"], count):
-            raise wrong(call, record, "head", f"0 to {count - 1}, as a layer has heads")
+            raise wrong(
+                call, record, "head", f"0 to {count - 1}, because a layer has {count} heads"
+            )
     for name, about in operations()[record.op].items():
         if name not in fields:
             continue
@@ -397,7 +401,9 @@ def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str)
         for name, about in operations()[record.op].items():
             value = record.fields.get(name)
             if about.kind == "token" and value is not None and not _is_below(value, count):
-                raise wrong(call, record, name, f"0 to {count - 1}, as {of} has tokens")
+                raise wrong(
+                    call, record, name, f"0 to {count - 1}, because {of} has {count} tokens"
+                )
             if about.kind == "weights" and not are_numbers(value, (count,)):
                 way = f"{count} finite numbers, one for each token of {of}"
                 raise wrong(call, record, name, way)

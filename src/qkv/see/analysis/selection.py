@@ -162,9 +162,8 @@ def choose_head(
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
-            f"it is the first of {searched(seen, layer, head)}: in none of them does a content "
-            "word look "
-            "at another one"
+            f"it is the first of {searched(seen, layer, head)}, and in none of them does a "
+            "content word look at another one"
         )
         headline = f"{nothing}: no content word looks at another one."
         return ChosenHead(first, head or 0, None, reason, False, headline), links
@@ -172,7 +171,7 @@ def choose_head(
     headline, stands_out = "", best.stands_out and not seen.untrained
     if not stands_out and not (queries and keys):
         query, key = seen.queries.names[best.query], seen.keys.names[best.key]
-        least = f", less than {written.points(STANDS_OUT)} above what is usual"
+        least = f", less than {written.points(STANDS_OUT)} above the usual weight"
         below = "" if seen.untrained else least
         headline = (
             f"{nothing}: the strongest {'of these links' if asked else 'content link'} is "
@@ -185,8 +184,8 @@ def choose_head(
 def _none(layer: Index, head: Index, untrained: bool) -> str:
     """Say that none of the heads to choose from stands out."""
     which = "No head" if layer is None else f"No head of layer {layer}"
-    which = which if head is None else f"In no layer head {head}"
-    return f"{which} stands out in this sentence" + untrained * ", as the model is untrained"
+    which = which if head is None else f"Head {head} of no layer"
+    return f"{which} stands out in this sentence" + untrained * ", because the model is untrained"
 
 
 def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> ChosenHead:
@@ -203,7 +202,7 @@ def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> C
         among = f"the heads of layers {span(removal.layers)}"
     moved = f"{written.share(removal.moved)} of the probability goes to other words"
     gap, looked = seen.queries.names[query], seen.keys.names[key]
-    reason = f"without it the guess at {gap} changes most, of {among}: {moved}"
+    reason = f"removing this head changes the guess at {gap} most, among {among}: {moved}"
     if removal.stands_out and not seen.untrained:
         beside = {-1: ", the word before it", 0: ", itself", 1: ", the word after it"}
         position = beside.get(key - query, "") if usual[0] >= OF_POSITIONS else ""
@@ -243,13 +242,17 @@ def _why(seen: Heads, link: Link, among: str, asked: bool) -> str:
     query, key = seen.queries.names[link.query], seen.keys.names[link.key]
     at_distance, on_key = link.usual
     which = f"its weight from {query} to {key}" if asked else "its link between two content words"
-    usual = f"other words put {on_key:.2f} on {key}"
+    usual = f"other words give {on_key:.2f} to {key}"
     if seen.other_keys is None:
-        usual = f"this head gives {at_distance:.2f} to a word so far away and {usual}"
+        usual = f"this head gives {at_distance:.2f} to a word at this distance, and {usual}"
     if link.stands_out and not seen.untrained:
-        return f"{which} stands out most, of {among}: {link.weight:.2f}, where on average {usual}"
+        return (
+            f"{which} stands out most among {among}: its weight is {link.weight:.2f}, and on "
+            f"average {usual}"
+        )
     return (
-        f"{which} is furthest above what is usual, of {among}; none stands out (on average {usual})"
+        f"{which} exceeds the usual weight most among {among}, but none stands out (on average, "
+        f"{usual})"
     )
 
 
@@ -258,7 +261,7 @@ def searched(seen: Heads, layer: Index, head: Index) -> str:
     if layer is not None:
         return f"all heads of layer {layer}"
     every = list(seen.layers) == list(range(max(seen.layers) + 1)) and not seen.others
-    layers = "all layers" if every else f"the layers traced ({', '.join(map(str, seen.layers))})"
+    layers = "all layers" if every else f"the traced layers ({', '.join(map(str, seen.layers))})"
     return f"{layers} and heads" if head is None else f"head {head} of {layers}"
 
 
@@ -291,8 +294,8 @@ def contrasting_head(
     if removed:
         chosen = max(removed, key=lambda at: removed[at])
         reason = (
-            f"without it both guesses change most, of {among}: on average {removed[chosen]:.2f} of "
-            "the probability goes to other words"
+            f"removing this head changes both guesses most, among {among}: on average "
+            f"{removed[chosen]:.2f} of the probability goes to other words"
         )
         return ChosenHead(*chosen, None, reason, trained and removed[chosen] >= STANDS_OUT)
     pairs = {
@@ -305,14 +308,13 @@ def contrasting_head(
     stands_out = trained and link >= STANDS_OUT
     if stands_out:
         reason = (
-            f"what the word looks at differs most between the two, of {among}, "
-            "in links that stand out from what the head gives to that distance or to that word "
-            "anyway"
+            f"the word's links differ most between the two texts, among {among} (of each weight, "
+            "only the part above the usual weight counts)"
         )
     else:
         reason = (
-            "it is the one where what the word looks at differs most between the two "
-            f"({_apart(*both):.2f} of its weight is elsewhere), of {among}"
+            f"the word's weights differ most between the two texts, among {among}: "
+            f"{_apart(*both):.2f} of the weight is on other words"
         )
     return ChosenHead(*chosen, None, reason, stands_out)
 
@@ -367,8 +369,8 @@ def changed_head(
     moved = {at: -1.0 if at in without else _elsewhere(a, b, *at) for at in heads}
     chosen = max(moved, key=lambda at: moved[at])
     reason = (
-        "it is the one whose weights differ most between the two runs "
-        f"({max(moved[chosen], 0.0):.2f} of its weight is elsewhere), of {searched(a, layer, head)}"
+        f"its weights differ most between the two runs, among {searched(a, layer, head)}: "
+        f"{max(moved[chosen], 0.0):.2f} of the weight is on other keys"
     )
     return ChosenHead(*chosen, None, reason if None in (layer, head) else ASKED)
 

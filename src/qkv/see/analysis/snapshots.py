@@ -214,7 +214,9 @@ class Score(NamedTuple):
 PREVIOUS = Score("previous", "weight on the previous token", "a previous-token head")
 NEXT = Score("next", "weight on the next token", "a next-token head")
 INDUCTION = Score(
-    "induction", "weight on what followed the same token earlier", "an induction head"
+    "induction",
+    "weight on the token after an earlier occurrence of the same token",
+    "an induction head",
 )
 FIRST = Score("first", "weight on the first token", "a first-token head")
 
@@ -382,7 +384,7 @@ def choose(replay: Replay, layer: int | None, head: int | None) -> tuple[ChosenH
     score = int(rises[best].argmax())
     rose = "rose most" if rises[best][score] > 0 else "fell least"
     among = selection.searched(replay.heads, layer, head)
-    reason = f"its {replay.scores[score].of} {rose}, of all scores of {among}"
+    reason = f"its {replay.scores[score].of} {rose} among all scores of {among}"
     return ChosenHead(*best, None, selection.ASKED if None not in (layer, head) else reason), score
 
 

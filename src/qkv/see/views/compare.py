@@ -112,7 +112,7 @@ class CompareView(HeadShown):
         looks = f"{self.word} looks {' and '.join(at)}: {self.where}."
         if self.head.stands_out is False:
             untrained = any(side.heads.untrained for side in self.sides)
-            why = ", as the model is untrained" if untrained else ""
+            why = ", because the model is untrained" if untrained else ""
             looks = (
                 f"No head stands out for {self.word}{why}. Where its attention differs most, "
                 f"{looks}"

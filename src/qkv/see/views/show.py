@@ -285,7 +285,7 @@ def head_view(
     >>> weights = [[[[0.25, 0.75], [0.5, 0.5]]]]
     >>> print(head_view(weights, ["Ġhello", "Ġworld"]).sentence)
     No head stands out in this sentence: the strongest content link is hello → world, 0.75 (layer 0,
-    head 0), less than 0.10 above what is usual.
+    head 0), less than 0.10 above the usual weight.
     """
     if html_action not in _ACTIONS:
         raise ValueError(

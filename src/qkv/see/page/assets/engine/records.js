@@ -1,5 +1,5 @@
-// Checks edits against a text and against schema.json, from which Python too reads the required and optional fields
-// of each edit.
+// Checks edits against a text and against schema.json. Python reads the required and optional fields of each edit from
+// the same file.
 
 import { axesOf } from "./edits.js";
 import schema from "../../../../edits/schema.json";
@@ -64,7 +64,7 @@ function taken(names, required) {
   const others = names.filter((name) => !required.includes(name));
   const needed = names.filter((name) => required.includes(name));
   const parts = [needed.length && `needs ${needed.join(", ")}`, others.length && `may have ${others.join(", ")}`].filter(Boolean);
-  return `it ${parts.join(" and ") || "has nothing but op"}`;
+  return `it ${parts.join(" and ") || "has no field except op"}`;
 }
 
 /**
@@ -88,24 +88,24 @@ function isArray(value, [size, ...rest]) {
 function rulesFor(edit, T, { sizes, tokenizer: { ids } }) {
   const { layers, heads, size, dim } = sizes;
   /** @type {(count: number, what: string) => (value: any) => string} */
-  const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, ${what}`;
+  const below = (count, what) => (value) => Number.isInteger(value) && value >= 0 && value < count ? "" : `0 to ${count - 1}, because ${what}`;
   /** @type {(count: number, what: string) => (value: any) => string} */
   const numbers = (count, what) => (value) => isArray(value, [count]) ? "" : `${count} finite numbers, ${what}`;
   const axes = edit.at === undefined ? [] : axesOf(edit.at, T, sizes);
   const own = edit.at === undefined ? heads : axes.find(([name]) => name === "head")?.[1]; // the number of heads to choose from
   /** @type {Record<string, (value: any) => string>} */
   const rules = {
-    token: below(T, "as the text has tokens"),
-    layer: below(layers, "as the model has layers"),
-    head: (value) => (own ? below(own, own === heads ? "as a layer has heads" : `as ${edit.at} has`)(value) : `none: ${edit.at} is of no head`),
+    token: below(T, `the text has ${T} tokens`),
+    layer: below(layers, `the model has ${layers} layers`),
+    head: (value) => (own ? below(own, `${own === heads ? "a layer" : edit.at} has ${own} heads`)(value) : `no head, because ${edit.at} belongs to no head`),
     number: (value) => (Number.isFinite(value) ? "" : "a finite number"),
     weights: numbers(T, "one for each token of the text"),
-    output: (value) => (value === "zero" || value === "mean" ? "" : numbers(size, 'as a head gives, or "mean"')(value)),
+    output: (value) => (value === "zero" || value === "mean" ? "" : numbers(size, 'the size of a head\'s output, or "mean"')(value)),
     array: (value) => {
       const shape = axes.filter(([name]) => !name || edit[name] === undefined).map(([, size]) => size);
       return isArray(value, shape) ? "" : `finite numbers (${shape.join(", ")})`;
     },
-    vector: numbers(dim, "as vectors have"),
+    vector: numbers(dim, "the size of a vector"),
     entry: (value) => (ids.has(value) ? "" : "one entry of the vocabulary"),
   };
   return (kind, value) => {

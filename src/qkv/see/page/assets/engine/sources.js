@@ -53,7 +53,7 @@ function meanOf(z, T) {
  */
 function sourceOf({ tokenizer, sizes }, { op, from }, T) {
   const { tokens } = tokenize(tokenizer, from, sizes.most ?? Infinity);
-  if (tokens.length !== T) throw new RangeError(`run: ${op} has from ${shown(from)}, of ${tokens.length} tokens, and the text has ${T}: give a text of ${T}`);
+  if (tokens.length !== T) throw new RangeError(`run: ${op} has from ${shown(from)}, of ${tokens.length} tokens, and the text has ${T}: give a text of ${T} tokens`);
   return tokens.map(({ id }) => id);
 }
 

@@ -10,7 +10,7 @@ import { maskOf } from "./places.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
-const STANDS_OUT = 0.1; // a smaller difference of a weight or a probability is no finding
+const STANDS_OUT = 0.1; // a head stands out only if a weight or a probability differs by at least this
 const OF_POSITIONS = 0.4; // a head attends to a position if its average weight on a distance or a word is at least this
 const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // at most this many heads are tried, in the last layers; for texts of at most this many tokens
 
@@ -33,7 +33,7 @@ export async function headByRule(engine, text, run, model, data, signal) {
   const size = run.tokens.length;
   if (!size) return null;
   const spans = wordSpansOf(run);
-  const none = `No head stands out in this sentence${data.untrained ? ", as the model is untrained" : ""}`;
+  const none = `No head stands out in this sentence${data.untrained ? ", because the model is untrained" : ""}`;
   const gap = model.next || !model.words?.length || size > MOST_TOKENS ? -1 : run.tokens.indexOf(maskOf(model));
   const removed = gap < 0 ? null : await removalAt(engine, text, gap, model, signal);
   if (!removed) return { text, ...linkByRule(run, spans, none, data) };
@@ -128,7 +128,7 @@ function linkByRule(run, spans, none, { untrained, little }) {
   const place = { layer, head, query: spans[query].first };
   const where = `(head ${layer}.${head})`;
   if (above >= STANDS_OUT && !untrained) return { ...place, said: `${from} looks at ${to}: ${percent(weight)} ${where}.` };
-  const below = untrained ? "" : `, less than ${100 * STANDS_OUT} percentage points above what is usual`;
+  const below = untrained ? "" : `, less than ${100 * STANDS_OUT} percentage points above the usual weight`;
   return { ...place, said: `${none}: the strongest content link is ${from} → ${to}, ${percent(weight)} ${where}${below}.` };
 }
 
