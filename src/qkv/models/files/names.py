@@ -206,7 +206,7 @@ class Weights:
         parameters: the parameters, keyed by qkv's names; linear weights have the shape (in, out).
         heads: the tensors of heads that qkv does not compute, keyed by their names in the files.
         tensor_names: qkv's name of a parameter -> the name of its tensor in the files.
-        stored: the files or the digest of their tensors; None if parameters were created or
+        stored: the tensors of the files, or their digest; None if parameters were created or
             replaced.
     """
 
@@ -325,9 +325,9 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """Yield the name and shape of a tied output matrix that differs from the token table.
+    """Compare a tied output matrix, if the files store it, with the token table.
 
-    If the output matrix equals the token table, it is removed from `stored`.
+    If both are equal, remove the output matrix from `stored`; otherwise yield its name and shape.
     """
     for table, output in tied.items():
         if table in stored and output in stored:

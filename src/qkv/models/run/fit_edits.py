@@ -536,7 +536,7 @@ class _Masking:
 
 
 def from_start(number: int, count: int, source: str, what: str, whole: str, call: str) -> int:
-    """Return the non-negative number of one of `count` layers or heads; -1 is the last."""
+    """Return the index of a layer or head: for -1, for example, return `count - 1`."""
     if not -count <= number < count:
         raise ValueError(
             f"{call}: {source} names {what} {number}, but {whole} has {count} {what}s, "
@@ -546,7 +546,7 @@ def from_start(number: int, count: int, source: str, what: str, whole: str, call
 
 
 def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
-    """Return a list of the distinct words in texts, with subwords joined."""
+    """Return the distinct words of texts as one string; subwords are joined to words."""
     named = (joined_words(plain_tokens(text.tokens, text.special), text.special) for text in batch)
     words = list(dict.fromkeys(chain.from_iterable(named)))
     more = f" and {len(words) - most} more" if len(words) > most else ""
