@@ -70,7 +70,7 @@ def test_what_cannot_be_followed(small):
         rollout(two)
     with pytest.raises(
         KeyError,
-        match=r"rollout: trace has no \('pattern', 0\): trace without names=, or",
+        match=r"rollout: trace has no \('pattern', 0\): call trace\(\) without names=, or",
     ):
         rollout(model.trace(IDS, layers=[1]))
     odd = qkv.Trace({"blocks.0.attn.hook_pattern": np.ones((1, 1, 2, 3)) / 3})

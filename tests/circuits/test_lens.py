@@ -84,6 +84,6 @@ def test_what_has_no_lens(small):
         logit_lens(model, qkv.load("random").trace("the cat"))
     with pytest.raises(
         KeyError,
-        match=r"no \('resid_post', 0\): trace without names=, or add 'resid_post'",
+        match=r"no \('resid_post', 0\): call trace\(\) without names=, or add 'resid_post'",
     ):
         logit_lens(model, model.trace(IDS, names=[("resid_pre", 0)]))

@@ -168,12 +168,12 @@ def test_what_has_no_shares(small):
         attribute_logits(model, trace, 4)
     with pytest.raises(
         KeyError,
-        match=r"no 'ln_final.hook_scale': trace without names=, or add 'ln_final",
+        match=r"no 'ln_final.hook_scale': call trace\(\) without names=, or add 'ln_final",
     ):
         attribute_logits(model, model.trace(IDS, names=["embed", "full_embed"]), (-1, 4))
     with pytest.raises(
         KeyError,
-        match=r"no \('z', 0\): trace without names=, or add 'z' to names=",
+        match=r"no \('z', 0\): call trace\(\) without names=, or add 'z' to names=",
     ):
         attribute_logits(model, model.trace(IDS, names=["full_embed", "ln_final.scale"]), (-1, 4))
 

@@ -107,8 +107,8 @@ SEALED = [
         for name in ("parameters", "square")
         for kind in ("int32", "float16", "float64")
     ),
-    ("no mean", lambda arrays, about: arrays.pop("mean"), "it holds parameters, square, not"),
-    ("one more", lambda arrays, about: arrays.update(x=arrays["mean"]), "it holds"),
+    ("no mean", lambda arrays, about: arrays.pop("mean"), "its arrays are parameters, square, not"),
+    ("one more", lambda arrays, about: arrays.update(x=arrays["mean"]), "its arrays are"),
     *(
         (f"step {value!r:.20}", with_state("step", value), "step is")
         for value in (10**9, 3, -1, 4.5, "4", None, True, [4], 10**400)
@@ -120,8 +120,8 @@ SEALED = [
     ),
     ("updates 5", with_state("updates", 5), "updates 5"),
     ("seconds inf", with_state("seconds", float("inf")), "seconds is inf"),
-    ("a run of 3", with_state("settings", {"steps": 3}), "step 4 of a run of 3"),
-    ("a run of x", with_state("settings", {"steps": "x"}), "of a run of 'x'"),
+    ("a run of 3", with_state("settings", {"steps": 3}), "its step is 4, but the run has 3 steps"),
+    ("a run of x", with_state("settings", {"steps": "x"}), "but the run has 'x' steps"),
 ]
 
 

@@ -124,7 +124,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     scores above 0, especially if D is small, so compare a score with the scores of other heads. The
     weights are raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so
     its scores differ by the norm's weight.) Rotary positions and norms of queries and keys are left
-    out. If norms follow the parts of a block (BERT), the norms rescale an output before a later
+    out. If norms follow attention and MLPs (BERT), the norms rescale an output before a later
     head reads it, but the score ignores these norms.
 
     The result has the axes "layer" and "head" for the writing head, and "reader_layer" and

@@ -38,7 +38,7 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Return the logit, or the difference of two logits, in float64; `logits` has V last."""
+        """Return the logit, or the difference of two logits, in float64; `logits` are (..., V)."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
@@ -117,7 +117,8 @@ def kept(trace: Trace, call: str, *names: Any) -> Array:
             return np.asarray(trace[name])
     short = names[0] if isinstance(names[0], str) else names[0][0]
     raise KeyError(
-        f"{call}: trace has no {shown(names[0])}: trace without names=, or add {short!r} to names="
+        f"{call}: trace has no {shown(names[0])}: call trace() without names=, or add {short!r} to "
+        "names="
     )
 
 

@@ -19,8 +19,8 @@ from qkv.trace import Trace
 def logit_lens(model: Model, trace: Trace) -> Result:
     """Apply the final norm and the LM head to the hidden states before and after each layer.
 
-    In a model with norms after its parts (BERT), the hidden state after a layer is the output of
-    the layer's last norm, and the head is the whole masked-LM head.
+    In a model with norms after attention and MLPs (BERT), the hidden state after a layer is the
+    output of the layer's last norm, and the LM head has a layer, a norm and a matrix.
 
     Args:
         model: a model with an LM head.
@@ -87,9 +87,9 @@ def unembedding(model: Model) -> Array:
 def attribute_logits(
     model: Model, trace: Trace, of: Target | list[Target], *, by: Literal["neuron"] | None = None
 ) -> dict[str, Any]:
-    """Direct logit attribution: split a logit into shares of the model's parts.
+    """Direct logit attribution: split a logit into shares of embeddings, heads, MLPs and biases.
 
-    If norms come before the parts of a block, every head and every MLP adds its vector to one sum,
+    If norms come before attention and MLPs, every head and every MLP adds its vector to one sum,
     and a norm and a matrix turn that sum into logits. The scale of the norm depends on all parts
     together. With the norm's scale fixed at its value in this run, the computation is linear, and
     the shares sum to the logit (before any soft cap). A share is the direct effect of a part's
@@ -102,9 +102,10 @@ def attribute_logits(
     MLPs' output biases.
 
     Args:
-        model: a decoder with norms before its parts (GPT-2, Llama), and with a head that consists
-            of a norm and a matrix. Additional norms after the parts (Gemma) and parallel parts
-            (GPT-NeoX) are supported.
+        model: a decoder with norms before attention and MLPs (GPT-2, Llama), and with an LM head
+            that consists of a norm and a matrix. Additional norms after attention and MLPs (Gemma)
+            are supported, and so are blocks that compute attention and the MLP in parallel
+            (GPT-NeoX).
         trace: a trace from this model of one or several texts, with "full_embed", "z" (or "result")
             and "mlp_out" of all layers, and the scales of the norms. `by="neuron"` also needs
             "post". A trace without `names=` has all of these.
@@ -239,7 +240,7 @@ def _from_head(model: Model, logits: Sequence[Logit]) -> tuple[Array, Array]:
 
 
 def _back(part: Any, name: str, own: Array) -> Array:
-    """Convert factors of a projection's outputs to factors (B, in) of its inputs."""
+    """Convert the gradient for a projection's outputs to the gradient (B, in) for its inputs."""
     return np.asarray(own @ _wide(part.parameters[f"{name}.weight"]).T)
 
 

@@ -266,7 +266,7 @@ def summed(
         names: the names of the measures.
         call: the function name for error messages.
         add: a function that is called with each `Measurement`.
-        keep: a function that is called with the texts of each window after their measurement.
+        keep: a function that is called with each group of texts, after they are measured.
     """
     shape = model.num_layers, model.num_heads
     result = HeadSums({name: np.zeros(shape) for name in names}, dict.fromkeys(names, 0))

@@ -379,7 +379,7 @@ class _Group:
             values = clean[parts]
 
             def put_in(array: Array, rows: Any = rows, values: Array = values) -> Array:
-                """Patch one part in each row of the batch."""
+                """Patch one position, head or neuron in each row of the batch."""
                 self._cut(array)[rows] = values
                 return array
 

@@ -140,7 +140,7 @@ class _Edges(NamedTuple):
     sender: Array
 
 
-Changed = Iterator[tuple[Array, Array]]  # edges, and the outputs of the layer where they end
+Changed = Iterator[tuple[Array, Array]]  # Edges, and the outputs of their layer.
 
 
 class Stream:
@@ -371,7 +371,7 @@ class Stream:
         return raw
 
     def _fed(self, layer: int, x: Array) -> Array:
-        """Return the MLP's output for the stream; 0 for a block without an MLP."""
+        """Return the MLP's output for the residual stream `x`; 0 for a block without an MLP."""
         parts = mlp_parts(self.layers[layer])
         if not parts:
             return np.zeros_like(x)

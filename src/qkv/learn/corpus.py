@@ -20,7 +20,7 @@ from qkv.text.tokenizer import parts_of
 
 BLOCK = 1 << 22  # The number of bytes of a block, which is read, cut and shuffled.
 _LONGEST_LINE = 1 << 18  # A longer line (in bytes) is read in parts.
-_STRETCH = 1 << 20  # The number of bytes in each part of a sample.
+_STRETCH = 1 << 20  # `Files.lines` samples parts of this many bytes.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
 _LONGEST_WORD = 100  # A longer word shows that the script has no spaces.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
@@ -113,7 +113,7 @@ class Files:
     Attributes:
         paths: the paths of the files.
         sizes: the number of bytes in each file.
-        named: the phrase that names the files in errors.
+        named: the phrase that names the files in errors, for example a path.
 
     Raises:
         ValueError: no file is given, or all files are empty.

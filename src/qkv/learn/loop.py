@@ -28,8 +28,9 @@ _MEMORY = 0.95  # The weight of the previous value in the running mean of a loss
 _SOME = 20  # After this number of steps, a running mean is reliable.
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
-_UNEASY = 1.0  # If a loss rises by this many nats, no checkpoint is written.
-_TOO_MUCH = 3.0  # If a loss rises by this many nats, the run ends.
+# Two limits in nats for the rise of a mean loss above its lowest value.
+_UNEASY = 1.0  # Above this limit, no checkpoint is written.
+_TOO_MUCH = 3.0  # Above this limit, the run ends.
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Words:
     Attributes:
         ids: (total,), the tokens.
         cu_lengths: (B + 1,), the first row of each text, then the total number of rows.
-        at: (n,), the rows at which the model should predict a token, each once.
+        at: (n,), the rows at which the model should predict a token, without duplicates.
         targets: (n,), the tokens to predict at the rows `at`.
     """
 

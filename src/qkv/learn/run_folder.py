@@ -408,7 +408,10 @@ def _check_state(about: Any, step: int) -> None:
         if kind in (int, float) and not 0 <= value < math.inf:
             raise ValueError(f"{name} is {value}, and it must be 0 or more")
     if about["step"] != step or about["updates"] > step:
-        raise ValueError(f"step is {about['step']} and updates {about['updates']}, not {step}")
+        raise ValueError(
+            f"step is {about['step']} and updates {about['updates']}: "
+            f"step must be {step}, and updates at most {step}"
+        )
     steps = about["settings"].get("steps")
     if steps is not None and not (isinstance(steps, int) and step <= steps):
         raise ValueError(f"its step is {step}, but the run has {steps!r:.40} steps")
@@ -417,7 +420,9 @@ def _check_state(about: Any, step: int) -> None:
 def _check_arrays(arrays: Arrays) -> None:
     """Raise an error if the arrays are not valid parameters and running means of a run."""
     if arrays.keys() != _ARRAYS:
-        raise ValueError(f"it holds {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}")
+        raise ValueError(
+            f"its arrays are {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}"
+        )
     like = arrays["parameters"]
     for name, array in arrays.items():
         has = f"{name} is {array.dtype} of shape {array.shape}"

@@ -136,8 +136,8 @@ class GradientRecorder(Recorder):
         wanted: as for `Recorder`.
         changes: for each edited activation, keyed by full name, a function that converts the
             gradient after the edit to the gradient before it.
-        added: for each activation that the target reads directly, keyed by full name, a term
-            that is added to the gradient.
+        added: gradients of a target, such as a loss, that reads activations directly, keyed by full
+            name. They are added to the gradients from later layers.
 
     >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
     >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]

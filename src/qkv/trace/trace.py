@@ -14,7 +14,7 @@ from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
-_SETTING = "attention.{}.{}"  # the name of an attention option that is an array in a file
+_SETTING = "attention.{}.{}"  # The name, in a file, of an option that is an array.
 # Arguments of `Trace`: first those with an entry per text, then those that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
@@ -219,7 +219,7 @@ class Trace:
 
     @property
     def ids(self) -> list[Any]:
-        """The ids of the tokens in the model's table; empty if unknown."""
+        """The ids of the tokens in the model's vocabulary; empty if unknown."""
         return self._ids[0] if self._one else self._ids
 
     @property
@@ -242,8 +242,9 @@ class Trace:
         """The edits of the run, with the keys "edit", "ablate" and "hide".
 
         "edit" lists names of activations. "ablate" lists pairs of layer and head. "hide" lists
-        masked words, positions and edges. An edge is (query, key), perhaps with layer and head;
-        (None, None) means a causal mask. The dict is empty for a run without edits.
+        masked words, positions and edges. An edge is (query, key), (query, key, layer) or (query,
+        key, layer, head); (None, None) means a causal mask. The dict is empty for a run without
+        edits.
         """
         pairs = [(int(layer), int(head)) for layer, head in self._changed.get("ablate", ())]
         hidden = [
@@ -398,7 +399,7 @@ class Trace:
             whole_number(num_layers, call="trace", name="num_layers", least=0)
         single = next((name for name in about["names"] if not arrays[name].ndim), None)
         if single is not None:
-            raise ValueError(f"{single} is one number, not an array")
+            raise ValueError(f"{single} has no axes: it must have an axis for texts")
         settings = {int(layer): options for layer, options in about["settings"].items()}
         for name in sorted(set(arrays) - set(about["names"])):
             _, layer, option = name.split(".", 2)
@@ -474,10 +475,10 @@ class Seq2SeqTrace:
 
         def __getattr__(self, name: str) -> Any:
             if not name.startswith("_") and hasattr(Trace, name):
-                across = ", attention between both .cross_attentions" * (name == "attentions")
+                across = ", or for cross-attention trace.cross_attentions" * (name == "attentions")
                 raise AttributeError(
                     f"trace: encoder and decoder have separate {name}: "
-                    f"trace.encoder.{name}, trace.decoder.{name}{across}"
+                    f"read trace.encoder.{name} or trace.decoder.{name}{across}"
                 )
             raise AttributeError(f"'Seq2SeqTrace' object has no attribute {name!r}")
 
