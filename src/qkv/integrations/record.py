@@ -73,7 +73,7 @@ class _Layer:
         return len(self.parts[0].lse), self.rows
 
     def is_continued_by(self, ran: Ran, call: Call) -> bool:
-        """Return whether these queries directly follow the recorded queries."""
+        """Return whether the queries of `call` begin directly after the recorded queries."""
         same = self.parts[0].lse.shape[:-1] == call.plan.rows[:-1]
         return bool(same and (self.crosses or ran.start == self.rows))
 
@@ -106,8 +106,8 @@ class _Layer:
 class Recording(Trace):
     """The trace of `qkv.record`, with a summary of each layer's attention.
 
-    Set `tokens` to a list of tokens or, for several texts, to a list for each text. Until
-    then, each token is named by its position.
+    Set `tokens` to a list of tokens or, for several texts, to a list for each text.
+    Before `tokens` is set, each token is named by its position.
     """
 
     def __init__(self, top_k: int, tokens: Sequence[Any] | None, module: Any) -> None:
@@ -115,7 +115,7 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        # per owner: the mask of its last run, and the number of earlier runs in the same pass
+        # by the id of a layer: the mask of its last run, and its number of earlier runs in the pass
         self._latest: dict[int, tuple[Any, int]] = {}
         self._call: Any = None  # Identifies the last call.
         self._spans: list[slice] = []  # The range of each text's tokens in its row.
@@ -242,10 +242,13 @@ class Recording(Trace):
 def record(
     top_k: int = 8, tokens: Sequence[Any] | None = None, module: Any = None
 ) -> Iterator[Recording]:
-    """Record the attention of another library's model in O(L * top_k + S) memory.
+    """Record the attention of another library's model while it runs.
+
+    For L queries and S keys, the trace takes O(L * top_k + S) memory per head.
 
     The model must be a `transformers` model, loaded with `attn_implementation="qkv"` after
-    `qkv.integrations.transformers.register()`. When the block ends, the trace holds for each layer
+    `qkv.integrations.transformers.register()`. When the `with` block ends, the trace holds these
+    arrays for each layer:
 
     - `top_indices` and `top_weights (B, Hq, T, top_k)`: the keys with the most weight for each
       query, the largest weight first, padded with -1 and 0;
@@ -388,7 +391,7 @@ def _reads(first: Sequence[_Layer], second: Sequence[_Layer]) -> bool:
 
 
 def _other(layer: _Layer, first: _Layer, parts: Arrays) -> str:
-    """Describe how a layer's queries or keys differ from the first layer's; "" if they do not."""
+    """Say how a layer's attention differs from the first layer's; return "" if both are alike."""
     if layer.crosses:
         return "cross-attention"
     if layer.first.is_causal and not first.first.is_causal:

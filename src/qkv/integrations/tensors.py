@@ -1,4 +1,4 @@
-"""Read torch tensors as arrays, and the masks of transformers as rules for `qkv.attention`."""
+"""Read torch tensors as arrays, and masks of transformers as options of `qkv.attention`."""
 
 import functools
 import sys
@@ -62,8 +62,8 @@ def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any
 
     Returns:
         A tensor `(B, 1, L, S)`: 0 where a query sees a key, and the lowest number elsewhere, as
-            other implementations expect. The numbers are computed only when code reads them;
-            `attend` reads the rules instead.
+            other implementations expect. The numbers are computed only when code reads them.
+            `attend` does not read them: it uses options such as `is_causal` (see `Rules`).
     """
     torch, masking = torch_module(), _masking()
     request = {"q_offset": 0, "kv_offset": 0} | others
@@ -84,7 +84,9 @@ Window = tuple[int | None, int | None]
 
 
 class Rules:
-    """Arguments of `qkv.attention` for a mask of `transformers`: rules if possible, else a mask.
+    """The options of `qkv.attention` that describe a mask of `transformers`.
+
+    These are rules such as `is_causal` and `window`, or `attn_mask` if no rules give the mask.
 
     Args:
         request: the arguments with which transformers requested the mask.
@@ -95,13 +97,13 @@ class Rules:
         self.length, self.keys = request["q_length"], request["kv_length"]
         self.start, self.first_key = int(request["q_offset"]), int(request["kv_offset"])
         self.windows = windows(request["mask_function"])
-        self.changed = False  # whether other code may have changed the numbers
+        self.changed = False  # whether other code may have changed the mask
         padding = request["attention_mask"]
         self.padding: Array | None = None  # (B, T), True for tokens
         if padding is not None and padding.ndim == 2:
             self.padding = padding.detach().bool().numpy()
         elif padding is not None:
-            self.windows.append(None)  # the model's own mask is not a window
+            self.windows.append(None)  # the model made its own mask, in any form
 
     @property
     def is_causal(self) -> bool:
@@ -143,15 +145,15 @@ class Rules:
 
     @functools.cached_property
     def numbers(self) -> Any:
-        """The whole mask, for code that cannot use rules."""
+        """The whole mask as a tensor, for code that reads its numbers."""
         return _masking().eager_mask(**self.request)
 
 
 def windows(function: Any) -> list[Window | None]:
-    """Return the windows of all mask functions that `function` combines with AND.
+    """Return the window of each mask function that `function` combines with AND.
 
-    A window is the argument `window` of `qkv.attention`; None stands for an unknown function. Known
-    functions are recognized by their code (see `_known`).
+    A window is a pair as in the option `window` of `qkv.attention`. An unknown function gives None
+    instead of a pair. Known functions are recognized by their code (see `_known`).
     """
     rule = _known().get(getattr(function, "__code__", None))
     if rule is None:
@@ -174,7 +176,10 @@ _BANDS: dict[str, Any] = {
 
 @functools.cache
 def _known() -> dict[Any, str]:
-    """Return the rules of known mask functions, keyed by code; check each rule on a small mask."""
+    """Return the names of the known mask functions, keyed by their code objects.
+
+    A function is known only if its mask of 9 x 9 positions equals the window in `_BANDS`.
+    """
     torch, masking = torch_module(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]
 

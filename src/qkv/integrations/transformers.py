@@ -31,10 +31,10 @@ def register() -> None:
     Call this function once per process. After `from_pretrained(name, attn_implementation="qkv")` or
     `model.set_attn_implementation("qkv")`, qkv computes all attention that uses the interface of
     `transformers`. Tensors of float32, float64, float16 and bfloat16 are read and returned without
-    copies. Causal masks, sliding windows and padding reach the kernel as rules, so no `(L, S)` mask
-    is made for them. The model's softcaps, sinks, position bias and grouped heads are supported.
-    Training is supported too: all inputs that require gradients get them. The memory for gradients
-    grows linearly with the sequence length.
+    copies. Causal masks, sliding windows and padding reach the kernel as options such as
+    `is_causal`, so no `(L, S)` mask is made for them. The model's softcaps, sinks, position bias
+    and grouped heads are supported. Training is supported too: all inputs that require gradients
+    get them. The memory for gradients grows linearly with the sequence length.
 
     Source: the attention interface of transformers,
     https://huggingface.co/docs/transformers/attention_interface
@@ -307,7 +307,7 @@ def located(ran: Ran, query: Array, key: Array) -> Ran:
     """Return a copy of `ran` that also holds the call and the part of the model.
 
     Raises:
-        NotImplementedError: the part and its attention received different texts.
+        NotImplementedError: the part cuts its inputs, or packs several inputs into one.
     """
     calls = running(ran.owner)
     if not calls:

@@ -27,7 +27,7 @@ _LEAD = {
     "fragile": " is right, but fragile",
     "convention": " is right, but follows another convention",
 }
-# the words after "Also" for a finding whose kind differs from the kind of the first finding
+# "Also fragile: ..." introduces a fragile finding if the first finding is a mistake
 _ALSO = {"fragile": " fragile", "convention": " another convention"}
 # a function that computes the result of a case from the given steps of the computation
 Compute = Callable[[Any, Steps], Array]
@@ -163,7 +163,7 @@ class Marking:
         compute: a function that computes a case from given steps.
         steps: the right steps.
         returns: the statement that returns the right result.
-        nothing_done: reports a function that does nothing with its inputs.
+        nothing_done: creates a finding if the function returns its input, or always one number.
     """
 
     task: str
@@ -174,9 +174,9 @@ class Marking:
     _: KW_ONLY
     returns: str = "return the result"
     nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
-    # cases with one key, whose weight of 1 stays 1 if the function truncates weights to integers
+    # cases with a single key: its weight is 1, even if the function truncates weights to integers
     of_weight_one: Sequence[Case] = field(default=(), init=False)
-    # whether known steps give an array that the function returned, and not only its errors
+    # whether known steps give an array that the function returned; equal errors do not count
     explained: bool = field(default=False, init=False)
     found: list[Finding] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
@@ -228,7 +228,7 @@ class Marking:
             self.limits.append(sentence(f"The function refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # the unexplained mistake would also fail later tests
+            return  # an earlier test found a mistake of unknown cause, which spoils this test too
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -257,8 +257,9 @@ class Marking:
     def whole_numbers(self, case: Case, remedy: str) -> None:
         """Test integer inputs: a function may refuse them, but must not truncate its results."""
         run = self.call(case)
+        # `out += x` with an integer `out` raises a UFuncTypeError, which is a mistake
         kinds = [kind.__name__ for kind in type(run.error).__mro__]
-        if run.error is not None and "UFuncTypeError" not in kinds:  # a UFuncTypeError is a mistake
+        if run.error is not None and "UFuncTypeError" not in kinds:
             error = in_words(run.error)
             self.limits.append(sentence(f"The function refuses whole numbers: {error}"))
             return

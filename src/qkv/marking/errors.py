@@ -14,11 +14,11 @@ _MOST = 1000  # The maximum length of an error message.
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
-# messages of NumPy and torch about two sizes that must be equal
+# messages about two sizes that must be equal: of a @ b, np.dot and np.concatenate, then of torch
 _PAIRS = (
-    re.compile(r"size (\d+) is different from (\d+)"),  # a @ b.
-    re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),  # np.dot.
-    re.compile(r"index 0 has size (\d+) and the array at index \d+ has size (\d+)"),  # concatenate
+    re.compile(r"size (\d+) is different from (\d+)"),
+    re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),
+    re.compile(r"index 0 has size (\d+) and the array at index \d+ has size (\d+)"),
     re.compile(r"shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)"),
     re.compile(r"to be: \[\d+, (\d+)\] but got: \[\d+, (\d+)\]"),
     re.compile(r"has size (\d+) for operand \d+ which does not broadcast .* size (\d+)"),
@@ -120,7 +120,7 @@ def clash(error: BaseException) -> frozenset[int]:
             return frozenset({int(match["size"]), math.prod(known)})
     if "broadcast" in text:
         _, remapped, shapes = text.rpartition("->remapped]: ")
-        if remapped:  # (4,1,6)->(4,newaxis,newaxis): read the shape after ->
+        if remapped:  # in (4,1,6)->(4,newaxis,newaxis), keep only the shape after ->
             shapes = re.sub(r"\([^)]*\)->", "", shapes)
         return _apart([_sizes(shape) for shape in _SHAPE.findall(shapes)])
     return frozenset()
@@ -146,6 +146,6 @@ def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # here, the sizes (12, 24) differ from the sizes (24, 12)
+        exactly = True  # in products, the sizes (12, 24) and (24, 12) are two errors
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

@@ -72,7 +72,7 @@ class Isolated:
             if callable(program):
                 self._child = Forked(program, self._stderr)
             else:
-                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than any run takes
+                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # no run takes this long
                 self._child = _started([*program, str(alarm)], self._stderr)
         except BaseException:
             self._stderr.close()
@@ -287,8 +287,8 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
             `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        fork: whether to answer in a fork of this process. This protects the marker from a student's
-            code that ends its parent process.
+        fork: whether to answer in a fork of this process. Without a fork, a
+            student's code that ends its parent process would end the marker.
     """
     _limit_memory(megabytes)
     if fork:

@@ -108,7 +108,7 @@ def mended(
     kind: Kind = "wrong",
     alone: bool = False,
 ) -> tuple[Mistake, ...]:
-    """Return the mistakes, with this remedy, nudge and location if their own are empty."""
+    """Return the mistakes; fill each empty `remedy`, `nudge` and `where` with the given text."""
     return tuple(
         replace(
             one,

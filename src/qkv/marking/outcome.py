@@ -109,7 +109,8 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         function: a function of arrays, torch tensors, or mappings with such values.
 
     Returns:
-        A function of arrays. If both attempts fail, the function raises the error for arrays.
+        A function of arrays. If `function` fails with arrays and with tensors, the function raises
+            the error of the call with arrays.
     """
     if "torch" not in sys.modules or inspect.isclass(function):
         return function
@@ -232,7 +233,7 @@ def _kept(a: Array | None, right: Array) -> Array | None:
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
-getpid, _leave = os.getpid, os._exit  # saved, because a student's file may replace both
+getpid, _leave = os.getpid, os._exit  # saved; a student's file may replace os._exit
 
 
 class Unread(io.TextIOBase):

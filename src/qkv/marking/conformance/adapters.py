@@ -15,7 +15,8 @@ import numpy as np
 from qkv.extras import need
 from qkv.marking.conformance.called import Callee, callee
 
-_UNSAID = frozenset({"hidden NaN"})  # no library documents NaN at masked positions
+# libraries do not document their results if masked positions hold NaN
+_UNSAID = frozenset({"hidden NaN"})
 _NO_FLOAT_MASK = _UNSAID | {"float mask"}
 _FAR = 1 << 30  # the width of an unlimited side of a window
 
@@ -252,7 +253,7 @@ def _openvino() -> Callee:
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         inputs = {"query": query, "key": key, "value": value}
         if "attn_mask" in options and options.get("is_causal"):
-            raise NotImplementedError("causal ignores attention_mask, as documented")
+            raise NotImplementedError("a causal call ignores attention_mask, as documented")
         if "attn_mask" in options:
             inputs["attention_mask"] = options["attn_mask"]
         elif "scale" in options:

@@ -78,7 +78,7 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
             elif parameter.kind is not parameter.VAR_POSITIONAL:
                 theirs.append(parameter.name)
     pairs = [(_ALSO.get(name, name), name) for name in theirs]
-    # qkv's own names come last, and replace synonyms
+    # if a function has both qkv's name of an argument and a synonym, use qkv's name
     for ours, name in sorted(pairs, key=lambda pair: pair[0] == pair[1]):
         if ours in _TAKEN:
             taken[ours] = name

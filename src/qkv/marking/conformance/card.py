@@ -140,7 +140,11 @@ def _check_names(**values: Collection[str]) -> None:
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
-    """Return a function that starts the child process; for a function object, use a fork."""
+    """Return a function that starts the child process.
+
+    Functions that are given by name are loaded in a new process. A function object cannot be sent
+    to a new process, so its child is a fork of this process.
+    """
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]
     for function in (target, target if gradient is None else gradient):
@@ -176,7 +180,7 @@ def _fitted(plan: Iterable[Case], about: Mapping[str, Any], aligned: str) -> Ite
 
 
 def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
-    """Run the cases; once several cases of a feature end the process, skip its other cases."""
+    """Run the cases; after several crashes or hangs of a feature, skip its other cases."""
     results: list[CaseResult] = []
     ended: dict[str, int] = {}
     for case in cases:
@@ -212,8 +216,8 @@ def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
 def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], dict[str, Finding]]:
     """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
-    A finding holds the smallest case with the error. A case that fails only because of a defect in
-    an earlier feature does not count against its own feature.
+    A finding holds the smallest case with the error. If a case of feature B fails only because of
+    a defect in an earlier feature A, the case does not make B wrong.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}
@@ -243,7 +247,7 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """Blame another feature if a wrong case stays wrong without its own feature."""
+    """If a case is also wrong without the tested feature, blame the simpler call's feature."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -271,7 +275,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Align the queries of `after` to the end of the keys if `before` does so."""
+    """If `before` aligns its last query with the last key, do the same in `after`."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

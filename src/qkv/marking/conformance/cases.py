@@ -27,7 +27,8 @@ class Case:
     Attributes:
         feature: the feature that the call tests.
         name: a short name, unique among the cases of the feature.
-        options: arguments of `qkv.attention`. An array is described by a text such as "bool B1LS".
+        options: arguments of `qkv.attention`. A text stands for an array: "bool B1LS" is a bool
+            array of shape (B, 1, L, S).
         layout: the memory layout of query, key and value.
         spread: the factor by which the scores are multiplied.
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
@@ -36,7 +37,7 @@ class Case:
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
         unsaid: options that the function always applies, although it has no parameter for these
-            options. Only the formula receives them.
+            options. Only the formula receives these options.
     """
 
     feature: str
@@ -154,7 +155,7 @@ _FIELDS = {one.name for one in fields(Case)}
 
 
 def _case(row: Mapping[str, Any], **changes: Any) -> Case:
-    """Create a case from a table row whose values are not lists."""
+    """Create a case from a row of cases.toml in which every field has a single value."""
     values: dict[str, Any] = {
         name: value.format_map(row) if isinstance(value, str) else value
         for name, value in row.items()
@@ -210,7 +211,7 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Combine the options of two cases; the new case tests the later of both features."""
+    """Combine the options of two cases in a case of the feature that is later in `FEATURES`."""
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))
     return replace(
         later,

@@ -16,9 +16,11 @@ _MOST = 120  # An explanation is compared with at most this many cases.
 _LARGE = 10_000  # Cases with more array elements are skipped to save time.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
 _ENOUGH = 0.8  # The search ends if earlier defects explain more than this share of the cases.
-_CLOSER = 3.0  # An explanation must fit better than the right answer by this factor.
-_ROUGH = 0.6  # A rough explanation counts for at most this share of the cases.
-_LIKE = 3.0  # Actual errors may exceed roughly predicted errors by this factor.
+# A wrong output must be this many times closer to the output of a defect than to the right output.
+_CLOSER = 3.0
+# A defect that predicts only the size of errors scores as if it explained at most 60% of the cases.
+_ROUGH = 0.6
+_LIKE = 3.0  # If a defect predicts an error of 1, an actual error below this number fits.
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ def _differs(result: CaseResult) -> bool:
 
 
 def _near(a: Array, b: Array, judged: Any, bound: float, most: float = np.inf) -> bool:
-    """Are two arrays equal up to rounding in the judged rows?"""
+    """Are two arrays equal up to rounding in the rows that `judged` selects?"""
     a, b = a[judged], np.asarray(b, np.float64)[judged]
     largest = np.abs(a[np.isfinite(a)]).max(initial=0)
     off = min(max(bound, _ROUNDING * largest), most)
@@ -130,7 +132,7 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
         lines |= defect.filled
     try:
         return candidates[-1].run(values, lines)
-    except (ArithmeticError, IndexError, ValueError):  # a defect's line fails for these sizes
+    except (ArithmeticError, IndexError, ValueError):  # a replaced line raised an error
         return None
 
 

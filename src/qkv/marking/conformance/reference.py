@@ -175,7 +175,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key, return the maximum of sinks and of all scores up to the end of its tile."""
+    """For each key, return the largest of the sinks and of the scores up to the end of its tile."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]
@@ -207,7 +207,7 @@ def _summed(x: Array, bits: float) -> Array:
 
 
 def _tiles(e: Array, v: Array, tile: int) -> Array:
-    """Compute an output from the keys of each tile; return the mean of these outputs."""
+    """Compute a separate output for each tile of keys, and return the mean of these outputs."""
     parts = [slice(j, j + tile) for j in range(0, e.shape[-1], tile)]
     outs = [e[..., p] @ v[..., p, :] / e[..., p].sum(-1, keepdims=True) for p in parts]
     return np.mean(outs, axis=0) if outs else e @ v

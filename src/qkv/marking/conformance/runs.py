@@ -16,10 +16,10 @@ from qkv.marking.isolated import Ended, Isolated
 
 _LOADING = 12  # the time limit for loading, in multiples of a call's time limit
 _EXACT = 1e-13  # the allowed relative error for float64
-# the allowed relative error for float32, and its growth with the largest score
+# the allowed relative error for float32, and its increase per unit of the largest score
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
 _ROUNDINGS = 5  # The factor on the bound of gradients, which have more rounding errors.
-_JUDGED = 1e4  # The bound grows with scores up to this number.
+_JUDGED = 1e4  # Larger scores than this number do not increase the bound.
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +68,7 @@ class Runs:
 
     def __init__(self, start: Callable[[], Isolated]) -> None:
         self._start = start
-        self._processes = ExitStack()  # no process, or one process
+        self._processes = ExitStack()  # ends the process, if one was started
         self._process: Isolated | None = None
 
     def load(self) -> Mapping[str, Any]:
@@ -151,7 +151,10 @@ class Answer:
     judged: Any  # the judged rows: bool (B, Hq, L), or `...` for all rows
 
     def errors(self, outputs: Sequence[Array]) -> list[float]:
-        """Return the largest error of each array; it is infinite if only one side has NaN."""
+        """Return the largest error of each array.
+
+        The error is infinite if an output is NaN and the right number is not, or the reverse.
+        """
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
             for a, b in zip(self.arrays, outputs, strict=True)

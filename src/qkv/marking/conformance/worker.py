@@ -82,9 +82,10 @@ class Worker:
     """Passes the arrays of cases to a function.
 
     Args:
-        task: the function (`"target"`), its backward pass (`"gradient"`), the library whose arrays
-            both take (`"arrays"`), and the device of these arrays (`"device"`).
-        load: a function that loads the function described by an entry of `task`.
+        task: a dict. `"target"` is the judged function, and `"gradient"` is its backward pass or
+            None. `"arrays"` is the library of their arrays; `"device"` is the arrays' device.
+        load: a function that takes the target or the gradient, which may be a name, and returns a
+            `Callee`.
     """
 
     def __init__(self, task: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:
@@ -172,7 +173,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return a case with the memory layout of masks: transposed if the inputs are transposed."""
+    """Return a case that only sets the memory layout of `a`: transposed if the inputs are."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

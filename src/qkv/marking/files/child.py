@@ -47,7 +47,7 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # indexed by number; kept, so that their ids stay unique
+        self.things: list[Any] = []  # objects by number; kept, so that ids stay unique
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
@@ -208,7 +208,7 @@ def _packed_error(error: BaseException) -> Packed:
 
 
 def _verdict(result: CheckResult) -> Packed:
-    """Pack a verdict on a file, without its example."""
+    """Pack all fields of a verdict on a file except `example`."""
     return {name: value for name, value in vars(result).items() if name != "example"}
 
 

@@ -27,8 +27,8 @@ class Student:
     """A row of a class table.
 
     Attributes:
-        names: the first cells of the row: a file, a student's folder, or the id and the name in a
-            roster. For a file without a student, the id is empty and the name is the file's path.
+        names: the first cells of the row: a file, a student's folder, or a student's id and name.
+            For a file without a student, the id is empty and the name is the file's path.
         files: the student's files.
     """
 
@@ -293,7 +293,7 @@ def files_in(folder: StrPath) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is the path a file, a broken link or unreadable? Folders and devices are not marked."""
+    """Is the path to be marked? Yes for files, broken links and unreadable paths only."""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

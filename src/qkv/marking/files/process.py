@@ -22,7 +22,7 @@ MEGABYTES = 2048
 _CELL = 6  # the factor on the time limit for a notebook cell: some lessons train a model
 
 _WORDS = re.compile(r"\w+")
-# a verdict, and the function's call if the function is probably an unrelated helper (otherwise "")
+# a verdict, and a function's signature if it is probably a helper and no answer to a task (else "")
 _Verdict = tuple[CheckResult, str]
 
 
@@ -176,7 +176,7 @@ class _File(NamedTuple):
                 if isinstance(values, str):  # the first missing name
                     return _missing(task, values, task.name, own), ""
                 return check(values, task=task.name), ""
-            by_task = name == task.name  # otherwise, `name` is a function name
+            by_task = name == task.name  # if false, `name` is the name of a function
             found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
             if found is None:
                 return _missing(task, names_of(task) if by_task else name, name, own), ""
@@ -207,7 +207,7 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
 
 
 def _helper(task: Task, found: Found, result: CheckResult) -> str:
-    """Return the call of a function that is probably an unrelated helper; otherwise, ""."""
+    """Return the signature of a function if it is probably a helper and no answer; else, ""."""
     if found.name not in task.everyday:
         return ""
     expected = {*_WORDS.findall(task.signature)} - {found.name}

@@ -37,8 +37,8 @@ class Remotes:
 
     def __init__(self, ask: Callable[[Packed], Packed]) -> None:
         self._ask = ask
-        self._things: dict[int, Any] = {}  # Keyed by number in the student's process.
-        self._numbers: dict[int, int] = {}  # Keyed by id in this process.
+        self._things: dict[int, Any] = {}  # Objects by their number in the student's process.
+        self._numbers: dict[int, int] = {}  # The objects' numbers, by id in this process.
         self.helped: set[str] = set()
 
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -121,7 +121,7 @@ class Remote(Elsewhere):
     def __getattr__(self, name: str) -> Any:
         if name == "__name__":
             return str(self._remotes.ask("name", self))
-        if name.startswith("_"):  # NumPy and inspect ask for names such as __array__
+        if name.startswith("_"):  # NumPy looks for attributes such as __array__
             raise AttributeError(name)
         return self._remotes.get(self, name)
 

@@ -19,11 +19,11 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
     """Return a verdict with 0 points that states the reason.
 
     Args:
-        key: a table of mistakes.toml.
+        key: the name of a table in mistakes.toml.
         shows: the effect of the mistake.
         task: the name of the task, or of its function.
-        names: values for the placeholders in the texts. The default of `it` is the name of the
-            task, or "the file" if `task` is None.
+        names: values for the placeholders in the texts. Without a value, the placeholder {it}
+            becomes the name of the task, or "the file" if `task` is None.
     """
     task = None if task is None else task_of(task).name
     return _verdict(described(key, shows, **{"it": task or "the file", **names}), task)

@@ -16,9 +16,9 @@ _ATTENTION = frozenset(
     | {"TransformerEncoderLayer.forward", "_native_multi_head_attention"}
 )
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
-_PRINTED = "Unread.write"  # print() calls this method if output is hidden
+_PRINTED = "Unread.write"  # print() calls this method while output is hidden
 _SWITCHED_OFF = "sys.setprofile"
-_set, _get = sys.setprofile, sys.getprofile  # saved before a student's file runs
+_set, _get = sys.setprofile, sys.getprofile  # the originals; a student's file may replace them
 
 
 class Watch:
@@ -29,13 +29,13 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in a `with` block, including calls that stop the recording."""
+        """Record the calls in a `with` block; a call that stops the recording is recorded too."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
         try:
             yield
-            if _get() is not spy:  # a RecursionError in the spy also removes the spy
+            if _get() is not spy:  # Python removes `_spy` if it raises a RecursionError
                 self.called.add(_SWITCHED_OFF)
         finally:
             _set(None)
@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Is the call made by the student's code, or by the marker to another part of qkv?"""
+    """Does the student's code call qkv, or does `qkv.marking` call another part of qkv?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)

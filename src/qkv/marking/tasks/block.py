@@ -35,12 +35,12 @@ def pre_norm(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
 
 
 def wire(rule: Rule) -> Steps:
-    """Return steps that connect the parts of a block with this rule."""
+    """Return steps that compute a block from its parts as `rule(x, parts, norms)`."""
     return {"wire": rule}
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Return steps that connect these parts with `other`, and all other parts in the right way."""
+    """Return steps that connect the parts `numbers` with `other`, and the rest in the right way."""
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):
@@ -56,7 +56,7 @@ def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
 
 
 def _normed_by(first: int, second: int) -> Steps:
-    """Return steps in which the parts use the norms with these two indices."""
+    """Return steps in which attention uses `norms[first]`, and the MLP `norms[second]`."""
     return wire(lambda x, parts, norms: pre_norm(x, parts, (norms[first], norms[second])))
 
 

@@ -103,7 +103,8 @@ BATCHES = (
     *ATTENTION_BATCHES,
 )
 
-# With two attentions, the marker never combines swapped roles with another mistake.
+# In a function with self-attention and cross-attention, the marker reports these mistakes only if
+# the function has no second mistake: a pair would fit too many results by chance.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]

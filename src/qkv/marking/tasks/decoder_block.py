@@ -87,7 +87,7 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return one variant per subset of the three parts; `other` connects this subset."""
+    """Return one variant per subset of the three parts, in which `other` connects the subset."""
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 

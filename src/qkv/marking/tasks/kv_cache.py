@@ -132,7 +132,7 @@ class StepMarking(StepwiseMarking):
             self.find(self._no_cache(first, first.error))
             whole = replace(self.smallest, parts=(sum(self.smallest.parts),))
             if not outcome(whole, self.stepping.alone, first.right).is_right:
-                self.steps = None  # also wrong if all words are in one call
+                self.steps = None  # one call with all words is wrong too
         elif not first.is_right and self._right_in_other_order():
             self.find(_TEXTS.finding("cache-first", first, remedy=self.returns))
         elif first.is_right and differ(first.out, again.out):
@@ -169,7 +169,7 @@ class StepMarking(StepwiseMarking):
     def _together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Tell whether one explanation of all calls is better than one explanation per group."""
+        """Tell whether to explain calls with one word and with several words together."""
         if all(run.error is not None for run in single):
             return True  # many mistakes raise the same error
         together, first = self.explain([*single, *more], known), self.explain(single, known)
@@ -341,7 +341,7 @@ CACHING = _TEXTS.mistakes(
         "cache-summed": [
             _both(lambda kept, k, v: (kept.key + k, kept.value + v) if len(kept.key) else (k, v))
         ],
-        # attention reads only cached keys, but the positions of the new words are right
+        # attention ignores the keys of the new words; the words' positions stay right
         "cache-late": [
             {"reads": lambda kept, k, v: kept, "first": lambda kept, keys, new: kept},
             {
@@ -351,7 +351,7 @@ CACHING = _TEXTS.mistakes(
         ],
     }
 )
-# for a step whose first call returns None as the cache
+# the mistake of a step whose first call returns None as the cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
 # the test changes the projections after the first call; a right step keeps its cached rows
 RECOMPUTED = _TEXTS.mistake(

@@ -18,7 +18,8 @@ from qkv.marking.mistake import Function, Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 
-Ways = Mapping[str, Iterable[Steps | Function]]  # keyed by mistake: wrong steps, or wrong functions
+# the ways to make each mistake, keyed by the mistake's name: wrong steps, or a wrong function
+Ways = Mapping[str, Iterable[Steps | Function]]
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
 
@@ -121,7 +122,7 @@ class Texts:
     """Descriptions of the mistakes of one module.
 
     Each table of the module's TOML file describes a mistake with fields of `Mistake`, for example
-    `says`. The table's name is the mistake's key, unless the table has a field `key`. A table that
+    `says`. If a table has no field `key`, the mistake's key is the name of the table. A table that
     contains tables is a group: its fields are defaults for the mistakes in the group.
 
     Args:
@@ -152,9 +153,9 @@ class Texts:
         """Return the mistakes that several tables describe.
 
         Args:
-            variants: the ways to make each mistake, keyed by the table's name: mappings of wrong
-                steps, or functions that replace only `step`.
-            step: the name of the step that a function in `variants` replaces.
+            variants: a list for each mistake, keyed by the name of its table. An item is one way to
+                make the mistake: a mapping of wrong steps, or a function that replaces `step`.
+            step: the name of the step that the functions in `variants` replace.
         """
         return tuple(
             self.mistake(name, *({step: way} if callable(way) else way for way in ways))
@@ -189,7 +190,8 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
     Args:
         texts: the texts of the module, in which {end} stands for "last" or "first".
         name: the name of the table that describes both mistakes.
-        steps: functions that take the skipped index (-1 or 0) and return the wrong steps.
+        steps: one function for each way to make the mistake. Given the index of the skipped item
+            (-1 or 0), the function returns the steps of a loop that skips the item.
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)
@@ -202,7 +204,7 @@ def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
 
     Args:
         step: the name of the step that computes the rows.
-        of: the right function of this step.
+        of: the right function, which computes all rows.
     """
 
     def zeros(*arguments: Any) -> Array:
@@ -234,7 +236,7 @@ class Exercise:
         name: the task's name.
         right: the right function; the learner's function has the same name.
         draw: a function that draws the arguments of each call, smallest first.
-        mistakes: the known mistakes, each of which replaces the step `DO`.
+        mistakes: the known mistakes; the computation is a single step, `DO`, which they replace.
         tried: a description of the tested inputs, for example "angles" in "Tried: angles".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.
@@ -271,7 +273,7 @@ class Exercise:
 
     @cached_property
     def _cases(self) -> Callable[[], list[Arguments]]:
-        """A function that draws the cases, once for each seed."""
+        """Return a function that draws the cases, and caches them for each random seed."""
         names = tuple(parameters_of(self.right).parameters)
         return per_seed(lambda: [Arguments(dict(zip(names, a, strict=True))) for a in self.draw()])
 

@@ -31,10 +31,8 @@ _SHAPE = (4, 2)
 _TEXTS = Texts(__name__)
 
 
-_WEAK_BANK = {
-    **_TABLE,
-    "bank": [0.3, 0.3, 1, 0],
-}  # end of lesson 2, and lesson 9
+# the word vectors at the end of lesson 2 and in lesson 9
+_WEAK_BANK = {**_TABLE, "bank": [0.3, 0.3, 1, 0]}
 
 
 def _rows(sentence: str, table: _Table) -> Array:
@@ -42,7 +40,10 @@ def _rows(sentence: str, table: _Table) -> Array:
 
 
 def _taken(sentence: str, word: str, w_q: Array, w_k: Array, table: _Table) -> dict[str, float]:
-    """Return the weights that a word gives to all words; a repeated word keeps its last weight."""
+    """Return the attention weights from `word` to the words of a sentence, keyed by word.
+
+    If a word is repeated, the dict holds the weight of its last position.
+    """
     x = _rows(sentence, table)
     query = (x @ w_q)[sentence.split().index(word)]
     weights = softmax((x @ w_k) @ query / np.sqrt(len(query)))

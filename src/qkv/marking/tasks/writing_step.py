@@ -75,7 +75,7 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Return the cached rows of the context, or in the first call the computed rows."""
+    """Return the context's cached keys and values; in the first call, return computed ones."""
     return kept if len(kept.key) else context
 
 
@@ -117,7 +117,7 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return two variants per source: project the output, or the input, of self-attention."""
+    """Return two variants per source: the words are self-attention's output, or its input."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 

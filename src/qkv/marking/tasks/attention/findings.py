@@ -34,7 +34,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
-    """Return two lists of runs: the first size is smaller, or the first size is larger."""
+    """Return the runs with first size < second size, and the runs with first size > second size."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -45,7 +45,7 @@ def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether all runs of one side are wrong, and no side mixes right and wrong runs."""
+    """Tell whether a list has only wrong runs, and no list has both right and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -61,7 +61,7 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
     if any(run.case.mask is not None for run in runs):
-        return None  # the mask may be the cause
+        return None  # the mask may be the cause, not the length
     if not right or wrong[0].error is not None:
         return None
     for run in right:  # repeat with negated queries, which change the sign of every score
@@ -91,7 +91,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for the case that `steps.large_ones` returns."""
+    """Describe a wrong result for two rows of scores: 2000 and 1000, and -2000 and -1000."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)

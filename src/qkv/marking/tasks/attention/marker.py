@@ -199,9 +199,9 @@ def adds_its_mask(
 ) -> bool:
     """Tell whether a function expects a mask of 0 and -inf, and adds the mask to the scores.
 
-    The function expects the kind of mask for which fewer mistakes explain the results. Adding a
-    boolean mask (1 for True, 0 for False) to the scores counts as a mistake, unless the function
-    clearly expects a mask of numbers.
+    The marker tries both kinds of mask, and assumes the kind for which the function makes fewer
+    mistakes. Adding a boolean mask (1 for True, 0 for False) to the scores counts as a mistake,
+    unless the function clearly expects a mask of numbers.
 
     Args:
         m: the marking of the function.
@@ -226,7 +226,7 @@ def adds_its_mask(
 
 
 def is_made_for_numbers(nothing: Outcome) -> bool:
-    """Tell whether a function handles a fully masked row, for which plain softmax gives nan."""
+    """Tell whether a function returns no nan for a fully masked row; plain softmax gives nan."""
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 

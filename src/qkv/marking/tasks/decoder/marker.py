@@ -55,7 +55,7 @@ def _speeds(base: float, d: int) -> Array:
     return base ** (-np.arange(0, d, 2) / d)
 
 
-# for a model that has lm_head.weight
+# mistakes that show only in a model with a separate LM head, lm_head.weight
 UNTIED = _TEXTS.mistakes(
     {
         "decoder-head-tied": [lambda embeddings, head: (embeddings, embeddings)],
@@ -70,7 +70,7 @@ UNTIED = _TEXTS.mistakes(
     },
     step="tables",
 )
-# for a decoder that returns only the logits after the last word
+# mistakes of decoders that return only the logits after the last word
 LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
     {
         "decoder-last-row": [],
@@ -322,7 +322,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # two mistakes, each with a wrong join of the heads that works only for one word
+    # mistakes in splitting heads, followed by a join that is right only for a text of one word
     *(
         replace(one, variants=tuple({**variant, "join": _in_one_row} for variant in one.variants))
         for one in SPLITTING
@@ -331,7 +331,7 @@ SLIPS = (
 )
 
 
-# without two mistakes, whose steps are different in grouped-query attention
+# leave out two mistakes: grouped-query attention has other steps for them
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -349,7 +349,7 @@ KNOWN = (
 )
 # one word attends only to itself; two words reveal errors in relative positions
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
-ANOTHER_WORD = steps.Text(np.array([8]))  # a text of one word, like the first text
+ANOTHER_WORD = steps.Text(np.array([8]))  # another text of one word
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes with lm_head.weight",
@@ -388,7 +388,7 @@ class _Decoding:
             return steps.greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
-            return returned  # wrong results without a batch axis
+            return returned  # a tuple is never right, and a list only for a batch
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 

@@ -39,7 +39,7 @@ def _root(s: Array, d: int) -> Array:
 
 _WHOLE_SCORES: Steps = {"scale": lambda s, n: np.trunc(_root(s, n.d))}
 
-# slips in softmax itself, shared with the task softmax
+# mistakes in softmax itself, shared with the task softmax
 HARD = _TEXTS.mistake(
     "softmax-hard",
     {
@@ -143,7 +143,7 @@ OF_WORDS = _TEXTS.mistakes(
 
 
 def of_output(remedy: str) -> tuple[Mistake, ...]:
-    """Return the slips in the product of the joined heads with w_o."""
+    """Return the mistakes in the product of the joined heads with w_o."""
     known = _TEXTS.mistakes(
         {
             "output-elementwise": [lambda out, w_o: out * w_o],
@@ -185,13 +185,13 @@ SLIPS = mended("", *_CUT_OFF, *_LOOPS, *_FORGOTTEN, alone=True)
 
 
 def _seen_without(w: Array, at: int) -> Array:
-    """In each row, set to 0 the weight of the first key (at = 0) or last visible key (at = -1)."""
+    """Set the first weight (at = 0) or the last positive weight (at = -1) of each row to 0."""
     positions = np.arange(w.shape[-1])
     last = np.where(w > 0, positions, -1).max(axis=-1, keepdims=True)
     return np.where(positions == (last if at else 0), 0.0, w)
 
 
-# for causal tasks, in which a loop runs only over visible keys
+# in causal tasks: a loop over the visible keys that skips the first or the last key
 OF_CAUSAL = both_ends(
     _TEXTS,
     "seen-key-forgotten",

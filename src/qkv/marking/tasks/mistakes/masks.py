@@ -21,7 +21,10 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return mistakes in causal masks; `keys` maps the name of each mistake to its key."""
+    """Return the mistakes of causal masks whose names are in `keys`; give them the keys in `keys`.
+
+    For example, `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".
+    """
     known = _TEXTS.mistakes({name: _COMPARED[name] for name in keys}, step="sees")
     return mended(remedy, *(replace(mistake, key=keys[mistake.key]) for mistake in known))
 

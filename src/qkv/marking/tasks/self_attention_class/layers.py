@@ -323,7 +323,7 @@ class Layers:
             names = self.when_built
             options = {names[option]: it for option, it in chosen.items() if option in names}
             layer = self.built(*case.built_with, **options)
-            if hasattr(layer, "state_dict"):  # torch: no dropout, and float64
+            if hasattr(layer, "state_dict"):  # torch: turn off dropout, use float64
                 layer = layer.eval().double()
             self.layers[sizes] = layer
         return self.layers[sizes]
@@ -349,7 +349,7 @@ class Layers:
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 
     def read(self, case: Call) -> Callable[[bool], Projections | None]:
-        """Return a function that reads weights: as (out, in) for True, or (in, out) for False."""
+        """Return a function of `flipped` that reads weights: (out, in) if true, else (in, out)."""
         return lambda flipped: projections(self.of(case), Layout(*case.built_with, flipped))
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:

@@ -84,7 +84,7 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Add weights to all cases, for each order of axes (`flipped`) that fits all layers."""
+    """Read the weights in each order of axes (`flipped`); return the cases if all can be read."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -184,7 +184,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose the order of axes (`flipped`) that needs the fewest known mistakes: none, or one."""
+    """Choose the order of axes (`flipped`) that explains the outputs with no mistake, or one."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -355,7 +355,8 @@ def _not_refused(m: Marking, layers: Layers) -> Finding | None:
     except ValueError:
         return None
     except RAISED as error:
-        if hasattr(layers.of(_inputs().cases[0]), "state_dict"):  # torch's own layers use assert
+        # a torch layer may raise another error: torch's own layers raise an AssertionError
+        if hasattr(layers.of(_inputs().cases[0]), "state_dict"):
             return None
         run = Outcome(_inputs().uneven, np.zeros(0), error=error)
         return _of_layer("class-refused-otherwise", run)

@@ -344,11 +344,11 @@ class _Removed:
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
-        """Return a function that takes ids and heads, and returns two means over positions.
+        """Return a function of ids and removed heads that gives two means of `said`.
 
         Args:
             said: a function that takes logits and ids, and returns a number per position.
-            positions: a function that takes words, and returns the positions for each mean.
+            positions: a function that takes words, and returns the two sets of positions.
         """
 
         def of(ids: Array, heads: Any) -> list[float]:
