@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import (
-    ArrayLike as ArrayLike,  # exported from here, beside `Array`
+    ArrayLike as ArrayLike,  # other modules import it from here
     NDArray,
 )
 
 Array = NDArray[Any]
-Arrays = Mapping[str, Array]  # keyed by name, such as a layer's parameters
+Arrays = Mapping[str, Array]  # maps names to arrays, for example a layer's parameters
 Shape = tuple[int, ...]
 DType = np.dtype[Any]
 
@@ -95,7 +95,7 @@ def shown(value: Any) -> str:
     """
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # an int with too many digits, or an error in a user's class
+    except Exception:  # `repr` fails for very long ints and in some users' classes
         return f"a very large {type(value).__name__}"
     return text if len(text) <= 60 else text[:28] + "..."
 
@@ -198,13 +198,13 @@ def _overlap(array: Array, other: Array) -> bool:
 def _overlaps_itself(array: Array) -> bool:
     """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the number of bytes that the axes so far cover
+    reach = array.itemsize  # the bytes from the first to the last element along the axes so far
     for step, size in axes:
         if size > 1 and step < reach:
             break
         reach += step * (size - 1)
     else:
-        return False  # each stride skips all elements of the axes before it
+        return False  # no stride ends inside the memory of the axes before it
     for axis in range(array.ndim):
         # Check whether the two halves along this axis share memory. Both halves have the same
         # layout, so the loop continues with one of them.

@@ -73,7 +73,8 @@ class _Part(io.FileIO):
     def __init__(self, part: Path, name: str, target: Path) -> None:
         self._name = name
         old = target.stat() if target.exists() else None
-        mode = 0o666 if old is None else 0o600  # private until the old permissions are set
+        # Until the old permissions are set, only the owner has access to the new file.
+        mode = 0o666 if old is None else 0o600
         with _naming(name):
             super().__init__(part, "xb", opener=lambda file, flags: os.open(file, flags, mode))
         if old is not None:

@@ -21,8 +21,8 @@ Call = Callable[[], Any]
 Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
-LEAST = 2e-3  # In seconds. Calls that take less time run several times per round.
-SHORT = 0.02  # In seconds. Calls that take less time are warmed up again in every round.
+LEAST = 2e-3  # A call that takes fewer seconds runs several times per round.
+SHORT = 0.02  # A call that takes fewer seconds is warmed up in every round.
 
 
 def in_turn(
@@ -54,7 +54,7 @@ def in_turn(
         once = {}
         for name, call in calls.items():
             once[name] = _seconds(call)
-            if once[name] < SHORT:  # the first call was not warmed up
+            if once[name] < SHORT:  # a short call: use the first run as a warm-up
                 once[name] = _seconds(call)
         advance(1)
         wanted = seconds / max(1e-9, sum(once.values()) + pause * len(once))
@@ -86,7 +86,7 @@ def _seconds(call: Call, times: int = 1) -> float:
 
 
 def sample(length: int, most: int = 256) -> list[slice]:
-    """Choose the queries to verify: all `length` queries, or about `most` in eight equal blocks.
+    """Choose the queries to verify: all if there are at most `most`, otherwise eight equal blocks.
 
     >>> sample(100)
     [slice(0, 100, None)]

@@ -15,7 +15,7 @@ from qkv.arrays import Array, DType, Shape, as_array, compute_type, is_float, na
 from qkv.attend.visibility import check_lengths, check_offset, check_window
 from qkv.ops.kernel import compiled
 
-Options = Mapping[str, Any]  # of `qkv.attention`, keyed by name
+Options = Mapping[str, Any]  # The options of `qkv.attention`: each name with its value.
 MAX_SIZE = 0 if compiled is None else compiled.MAX_SIZE
 # The options that select results, the options that packed rows support, and all options.
 RETURNS = ("return_weights", "return_lse", "out")
@@ -62,7 +62,7 @@ def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) ->
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
     The plan has no numbers such as the scale or the window, because checking a number is faster
-    than looking it up in the cache. As keys of the cache, True, 1 and 1.0 would also be equal.
+    than looking it up in the cache. The cache also cannot distinguish True, 1 and 1.0.
     """
     dtype = check_types(call, dict(zip(("query", "key", "value"), types, strict=True)))
     shapes = {"query": query, "key": key, "value": value}
@@ -240,7 +240,7 @@ class Packed(NamedTuple):
     `key_starts[b]` to `key_starts[b + 1] - 1`.
     """
 
-    call: Call  # Arrays (heads, total, size) and options, as if all rows were one sequence.
+    call: Call  # Treats all rows as one sequence; its arrays are (heads, total, size).
     starts: Array  # (B + 1,).
     key_starts: Array  # (B + 1,).
     offsets: Array  # (B,).
@@ -301,7 +301,7 @@ def check_call(
 
 
 def check_options(options: Options, call: str, without: Container[str] = (), why: str = "") -> None:
-    """Raise an error for unknown options, and for options in `without` with the reason `why`."""
+    """Raise an error for unknown options and for options in `without`; `why` ends its message."""
     for name in options:
         if name in without:
             raise TypeError(f"{call}: {name} is not an option here{why}")
@@ -375,7 +375,7 @@ def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
 
 
 def _for_float32(number: float) -> float:
-    """Return the number; as np.float64 if it is too large or too small for float32."""
+    """Return the number; convert it to np.float64 if it is too large or too small for float32."""
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 

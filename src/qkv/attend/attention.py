@@ -17,20 +17,20 @@ from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
-FAR = 1e9  # Above this, a log-sum-exp is too coarse to hold the logarithm of the number of keys.
+FAR = 1e9  # A log-sum-exp above this number is rounded so much that its weights would be wrong.
 SHARES = 8  # The sums of weights per key are computed in 8 parts, which are added in a fixed order.
 
 
 class Result(NamedTuple):
     """The arrays that an attention call returns."""
 
-    out: Array  # (*lead, Hq, L, dv), in the dtype of the inputs or of the computation.
+    out: Array  # (*lead, Hq, L, dv). The dtype is that of the inputs or `Plan.kind`.
     lse: Array | None  # (*lead, Hq, L, 1), always float64; None unless requested.
     weights: Array | None  # (*lead, Hq, L, S); None unless requested.
 
 
 class Weighed(NamedTuple):
-    """The weighted values, and the weights (B, Hq, L, S) before and after edits."""
+    """The output of attention, and the weights (B, Hq, L, S) before and after edits."""
 
     z: Array  # (B, Hq, L, dv).
     softmax: Array  # The softmax of the scores.
@@ -124,7 +124,7 @@ def attention(
         is_causal: if True, query i sees only keys j with `j <= i + q_offset`.
         q_offset: the position of query 0 among the keys: an integer, one integer per row, `"start"`
             (0) or `"end"` (S - L, as with a KV cache). If L and S differ, `is_causal`, `window` and
-            `alibi_slopes` require it.
+            `alibi_slopes` require `q_offset`.
         window: `(left, right)`: the numbers of keys that a query sees before and after its own
             position; None means no limit.
         bias: floats that broadcast to `(..., Hq, L, S)` and are added to the scores before masking;
@@ -189,7 +189,8 @@ def trace_attention(
         `scores_raw` (query @ key.T), `scores_scaled`, `scores_capped`, `scores_biased`, `scores`
         (-inf where masked) and `pattern` (the weights) are `(..., Hq, L, S)`.
         `out` is `(..., Hq, L, dv)`.
-        Without the option of a step, such as `softcap`, the step repeats the previous array.
+        If the option of a step, such as `softcap`, is not given, the step's array equals the array
+        of the previous step.
 
     >>> import numpy as np
     >>> trace = trace_attention(np.eye(2), np.eye(2), np.eye(2), is_causal=True)
@@ -337,7 +338,10 @@ def summarize_call(call: Call, kept: int) -> AttentionSummary:
 
 
 def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Array:
-    """Store the largest weights; return the sum of each key's weights `(*lead, Hkv, G, S)`."""
+    """Return the sum of each key's weights, `(*lead, Hkv, G, S)`.
+
+    Each query's largest weights and their keys are written to `weights` and `indices`.
+    """
     received = np.zeros((SHARES, *call.shape[:-1], call.keys))
 
     def share(tile: tiled.Tile) -> tuple[Any, int]:
@@ -350,7 +354,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
             for tile in tiles:
                 exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
                 base = exact.astype(call.kind)
-                rest = np.exp(base - exact).astype(call.kind)  # corrects the rounding of `exact`
+                rest = np.exp(base - exact).astype(call.kind)  # corrects `base`, which is rounded
                 far = np.abs(exact) > FAR
                 if far.any():
                     rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
@@ -396,8 +400,7 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     """Record scores and weights, or a summary of the weights, if `record` wants them.
 
     Returns:
-        The weighted values and the weights.
-        None if the scores or weights were neither edited nor handed to the recorder's `use`.
+        The output of attention and the weights; None if the output was not computed.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
@@ -407,8 +410,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # For weights without scores, `answer` takes half the time of the formula. A trace always
-        # gets its weights from the formula, whatever other names it records.
+        # If no scores are recorded, `answer` takes half the time of the formula. A trace always
+        # uses the formula, so that its weights are the same with and without recorded scores.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)

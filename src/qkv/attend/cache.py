@@ -38,7 +38,8 @@ class KVCache:
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
-        # The number of kept keys and of seen keys in each row; an int if all rows have this number.
+        # For each row, the number of kept keys and the number of seen keys. If the number is the
+        # same for all rows, it is an int.
         self._kept: Array | int = 0
         self._seen: Array | int = 0
 

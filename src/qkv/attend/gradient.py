@@ -26,7 +26,7 @@ EXACT_WIDE = 1e3  # The same limit for a float64 log-sum-exp.
 
 
 class AttentionGradient(NamedTuple):
-    """The gradients for the inputs of attention, in the shapes of the inputs; None if not given."""
+    """The gradients for the inputs of attention, in their shapes; None for an input not given."""
 
     query: Array
     key: Array
@@ -230,7 +230,7 @@ def _gradients(call: Call, outputs: Outputs) -> Gradients:
     wrong = _by_kernel(call, outputs, gradients)
     if not wrong.any():
         return gradients
-    if call.bias is not None:  # the bias's gradient may sum over heads, so recompute all
+    if call.bias is not None:  # heads may share a bias, so recompute the gradients of all heads
         wrong[...] = True
         gradients.bias[...] = 0
     views = gradients._replace(

@@ -30,13 +30,13 @@ NEAR = 8.0  # No maximum is subtracted from scores between -NEAR and NEAR.
 class Tile:
     """One unit of work: some rows, some key heads, and one block of queries."""
 
-    rows: tuple[Any, ...]  # index into (*lead,)
-    index: tuple[Any, ...]  # index into (*lead, Hkv)
+    rows: tuple[Any, ...]  # The tile's rows, as an index into (*lead,).
+    index: tuple[Any, ...]  # The tile's rows and key heads, as an index into (*lead, Hkv).
     queries: slice
 
     @property
     def at(self) -> tuple[Any, ...]:
-        """Index into `(*lead, Hkv, G, L)`."""
+        """The tile's index into an array `(*lead, Hkv, G, L, ...)`."""
         return (*self.index, slice(None), self.queries)
 
 
@@ -59,7 +59,7 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of equal pieces of `count`, which is at most `most`."""
+    """Return the piece size, at most `most`, that divides `count` as evenly as possible."""
     return -(-count // max(1, -(-count // most)))
 
 
@@ -220,12 +220,12 @@ def _pass_over_keys(
 
     Keys are read block by block. If a block has a larger base, the sums of earlier blocks are
     scaled down. A base of None means 0 for all rows. With `weights`, all keys form one block.
-    Values are divided by `unit`.
+    Values are first divided by `unit`, so that their sums do not overflow.
     """
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # whether `total` and `context` hold no sum yet
+    fresh, empty = True, True  # `fresh`: `total` has no sum yet; `empty`: `context` has none
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)
@@ -295,7 +295,8 @@ def _all_finite(array: Array) -> bool:
         return True
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        if math.isfinite(np.dot(flat, flat)):  # the product is finite, so all numbers are
+        # If any number were NaN or infinite, the dot product would not be finite.
+        if math.isfinite(np.dot(flat, flat)):
             return True
     return bool(np.isfinite(array.min()) and np.isfinite(array.max()))
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from qkv.arrays import Array, Shape, as_array, shown
 
-Index = tuple[Any, ...]  # integers and slices along the leading axes
-FAR = 2**60  # offsets and windows are limited to this number, which is larger than any length
+Index = tuple[Any, ...]  # Integers and slices along the leading axes.
+FAR = 2**60  # The largest offset and window size. It is larger than any length.
 
 
 class Visibility(NamedTuple):
@@ -17,8 +17,8 @@ class Visibility(NamedTuple):
 
     Query i of a row has the position `i + offset` among the keys. The query sees key j if
     `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`,
-    `given[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. Values per row
-    are `(*lead,)` arrays.
+    `given[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. Numbers that
+    differ between rows are arrays `(*lead,)`.
     """
 
     length: int
@@ -79,7 +79,7 @@ class Visibility(NamedTuple):
 
 
 def _front(per_row: Array) -> Array:
-    """Add axes to values per row, so that they broadcast to (..., Hkv, G, queries, keys)."""
+    """Add four axes to an array (*lead,), so that it broadcasts to (*lead, Hkv, G, L, S)."""
     return per_row[..., None, None, None, None]
 
 

@@ -36,13 +36,13 @@ if TYPE_CHECKING:
     "--seed",
     type=click.IntRange(0),
     default=0,
-    help="Draw the inputs with this seed. Default: 0, whose inputs print shortest.",
+    help="The seed of the random inputs. Default: 0, with the shortest inputs.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
     help="The time limit for reading the file and for each task; a cell of a notebook may take six"
-    " times as long. Default: the limit of each task, 10 for most.",
+    " times as long. Default: each task's own limit, usually 10.",
 )
 @click.option(
     "--junit",
@@ -133,7 +133,7 @@ def check(
         tell("\n\n".join(_text(visible(file), result, grade) for file, result in results))
         if len(results) > 1:
             click.echo(f"\n{_sum([result for _, result in results])}")
-    if unwritten:  # raised last, after all verdicts are printed
+    if unwritten:  # print all verdicts before raising this error
         raise OSError("; ".join(unwritten))
     if not all(result.passed for _, result in results):
         context.exit(FAILED)

@@ -115,7 +115,7 @@ _DEBUG = "qkv.debug"
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_DEBUG] = True  # the group shares this dictionary with the command
+        context.meta[_DEBUG] = True  # a command and its group share `meta`
 
 
 debug_option = click.option(
@@ -173,13 +173,13 @@ def _heads(
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """Make the option `--hide WORD`; the help text begins with `does`."""
+    """Make the option `--hide WORD`; `does` is the beginning of its help text."""
     about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """Make the option `--ablate LAYER.HEAD`; the help text begins with `does`."""
+    """Make the option `--ablate LAYER.HEAD`; `does` is the beginning of its help text."""
     about = f"{does} without this head, for example 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about
@@ -218,7 +218,7 @@ def say(message: str) -> None:
 
 def complain(path: str, message: str) -> None:
     """Print a message to standard error, on one line and without control characters."""
-    with suppress(OSError):  # a closed terminal, a full disk
+    with suppress(OSError):  # the terminal is closed, or the disk is full
         click.echo(f"{path}: {visible(message.strip())}", err=True)
 
 

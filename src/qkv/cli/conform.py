@@ -39,7 +39,8 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
     multiple=True,
     metavar="THEIRS=OURS",
     callback=_pairs,
-    help="An argument with another name, for example mask=attn_mask; may be given repeatedly.",
+    help="The name of an argument in the function, for example mask=attn_mask; may be given"
+    " repeatedly.",
 )
 @click.option(
     "--dtypes",
@@ -52,15 +53,16 @@ def _pairs(context: click.Context, parameter: click.Parameter, texts: tuple[str,
 @click.option(
     "--gradient",
     metavar="FUNCTION",
-    help="Its backward pass, called with the upstream gradient after value.",
+    help="The backward pass, called as gradient(query, key, value, grad_out, **arguments).",
 )
-@click.option("--features", callback=_split, metavar="NAME,...", help="Judge only these.")
+@click.option("--features", callback=_split, metavar="NAME,...", help="Judge only these features.")
 @click.option(
     "--aligned",
     default="end",
     show_default=True,
     metavar="start|end",
-    help="The position of the queries if L and S differ and the function takes no q_offset.",
+    help="If the function takes no q_offset and L and S differ: start if it aligns the first query"
+    " with the first key, end if it aligns the last query with the last key.",
 )
 @click.option("--device", default="", metavar="NAME", help="The device of torch or JAX arrays.")
 @click.option("--seed", type=click.IntRange(0), default=0, help="The seed of the random cases.")

@@ -21,7 +21,7 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# arguments in errors of `scale.encode` -> options of the command
+# Arguments that errors of `scale.encode` name, and the command's options for these arguments.
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text per line"
 
@@ -146,7 +146,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
         if sys.stdin is None:
             raise ValueError("standard input is closed: give a file")
         texts = read_lines(sys.stdin.buffer, name, MOST)
-    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe can be read once
+    elif path.exists() and not (path.is_file() or path.is_dir()):  # a pipe can be read only once
         texts = lines_of(file, MOST)
     else:
         texts = Lines(file, MOST)

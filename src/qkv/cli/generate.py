@@ -34,9 +34,9 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
 @click.option(
     "--top-p", type=float, help="Draw from the likeliest tokens that sum to this probability."
 )
-@click.option("--seed", type=int, help="Draw the same tokens again.")
+@click.option("--seed", type=int, help="The same seed draws the same tokens.")
 @click.option(
-    "--stop", multiple=True, metavar="TEXT", help="End before this text; may be given repeatedly."
+    "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given repeatedly."
 )
 @json_option
 def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **options: Any) -> None:
@@ -53,7 +53,7 @@ def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **optio
     if not model and chosen and not used.generates:
         raise click.UsageError(
             f"QKV_MODEL is {chosen:.200}, which does not predict the next token: unset it "
-            f"for {WRITER}, or give --model a decoder"
+            f"to use {WRITER}, or give --model a decoder"
         )
     if as_json:
         texts = [
@@ -63,9 +63,10 @@ def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **optio
         print_json({"model": used.name, "texts": texts})
     else:
         between = "" if used.continues else "\n"
-        later = [prompt + between for prompt in prompts]  # printed after the first text
+        # The first text is printed token by token, and the other texts at the end.
+        later = [prompt + between for prompt in prompts]
         pieces = used.generate(list(prompts), stream=True, **options)
-        begun = list(islice(pieces, 1))  # raises an error of the first token before any output
+        begun = list(islice(pieces, 1))  # if the first token raises an error, nothing is printed
         _write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:

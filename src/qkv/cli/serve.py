@@ -24,8 +24,8 @@ from qkv.cli.common import model_option, say
     metavar="NAME",
     help="A host name that clients use for this server; may be given repeatedly.",
 )
-@click.option("--api-key-file", "key_file", metavar="F", help="A file with the required key.")
-@click.option("--no-key", is_flag=True, help="Answer requests without a key.")
+@click.option("--api-key-file", "key_file", metavar="F", help="A file with the API key.")
+@click.option("--no-key", is_flag=True, help="Answer requests that have no API key.")
 def serve(
     model: str | None,
     host: str,

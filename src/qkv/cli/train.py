@@ -17,19 +17,21 @@ from qkv.cli.common import json_option, print_json, say
 )
 @click.option("-o", "--output", required=True, metavar="DIR", help="A new folder for the model.")
 @click.option("--layers", type=int, help="The number of layers. Default: 4.")
-@click.option("--heads", type=int, help="The heads of each layer. Default: 4.")
+@click.option("--heads", type=int, help="The number of heads in each layer. Default: 4.")
 @click.option("--dim", type=int, help="The size of the vectors. Default: 128.")
-@click.option("--vocabulary", type=int, help="The maximum tokens in the vocabulary. Default: 8192.")
+@click.option("--vocabulary", type=int, help="The maximum size of the vocabulary. Default: 8192.")
 @click.option("--length", type=int, help="The maximum length of a text, in tokens. Default: 128.")
 @click.option("--steps", type=int, help="The number of steps. Default: 1000 without --minutes.")
-@click.option("--minutes", type=float, help="The maximum duration; results then vary.")
+@click.option(
+    "--minutes", type=float, help="The time limit; with it, the same seed may give another model."
+)
 @click.option("--tokens-per-step", type=int, help="The minimum tokens per step. Default: 4096.")
 @click.option("--rate", type=float, help="The highest learning rate. Default: 0.001.")
 @click.option("--seed", type=int, help="The same seed gives the same model. Default: 0.")
 @click.option(
     "--tokenizer",
     metavar="FILE",
-    help="A tokenizer.json, or a folder with one. Default: one is trained on the text.",
+    help="A tokenizer.json, or a folder with one. Default: train a tokenizer on CORPUS.",
 )
 @click.option("--resume", is_flag=True, help="Continue from the last checkpoint in DIR.")
 @json_option

@@ -82,7 +82,7 @@ def present(
 ) -> None:
     """Make a view, write it to `files` (kind -> path), open its page, and print it."""
     if files.get("png") is not None:
-        need("matplotlib", "plot")  # raises an error before any work
+        need("matplotlib", "plot")  # raises an error if matplotlib is missing
     view = make()
     for kind, path in files.items():
         if path is not None:
@@ -147,7 +147,7 @@ def walk(text: str, model: str | None, **options: Any) -> "View":
     "--to",
     "key",
     metavar="WORD",
-    help="Rank heads by their links to this word; with --from, by the link to it from that word.",
+    help="Rank heads by their links to this word; with --from, by the link between both words.",
 )
 @_pieces_option
 @_view_command
@@ -161,7 +161,7 @@ def show(text: str, **options: Any) -> "View":
 @click.command()
 @click.argument("text_a")
 @click.argument("text_b")
-@click.option("--word", help="A word that both texts have. Default: the content word they share.")
+@click.option("--word", help="A word in both texts. Default: their common content word.")
 @_pieces_option
 @_view_command
 def compare(text_a: str, text_b: str, **options: Any) -> "View":

@@ -73,7 +73,7 @@ def rotation_at(
 
     Returns:
         `(cosines, sines)` times `scale`.
-        Both arrays have the shape of `positions` followed by `dims`.
+        Both arrays have the axes of `positions`, and a last axis of `dims` numbers.
         In `sines`, the entry for the first number of each pair is negated.
     """
     dims = 2 * speeds.shape[-1]

@@ -21,7 +21,7 @@ BODIES = (
     else {f"native-{name}": i for i, (name, _) in enumerate(compiled.bodies())}
 )
 BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the fastest first.
-MOST_THREADS = 1024  # The limit that native/arguments.h also has.
+MOST_THREADS = 1024  # The same limit is in native/arguments.h.
 _threads: int | None = None
 _here = threading.local()  # for each thread: whether it must compute without other threads
 FLOAT32 = np.dtype(np.float32)
@@ -62,9 +62,9 @@ def body_and_threads() -> tuple[int | None, int]:
 def get_num_threads() -> int:
     """Return the number of threads that may compute.
 
-    `set_num_threads` sets the number. Without such a call, the environment variable
-    `QKV_NUM_THREADS` sets it; the default is the number of cores that this process may use. The
-    results of attention and linear layers do not depend on the number.
+    `set_num_threads` sets the number. If it was not called, the environment variable
+    `QKV_NUM_THREADS` sets the number. The default is the number of cores that this process may use.
+    The results of attention and linear layers do not depend on the number of threads.
     """
     if getattr(_here, "alone", False):
         return 1

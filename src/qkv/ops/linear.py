@@ -111,7 +111,7 @@ def _rows_of_result(x: Array | None, shape: tuple[int, ...], kind: DType) -> Arr
 
 @functools.cache
 def _product_type(x: DType, weight: DType) -> DType | None:
-    """Return the float dtype of a product of these dtypes; None if they have no such dtype."""
+    """Return the dtype to which NumPy promotes two float dtypes; None for all other pairs."""
     if not (is_float(x) and is_float(weight)):
         return None
     try:
@@ -207,7 +207,8 @@ def multiply(left: Array, right: Array) -> Array:
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
     """Return the rows and columns of a block, so that several threads share a large product."""
-    work = (rows + 8) * columns * depth  # reading `right` takes about as long as 8 rows
+    # Reading `right` takes about as long as the products of 8 rows.
+    work = (rows + 8) * columns * depth
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)
     while high * wide * pieces > rows * columns and max(high, wide) > 128:

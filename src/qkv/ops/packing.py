@@ -13,7 +13,7 @@ from qkv.ops.activation import activation_named
 from qkv.ops.kernel import FLOAT32, bits, bits_type, compiled
 from qkv.ops.threads import lock
 
-# Packed weights, keyed by id, body and dtype. A weight's entry is removed when it is deleted.
+# Packed weights, keyed by id, body and dtype. When a weight is deleted, its entry is removed.
 _kept: dict[tuple[int, int, DType], tuple[weakref.ref[Array], Array]] = {}
 # Several packed weights share a large array, called a shelf, because NumPy requests large memory
 # pages (2 MB) only for large arrays. From small pages, the processor reads half as fast.
@@ -182,7 +182,7 @@ class Prepared:
         return self._product(whole, weight.shape[1], bias, activation)
 
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
-        """Return a function that multiplies by several weights at once, which `joins` must accept.
+        """Return a function that multiplies by several weights for which `joins` is True.
 
         `bias` is the concatenated biases of all weights.
         """
@@ -206,7 +206,7 @@ class Prepared:
     def norm(
         self, weight: Array, bias: Array | None, *, eps: float, centred: bool
     ) -> Callable[[Array], Array]:
-        """Return a function that applies `normalize`, and returns the dtype of its input."""
+        """Return a function that applies `normalize`; its result has the dtype of its input."""
         threads, chosen = self.threads, self.body
         factor = np.require(weight, FLOAT32, ["C", "A"])
         addend = None if bias is None else np.require(bias, FLOAT32, ["C", "A"])

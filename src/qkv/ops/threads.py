@@ -12,7 +12,7 @@ from qkv.ops.kernel import get_num_threads
 
 Case = tuple[Any, ...]  # the arguments of a task
 _lock = threading.RLock()
-_jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # for the threads of `run_all`
+_jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # calls for the threads of `run_all`
 _helpers: list[threading.Thread] = []
 _here = threading.local()  # for each thread: the errors of its current `run_all` call
 
@@ -143,8 +143,8 @@ def one_blas_thread() -> Iterator[None]:
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
     """Return NumPy's BLAS libraries, each with its function to set the number of threads.
 
-    Since version 3.7, threadpoolctl wraps this function, so that only the Python thread that first
-    set a number can change it. `one_blas_thread` is called from several threads, so it needs the
+    threadpoolctl 3.7 and later wrap this function: after one Python thread has set a number, other
+    threads cannot change it. `one_blas_thread` is called from several threads, so it needs the
     function without the wrapper.
     """
     from threadpoolctl import ThreadpoolController

@@ -61,7 +61,7 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # for each array axis, its axis in an `Index`; None if not cut
+    axes: tuple[int | None, ...]  # The `Index` axis of each array axis; None for an uncut axis.
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""
@@ -265,7 +265,7 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """Rechunk a dask array to the blocks; do not cut axes that broadcast or are None."""
+    """Rechunk a dask array to the blocks; axes that broadcast or are None stay whole."""
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)
@@ -306,7 +306,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Return the pieces of heads, the pieces of key heads, and `Blocks.key_heads`."""
+    """Cut the heads and the key heads into pieces; return both, and `Blocks.key_heads`."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):

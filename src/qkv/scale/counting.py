@@ -124,7 +124,7 @@ def count(block: Block, check: bool = True) -> Count:
     if block.source.packed or block.end is None:
         return _count_stream(block.source, check)
     with block.source.open() as stream:
-        before = b"\n"  # a file begins at the start of a line
+        before = b"\n"  # the start of a file is the start of a line
         if block.begin:
             stream.seek(block.begin - 1)
             before = stream.read(1)
@@ -172,7 +172,7 @@ class _Seen:
         self._lines = self._first = self._size = 0
 
     def read(self, size: int) -> bytes:
-        r"""Read a block. If it ends with \r, read more bytes, so that no \r\n is split."""
+        r"""Read a block. If the block ends with \r, read on, because \r\n is a single line end."""
         data = self._stream.read(size)
         while data.endswith(b"\r") and (more := self._stream.read(1)):
             data += more

@@ -41,7 +41,7 @@ class Encoded:
     Attributes:
         rows: the number of vectors.
         skipped: `(source, row, reason)` for each bad row that was skipped.
-        parts: the number of files.
+        parts: the number of part files in the folder.
     """
 
     rows: int
@@ -162,7 +162,7 @@ def encode(
     old = folder.manifest(CALL) if resume else None
     plan = _planned(which, files, client, on_error == "raise", old)
     with writing(folder, run, CALL):
-        old = folder.manifest(CALL) if resume else None  # another run may have replaced it
+        old = folder.manifest(CALL) if resume else None  # another run may have changed it
         if old is not None:
             _compare(plan, old, folder)
         done = _done(plan, old, folder, client)
@@ -213,7 +213,7 @@ def _check_model(model: Model) -> None:
 def _planned(
     model: Named, files: list[Source], client: Any, check: bool, old: Entry | None
 ) -> _Plan:
-    """Count all rows and plan a run; `old` is the manifest of an earlier run, whose sizes stay."""
+    """Count all rows and plan a run; a manifest `old` gives the sizes of blocks and parts."""
     files = [described(file, CALL) for file in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)

@@ -15,7 +15,7 @@ from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
 _READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # the arrays of a block
-_ROUNDED = 1e8  # Above this, a float64 log-sum-exp is too coarse to compute weights from it.
+_ROUNDED = 1e8  # Weights computed from a float64 log-sum-exp above this number are too inexact.
 
 
 class Part(NamedTuple):
@@ -46,7 +46,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
 
     Returns:
         The results of `qkv.attention` as dask arrays with the chunks of query.
-        Along leading dimensions and heads, the chunks of key and value cut the results too.
+        Along leading dimensions and heads, the results are also cut where key or value is cut.
         The last axis of weights has the chunks of key and value.
         Rounding errors are at most twice the rounding errors of `qkv.attention`.
 

@@ -38,7 +38,7 @@ class Folder:
 
     @property
     def _there(self) -> tuple[Any, str]:
-        """`(file system, path)` of the folder."""
+        """The folder's fsspec file system, and its path in this file system."""
         return cast("tuple[Any, str]", need("fsspec", "scale").core.url_to_fs(self.path))
 
     def path_of(self, name: str) -> str:
@@ -130,8 +130,8 @@ class Folder:
 
 
 # The schema of a manifest. A dict stands for a JSON object with these entries; the key "" stands
-# for all entries whose names are numbers. A list stands for a JSON list whose elements all have one
-# kind. A tuple stands for a JSON list with one element of each kind.
+# for all entries whose names are numbers. A list stands for a JSON list whose elements all fit the
+# list's only entry. A tuple stands for a JSON list whose elements fit the tuple's entries in order.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,

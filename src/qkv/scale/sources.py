@@ -182,12 +182,12 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
         if packed == ".zst":
             need("zstandard", "scale")
         if "://" not in name:
-            name = os.path.abspath(name)  # workers may be in another folder
+            name = os.path.abspath(name)  # a worker may have another current folder
         yield Source(name, kind, column, bool(packed))
 
 
 def described(source: Source, call: str) -> Source:
-    """Check the text column of a source; return the source, for a CSV with its `field`.
+    """Check the text column of a source; return the source, with `field` set if it is a CSV.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.

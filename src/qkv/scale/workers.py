@@ -23,14 +23,15 @@ from qkv.ops.kernel import get_num_threads, set_num_threads
 
 NO_WORKER = 300.0  # A run fails after this number of seconds without a worker.
 AHEAD = 8  # The number of submitted tasks for each thread of the cluster.
-# Numbers for glibc's mallopt: the options M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, the bytes of freed
-# memory to keep, the largest M_MMAP_THRESHOLD, and its default.
+# Numbers for glibc's mallopt. _TRIM and _MMAP mean M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
+# _KEPT is the bytes of freed memory to keep. _LARGEST is the largest value of M_MMAP_THRESHOLD, and
+# _USUAL is its default value.
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
 _LOOK = 1.0  # The number of seconds between two checks of the cluster.
 _PROCESS = uuid.uuid4().hex  # Identifies this process.
 _C = TypeVar("_C")
 _R = TypeVar("_R")
-Task = Callable[[Any, _C], _R]  # computes one case with a model
+Task = Callable[[Any, _C], _R]  # `task(model, case)` returns the case's result.
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
         return task(None, case)
     where = need("distributed", "scale").get_worker().address
     with _computing:
-        if job.process != _PROCESS:  # keep the threads of the process that began the run
+        if job.process != _PROCESS:  # not in the process that began the run
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
             return task(loaded(job.model, job.call, f"worker {where}"), case)

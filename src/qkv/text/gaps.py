@@ -31,9 +31,9 @@ class Masked:
         return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
     def _original(self, position: int, side: int) -> int:
-        """Convert a position to the original text.
+        """Convert a position in `text` to the position in the original text.
 
-        Inside a mask token, return the start (side 0) or the end (side 1) of the gap.
+        For a position inside a mask token, return the gap's start (side 0) or end (side 1).
         """
         number = bisect_right(self.starts, position - side) - 1
         if number < 0:

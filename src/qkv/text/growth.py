@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-GROWN = 2**24  # The maximum number of characters that the library may write at once.
-USUAL = 40  # Rules for real texts write at most this many characters for one character.
+GROWN = 2**24  # The maximum number of characters that one call of the library may write.
+USUAL = 40  # Useful rules turn one character into at most this many characters.
 
 _LONGEST = 4096  # The maximum number of characters of a token, a pattern or a replacement.
 _ADDED = 100  # The maximum number of special tokens around a text.
-_WORD = 1000  # The maximum number of characters in a word, because the library looks up each part.
+_WORD = 1000  # The maximum number of characters in a word; the library looks up all its parts.
 # The maximum number of characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
@@ -140,7 +140,7 @@ def _table(coded: str) -> float:
     try:
         raw = base64.b64decode(coded)
     except ValueError:
-        return 1.0  # the library cannot read the table either
+        return 1.0  # the library rejects a table that is not base64
     entries = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
     return max(1.0, *(len(entry.decode("utf-8", "replace")) for entry in entries))
 

@@ -126,7 +126,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
 
 def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
-    """Return `(text, waited)`: a part of a line, and how many of its bytes came with earlier parts.
+    """Decode a part of a line; return its text, and how many of its bytes came with earlier parts.
 
     `size` is the number of bytes of the line before the part. If the part is not text, return a
     `BadLine`.

@@ -38,7 +38,7 @@ class Tokenizer:
 
     def __init__(self, inner: "tokenizers.Tokenizer", factor: float = 1.0) -> None:
         self._inner = inner
-        # a text of this length grows to at most `GROWN` characters
+        # from a text of at most this length, the rules make at most `GROWN` characters
         self._at_once = max(1, int(GROWN / factor))
         self.unknown = _unknown(inner)
         around = set(inner.encode("").ids) if self._frames else set()
@@ -274,7 +274,7 @@ class SubwordTokenizer(Tokenizer):
             )
         try:
             content = path.read_bytes().decode("utf-8")
-            factor = growth(json.loads(content))  # raises before the library runs the rules
+            factor = growth(json.loads(content))  # check the rules before they run
             inner = library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises an Exception without a subclass
             reason = str(error).splitlines()[0]
@@ -374,7 +374,7 @@ def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
-    """Yield lists of texts with at most `most` characters or tokens; longer texts stand alone.
+    """Yield lists of texts with at most `most` characters or tokens; yield a longer text alone.
 
     >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
     [['the', 'cat'], ['sat'], ['on the mat']]
@@ -406,6 +406,6 @@ def _unknown(inner: "tokenizers.Tokenizer") -> str | None:
     if hasattr(model, "unk_token"):
         token: str | None = model.unk_token
         return token
-    # only the file names the unknown token of a Unigram model
+    # the unknown token of a Unigram model is only in the model's JSON
     index = json.loads(inner.to_str())["model"].get("unk_id")
     return None if index is None else inner.id_to_token(index)

@@ -16,7 +16,7 @@ UNKNOWN = "[UNK]"
 # Letters and digits, with their combining marks and joiners.
 _LETTERS = r"[\p{L}\p{N}_][\p{L}\p{M}\p{N}_\x{200c}\x{200d}]*"
 # A word may contain apostrophes of both kinds. Any other character except white space is a token,
-# with its combining characters (\X). A format character stands alone: \X would join it to a space.
+# with its combining characters (\X). A format character is a separate token.
 _TOKEN = rf"{_LETTERS}(?:['\x{{2019}}]{_LETTERS})*|(?![\s\p{{Cf}}])\X|\S"
 _MARKER = re.compile(r"\[[A-Z]+\]")
 
