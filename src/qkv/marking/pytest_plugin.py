@@ -39,7 +39,7 @@ class Feature:
 
 
 def pytest_configure(config: Any) -> None:
-    """Register the marker and the fixture."""
+    """Register the mark `pytest.mark.conform` and the fixture `conformance`."""
     config.addinivalue_line(
         "markers", "conform(function, **options): arguments of qkv.conform, for `conformance`"
     )
@@ -65,7 +65,7 @@ def _fixtures() -> Any:
     class Fixtures:
         @pytest.fixture
         def conformance(self, request: Any) -> Feature:
-            """Return a feature of the function in the marker `conform`."""
+            """Return the tested feature of the function in `@pytest.mark.conform(function)`."""
             marker = request.node.get_closest_marker("conform")
             if marker is None:
                 pytest.fail(

@@ -198,7 +198,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Change "refused" to "wrong" if an error is about shapes and the feature has right cases."""
+    """If a refusal is about shapes and the feature has right cases, count it as wrong."""
     needed = [result for result in results if not result.case.optional]
     fits = {result.feature for result in needed if result.status == "right"}
     return [

@@ -166,7 +166,7 @@ def _case(row: Mapping[str, Any], **changes: Any) -> Case:
     return Case(**{name: values[name] for name in values if name in _FIELDS}, options=options)
 
 
-# one case per option, from the table `once` in cases.toml; also used to test pairs of options
+# a case for each option, from the table `once` in cases.toml; `_pair` combines two of these cases
 _ONCE = {name: _case({"name": name, "L": 4, "S": 7} | row) for name, row in _TABLES["once"].items()}
 # the features that test an option, keyed by option
 _FEATURES_OF = {

@@ -75,7 +75,7 @@ def _read(out: Array) -> tuple[Array, Mistake | None]:
 
 
 def _all_or_nothing(runs: list[Outcome]) -> Finding | None:
-    """Describe masks that consist only of ones or only of zeros."""
+    """Describe a function whose causal masks are all ones or all zeros."""
     outs = [run.out for run in runs]
     for number, name in ((1, "causal-everything"), (0, "causal-nothing")):
         if all(out is not None and out.size and (out == number).all() for out in outs):

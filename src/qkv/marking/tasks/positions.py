@@ -173,7 +173,7 @@ ODD = (Table(2, 3), Table(3, 5))
 
 
 def _another() -> tuple[Table, ...]:
-    """Return one table of random size if there is a seed, and no table otherwise."""
+    """Return one table of random size if the random seed is not 0; otherwise, no table."""
     length, half = generator(0).integers(4, 10, 2)
     return (Table(int(length), 2 * int(half)),) if by_seed() else ()
 

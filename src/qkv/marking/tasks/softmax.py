@@ -155,7 +155,7 @@ _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
 
 
 def _drawn(number: int, rows: Any) -> Any:
-    """Return these scores, or random scores of the same shape if there is a seed."""
+    """Return these scores, or random scores of the same shape if the random seed is not 0."""
     shape = np.shape(rows)
     if not by_seed():
         return rows

@@ -69,7 +69,7 @@ def _sum(weights: Array, ids: Any, names: Any) -> Any:
 def _patterns() -> list[tuple[Any, ...]]:
     """Draw weights whose rows sum to 1, for texts with repeated names and other repeated words.
 
-    Only the last case has weights above the diagonal, so that functions that read them fail.
+    Only the last case has weights above the diagonal, to reveal functions that read such weights.
     """
     texts = [
         ([1, 4, 6, 1, 5], [1, 2]),
@@ -315,7 +315,7 @@ INDUCTION_HEAD = task(
 
 _NAME, _TRIED = "head-removed", "no head, one head and two heads"
 _MEANS = "return p[returning(ids)].mean(), p[others(ids)].mean()"
-_WITHIN = 2e-4  # for rounding in float32; any mistake has a far larger effect
+_WITHIN = 2e-4  # allows for rounding in float32; a mistake changes the means far more
 
 NO_FUNCTION = _TEXTS.mistake("removal-no-function")
 
