@@ -62,7 +62,7 @@ def test_the_default_prompt_gives_way_to_another(folder):
 def test_prompts_that_do_not_go(folder):
     model = with_prompts(folder)
     with pytest.raises(
-        ValueError, match=r"unknown prompt 'other': .* has query, document, passage, none"
+        ValueError, match=r"unknown prompt 'other': .* are query, document, passage, none"
     ):
         model.encode(TEXTS, prompt_name="other")
     with pytest.raises(TypeError, match="encode: prompt is int"):
@@ -81,7 +81,7 @@ def test_a_model_without_prompts_has_two_empty_ones(folder, files):
     model = load(folder.path)
     for name in ("query", "document"):
         np.testing.assert_array_equal(model.encode(TEXTS, prompt_name=name), model.encode(TEXTS))
-    with pytest.raises(ValueError, match=r"unknown prompt 'other': .* has query, document"):
+    with pytest.raises(ValueError, match=r"unknown prompt 'other': .* are query, document"):
         model.encode(TEXTS, prompt_name="other")
 
 

@@ -361,7 +361,8 @@ def chosen_prompt(
         return ""
     if wanted not in sentence.prompts:
         raise ValueError(
-            f"{call}: unknown prompt {wanted!r:.80}: {name} has {', '.join(sentence.prompts)}"
+            f"{call}: unknown prompt {wanted!r:.80}: the prompts of {name} are "
+            f"{', '.join(sentence.prompts)}"
         )
     return sentence.prompts[wanted]
 

@@ -180,8 +180,8 @@ def run_layers(
     body = model.network
     if not model.continues:
         raise ValueError(
-            f"{_CALL}: {model.name} reads one text and writes another, with two stacks of layers: "
-            "load a model with one stack"
+            f"{_CALL}: {model.name} reads one text and writes another: load a text encoder "
+            "or decoder"
         )
     vectors = as_array(resid, call=_CALL, name="resid")
     if not is_float(vectors.dtype):

@@ -95,7 +95,7 @@ def gradient(
     if not model.continues:
         raise ValueError(
             f"gradient: {model.name} reads one text and writes another, and qkv has no "
-            "backward pass through both: load a model that only reads or only continues a text"
+            "backward pass for such a model: load a text encoder or decoder"
         )
     reader.need_text("gradient")
     words = 0 if isinstance(of, Mapping) else model._need_words("gradient")
