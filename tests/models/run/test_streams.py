@@ -164,7 +164,12 @@ def test_a_stream_warns_once_of_all_that_was_cut(small):
         (TEXTS, {"edit": {("z", 0): "zero"}}, TypeError, "trace_stream: edit has 'zero'"),
         (TEXTS, {"ablate": [(9, 0)]}, ValueError, "trace_stream: ablate names layer 9"),
         (TEXTS, {"hide": [(0, 1, 9)]}, ValueError, "trace_stream: hide names layer 9"),
-        (TEXTS, {"ablate": {(0, 1): "mean"}}, ValueError, r"\"mean\" for \(0, 1\), but the mean is"),
+        (
+            TEXTS,
+            {"ablate": {(0, 1): "mean"}},
+            ValueError,
+            r"\"mean\" for \(0, 1\), but the mean is",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_is_read(encoder, texts, options, error, words):
