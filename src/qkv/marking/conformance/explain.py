@@ -33,7 +33,7 @@ class Explanation:
         lines: pairs `(line of the formula, its replacement)`.
         explains: `(explained, tried)`: the number of cases that the defects explain, and the number
             of cases of the feature that were tried.
-        beside: earlier features with defects that also affect these cases.
+        beside: earlier features whose defects, together with `defects`, give these results.
     """
 
     says: str

@@ -51,7 +51,7 @@ def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Ar
 
 
 def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return three variants: use `other` for both parts, only the first, or only the second."""
+    """Return three variants: `other` connects both parts, only the first, or only the second."""
     return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
 
 
