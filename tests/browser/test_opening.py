@@ -44,7 +44,7 @@ def test_a_page_that_is_used_again_is_as_a_new_one(
         after(page, button(page, "Hide crown").click)
         after(page, lambda: page.get_by_label("Your sentence", exact=True).fill("A [MASK]."))
         head = part(page, "head")
-        head.get_by_label("paint: a stroke over cells hides them").check()
+        head.get_by_label("paint: drag over cells to hide them").check()
         head.locator("> details summary").click()
         page.locator("[data-part=map] .cell-head").first.hover()
         page.evaluate("scrollTo(0, 300)")

@@ -163,7 +163,7 @@ def test_operands_stand_around_the_weights(page: Page, trace: Trace) -> None:
 
 
 def test_painting_hides_a_link_in_this_head(page: Page, model: Model) -> None:
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     click(page, PLACE, 4)
     until(lambda: masks(held(page)["edits"]) == [(PLACE, 4, *HEAD)])
     ids = list(model.tokenize(TEXT).ids)
@@ -188,7 +188,7 @@ def test_painting_elsewhere_reaches_the_layers_above(
     page: Page, model: Model, scope: str, where: tuple[int, ...]
 ) -> None:
     go(page, layer=1, head=4)
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     own(page).get_by_label("Hide", exact=True).select_option(scope)
     click(page, PLACE, 4)
     until(lambda: masks(held(page)["edits"]) == [(PLACE, 4, *where)])
@@ -200,7 +200,7 @@ def test_painting_elsewhere_reaches_the_layers_above(
 
 
 def test_painting_by_keyboard_and_by_steps(page: Page, model: Model, trace: Trace) -> None:
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     map_of(page).focus()
     press(page, "ArrowDown", "Control+Home", "Home", "ArrowRight", "Enter")
     until(lambda: masks(held(page)["edits"]) == [(0, 1, *HEAD)])
@@ -221,7 +221,7 @@ def test_painting_by_keyboard_and_by_steps(page: Page, model: Model, trace: Trac
 
 def test_what_another_change_hides_stays_hidden(page: Page) -> None:
     go(page, edits=[{"op": "hide", "token": 4}])
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     click(page, PLACE, 4)
     assert "hidden by another change" in own(page).locator(".paint [role=status]").inner_text()
     assert held(page)["edits"] == [{"op": "hide", "token": 4}]

@@ -332,7 +332,7 @@ def test_it_writes_on(open_served: Open, tmp_path: Path) -> None:
     assert new["ids"] == model.generate("a b", max_new_tokens=12, edit=edits).ids
     patch = [{"op": "patch", "at": "z", "layer": 0, "from": "b a"}]
     said = page.evaluate(f"{ask_edited}.catch(({{message}}) => message)", [options, patch])
-    assert said == 'generate: the server cannot generate with "patch" in force: undo it first'
+    assert said == 'generate: the server cannot generate with the edit "patch": undo the edit first'
     page.get_by_label("Your sentence").fill("a b")
     part = page.locator("[data-part=writing]")
     part.locator("input[type=range]").fill("0")

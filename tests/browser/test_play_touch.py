@@ -216,7 +216,7 @@ def stroke(page: Page, *through: tuple[int, int]) -> None:
 
 
 def test_a_stroke_hides_all_that_it_passes_over(page: Page, model: Model, trace: Trace) -> None:
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     stroke(page, (2, 1), (2, 5), (5, 5))  # faster than the pointer tells
     way = [*((2, key) for key in range(1, 6)), (3, 5), (4, 5), (5, 5)]
     edges = [(*cell, *HEAD) for cell in way]
@@ -258,7 +258,7 @@ def test_a_finger_paints_and_drags(page: Page, trace: Trace) -> None:
     wide: Any = own(page).locator(".weights").bounding_box()
     weight = weights_of(trace)[PLACE, ON] + 48 / wide["width"]
     until(lambda: given(page) and abs(given(page)[0]["weights"][ON] - weight) < 0.02)
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     own(page).get_by_role("application").scroll_into_view_if_needed()
     touch("touchStart", *point(page, 1, 1))
     for cell in range(2, 6):
@@ -272,7 +272,7 @@ def test_what_a_mask_cannot_change_is_said(page: Page) -> None:
     go(page, edits=[{"op": "hide", "token": 2}, row | {"weights": [0.1] * 10}])
     assert table(page)[PLACE] == pytest.approx([0.1] * 10)  # a weight set by hand is seen
     assert np.isnan(table(page)[[0, 3], 2]).all()
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     said = own(page).locator(".paint [role=status]")
     stroke(page, (PLACE, 4), (PLACE, 6))
     assert "set by hand here" in said.inner_text()
@@ -353,7 +353,7 @@ def test_what_a_decoder_hides_itself(open_served: Open, tmp_path: Path) -> None:
     scores = np.asarray(model.trace(field(page))["attn_scores", layer][0, head], np.float64)
     raw = page.locator(".row-table tbody tr > :nth-child(3)").all_text_contents()[:3]
     np.testing.assert_allclose([read(text) for text in raw], scores[2, :3], atol=0.0052)
-    own(page).get_by_label("paint: a stroke over cells hides them").check()
+    own(page).get_by_label("paint: drag over cells to hide them").check()
     stroke(page, (0, 2))
     assert "hidden by the model itself" in own(page).locator(".paint [role=status]").inner_text()
     assert "mask hidden" in own(page).locator(".score-line").inner_text()

@@ -103,8 +103,8 @@ def test_a_long_text_has_patterns_of_the_layers_that_are_asked_for(
     text = "the cat " * 150
     said = page.evaluate("text => qkv.run(text).catch(({message}) => message)", text)
     assert said == (
-        "run: the text has 302 tokens, and patterns of all layers are returned up to 256: "
-        "name some in layers"
+        "run: the text has 302 tokens, but a run returns the patterns of all layers only up to "
+        "256 tokens: list the layers you need in layers"
     )
     found = page.evaluate(RUN, [text, [], {"layers": [1], "at": [301]}])
     assert [len(heads) for heads in found["pattern"]] == [0, 4, 0]

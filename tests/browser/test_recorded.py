@@ -46,7 +46,7 @@ def test_a_text_that_is_held_is_a_run() -> None:
 
 
 def test_what_would_have_to_be_computed_is_refused() -> None:
-    why = "needs a model: this page holds what was computed before."
+    why = "needs a model, but this page has only saved numbers."
     asking = [
         "door.run('A', [{ op: 'hide', token: 1 }])",
         "door.run('a text')",
@@ -56,7 +56,7 @@ def test_what_would_have_to_be_computed_is_refused() -> None:
         f"return Promise.all([{', '.join(asking)}].map((asked) => asked.catch(String)))",
         made(WORDS, name="A"),
     )
-    first = ["A change", "Another text", "To remove heads"]
+    first = ["A change", "Another text", "Removing heads"]
     assert found == [f"Error: {what} {why}" for what in first]
     assert asked("return [door.name, door.where]", made(WORDS)) == ["a model", "recorded"]
 

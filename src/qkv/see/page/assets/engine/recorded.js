@@ -90,7 +90,7 @@ export function openRecorded(data) {
   /** @type {Run[]} */
   const runs = data.texts.map(recordedRun);
   /** @param {string} what */
-  const refuse = (what) => Promise.reject(new Error(`${what} needs a model: this page holds what was computed before.`));
+  const refuse = (what) => Promise.reject(new Error(`${what} needs a model, but this page has only saved numbers.`));
   return {
     name: data.model,
     where: "recorded",
@@ -100,7 +100,7 @@ export function openRecorded(data) {
       const found = data.texts.findIndex((/** @type {any} */ { name }) => name === text);
       return edits.length || found < 0 ? refuse(found < 0 ? "Another text" : "A change") : Promise.resolve(runs[found]);
     },
-    sweep: () => refuse("To remove heads"),
+    sweep: () => refuse("Removing heads"),
   };
 }
 

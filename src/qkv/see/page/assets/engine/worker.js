@@ -84,7 +84,7 @@ function* run(question) {
   const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
   const T = tokens.length;
   if (T > MOST_PATTERNS && !question.layers)
-    throw new RangeError(`run: the text has ${T} tokens, and patterns of all layers are returned up to ${MOST_PATTERNS}: name some in layers`);
+    throw new RangeError(`run: the text has ${T} tokens, but a run returns the patterns of all layers only up to ${MOST_PATTERNS} tokens: list the layers you need in layers`);
   const ids = read.map(({ id }) => id);
   const steps = yield* forward(model, memory, ids, yield* withSources(model, memory, ids, own));
   const resid = steps.map(handedOn); // (T, D), layers + 1 times

@@ -92,7 +92,7 @@ export function inWords({ state, run, original, words, model }) {
     if (op === "hide") put(`hide ${nameOf(token)[0]}`, edit, () => [named(token), " hidden"]);
     else if (op === "swap") put(`swap ${token}`, edit, () => [plain(nameIn(original, token)), " → ", plain(plainName(edit.with))]);
     else if (op === "ablate") put(`ablate ${head(edit)}`, edit, () => [edit.head === undefined ? `layer ${layer}: all heads removed` : `head ${layer}.${edit.head} removed`]);
-    else if (op === "causal") put("causal", edit, () => ["nothing ahead is seen"]);
+    else if (op === "causal") put("causal", edit, () => ["later words are hidden"]);
     else if (op === "scale") put("scale", edit, () => [heatWords(model, value)]);
     else if (op === "row") put(`row ${query} ${head(edit)}`, edit, () => ["weights of ", named(query), ` set ${head(edit)}`]);
     else if (edit.at) put(JSON.stringify(edit), edit, () => spelled(activationWords(edit, { state, model }, at)));

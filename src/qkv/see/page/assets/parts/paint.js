@@ -81,7 +81,7 @@ function cellsBetween([i, j], [r, c]) {
  * @param {(which: "query" | "key", by: number) => void} step  moves to another query or key
  */
 export function paintBar(ui, store, step) {
-  const on = toggle(ui, "paint: a stroke over cells hides them", false, () => map.node.classList.toggle("painting", on.input.checked));
+  const on = toggle(ui, "paint: drag over cells to hide them", false, () => map.node.classList.toggle("painting", on.input.checked));
   /** @type {Scope} */
   let where = "head";
   const scope = choice(ui, "Hide", SCOPES, where, (value) => (where = value));

@@ -198,7 +198,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     fill(title, `${at + 1}. ${one.title} `, el("span", { class: "dim" }, one.shape));
     fill(formula, one.formula);
     fill(code, one.code);
-    const few = held(one) && `shown: ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows, those of the largest weights`;
+    const few = held(one) && `shown: ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows, those with the largest weights`;
     const length = lengthIn(flow, one, token);
     const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "place" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
     fill(note, /** @type {string[]} */ ([one.note, few, long].filter(Boolean)).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));

@@ -63,7 +63,7 @@ const STEPS = [
     shows: "motion",
     moments: [4, 6],
     asks: ["sum"],
-    say: (_, { here }) => ["Every token also has a value. Their mix, as much of each as its weight, goes to ", here, "."],
+    say: (_, { here }) => ["Every token also has a value. The values, multiplied by their weights, are added up for ", here, "."],
   },
   {
     title: "Heads",
