@@ -218,7 +218,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "edits",
         "edits[1] (hide) has no token: it needs",
     ),
-    ({"edits": [{"op": "hide", "token": 8}]}, "edits", "has token 8: give 0 to 7, as the text"),
+    (
+        {"edits": [{"op": "hide", "token": 8}]},
+        "edits",
+        "has token 8: give 0 to 7, because the text",
+    ),
     ({"edits": [{"op": "hide", "token": -1}]}, "edits", "has token -1"),
     ({"edits": [{"op": "hide", "token": True}]}, "edits", "has token True"),
     ({"edits": [{"op": "hide", "token": 1.0}]}, "edits", "has token 1.0"),
