@@ -32,7 +32,9 @@ _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u
 )
 @click.option("--top-k", type=int, help="Draw from the K likeliest tokens.")
 @click.option(
-    "--top-p", type=float, help="Draw from the likeliest tokens that sum to this probability."
+    "--top-p",
+    type=float,
+    help="Draw from the likeliest tokens that together have this probability.",
 )
 @click.option("--seed", type=int, help="The same seed draws the same tokens.")
 @click.option(

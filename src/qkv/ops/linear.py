@@ -59,7 +59,7 @@ def linear(
         activation: a name that `activate` knows.
         gate: `(..., out)`, by which the activation's result is multiplied.
         residual: `(..., out)`, added last.
-        wide: whether half-precision inputs give a float32 result.
+        wide: whether the result is float32 if the inputs have half precision.
 
     Returns:
         `(..., out)`, in the dtype to which NumPy promotes `x` and `weight`.

@@ -39,7 +39,7 @@ def is_frozen(array: Array) -> bool:
         if array.base is None or isinstance(array.base, bytes | mmap.mmap):
             return True
         if not isinstance(array.base, np.ndarray):
-            return False  # the memory belongs to another library
+            return False  # another library owns the memory and may change it
         array = array.base
     return False
 

@@ -345,7 +345,9 @@ def write_part(model: Model, order: Order) -> tuple[Entry, Cut]:
         raise ValueError(f"{CALL}: {part.source.path} changed while it was read: encode a copy")
     data = _parquet(part, rows, np.concatenate(vectors))
     if not order.folder.is_ours(order.run):
-        raise RuntimeError(f"{CALL}: the run that ordered {order.name} has ended: start it again")
+        raise RuntimeError(
+            f"{CALL}: the run that ordered {order.name} has ended: call encode again"
+        )
     order.folder.write(order.name, data)
     entry = {"name": order.name, "rows": len(rows), "skipped": skipped}
     return {**entry, "bytes": len(data), "checksum": digest_of(data)}, texts_cut

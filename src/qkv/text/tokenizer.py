@@ -168,7 +168,8 @@ class Tokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids `(T,)`.
 
-        The tokenizer's rules write the spaces, so they may differ from those of the original text.
+        The tokenizer's rules write the spaces of the result, which may differ from the
+        spaces of the original text.
         Unknown words become the token `unknown`. If the tokenizer also adds this token around
         texts, the token is special and is omitted.
 
