@@ -78,7 +78,7 @@ STEPS = {
         {"files"},
         {"families"},
         {"run"},
-        {"elsewhere"},
+        {"other_libraries"},
         {"core"},
         {"tasks"},
         {"sentence"},
@@ -400,10 +400,11 @@ def test_every_script_is_part_of_a_page() -> None:
 def test_a_script_that_imports_upward_is_seen() -> None:
     source = (
         'import { a,\n  b } from "../parts/map.js";\nimport "./x.css";\nimport "./edits.js";\n'
-        '/** @typedef {import("../store/store.js").Now} Now */\nexport * from "../base/text.js";\n'
+        '/** @typedef {import("../store/store.js").Now} Now */\n'
+        'export * from "../base/format.js";\n'
     )
     found = scripts_imported("engine/engine.js", source)
-    assert found == {"parts/map.js", "engine/edits.js", "base/text.js"}
+    assert found == {"parts/map.js", "engine/edits.js", "base/format.js"}
     (line,) = scripts_upward("engine/engine.js", found)
     assert line == "engine/engine.js imports parts/map.js: imports go downward only"
 

@@ -13,8 +13,8 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer, util
 
 import qkv
-from qkv.models.elsewhere import ELSEWHERE
 from qkv.models.model import CrossEncoderModel
+from qkv.models.other_libraries import ELSEWHERE
 
 from . import test_cross_encoder as cross
 from .sentences import WORDS

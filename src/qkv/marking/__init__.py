@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from qkv.marking.conformance.card import conform
     from qkv.marking.conformance.report import Report
     from qkv.marking.files.class_table import ClassTable, by_file, by_roster, files_in, read_roster
-    from qkv.marking.files.exports import write_gradescope, write_junit
+    from qkv.marking.files.junit_gradescope import write_gradescope, write_junit
     from qkv.marking.files.process import check_file
     from qkv.marking.tasks import TASKS
 
@@ -40,8 +40,8 @@ _WHERE = {
     "by_roster": "files.class_table",
     "files_in": "files.class_table",
     "read_roster": "files.class_table",
-    "write_gradescope": "files.exports",
-    "write_junit": "files.exports",
+    "write_gradescope": "files.junit_gradescope",
+    "write_junit": "files.junit_gradescope",
 }
 
 

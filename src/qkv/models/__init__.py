@@ -5,7 +5,7 @@ from qkv.models.files.read import ModelError
 from qkv.models.loading import load, load_for
 from qkv.models.model import CrossEncoderModel, Model
 from qkv.models.pool import Pool
-from qkv.models.run.edit import At
+from qkv.models.run.edited_run import At
 from qkv.models.tasks.call import ModelOutput
 from qkv.models.tasks.head_weights import Factored, HeadWeights
 from qkv.models.untrained import random_model

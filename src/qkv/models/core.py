@@ -12,8 +12,7 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.edits import Edits
 from qkv.files import StrPath
 from qkv.layers import Block
-from qkv.models.elsewhere import ELSEWHERE
-from qkv.models.files.modules import Routing
+from qkv.models.files.modules_json import Routing
 from qkv.models.files.names import Weights
 from qkv.models.files.read import GENERATION, ModelError, is_whole
 from qkv.models.files.saving import save_model, storage_type
@@ -23,8 +22,9 @@ from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
+from qkv.models.other_libraries import ELSEWHERE
 from qkv.models.run.batches import Layout, parts
-from qkv.models.run.edit import EditedRun, Keep
+from qkv.models.run.edited_run import EditedRun, Keep
 from qkv.models.run.fit_edits import Fitted, fit, plain
 from qkv.models.run.inputs import Batch, TextReader, check_tokenizer, end_ids
 from qkv.ops.packing import frozen

@@ -13,13 +13,12 @@ import numpy as np
 
 from qkv.arrays import DType, float_type
 from qkv.files import StrPath
-from qkv.models.elsewhere import LOADING, advising
 from qkv.models.families import described, towers
 from qkv.models.families.static_embedding import read_static
 from qkv.models.files import read
 from qkv.models.files.config import Config, lacking
 from qkv.models.files.find import DEFAULT, find_model
-from qkv.models.files.modules import read_routing
+from qkv.models.files.modules_json import read_routing
 from qkv.models.files.names import Names, Weights, read_weights
 from qkv.models.files.notices import read_notices
 from qkv.models.files.preprocessor import Pixels
@@ -27,6 +26,7 @@ from qkv.models.files.sentence import Sentence, read_sentence
 from qkv.models.files.tensors import Tensors
 from qkv.models.model import CrossEncoderModel, Model, Seq2SeqModel
 from qkv.models.network.design import Design, DualDesign, Seq2SeqDesign, VisionDesign
+from qkv.models.other_libraries import LOADING, advising
 from qkv.models.untrained import random_model
 from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer

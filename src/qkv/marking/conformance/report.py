@@ -160,7 +160,7 @@ class Report:
 
     def to_junit(self, path: StrPath) -> None:
         """Write features as JUnit XML tests, in which refused and absent features are skipped."""
-        from qkv.marking.files.exports import write_features
+        from qkv.marking.files.junit_gradescope import write_features
 
         tests = [
             (name, status, "\n".join([self.remark(name), *self.details(name)]))

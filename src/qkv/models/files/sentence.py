@@ -12,7 +12,7 @@ import numpy as np
 from qkv.arrays import Array
 from qkv.models.files import read
 from qkv.models.files.config import Config
-from qkv.models.files.modules import STEPS, Module
+from qkv.models.files.modules_json import STEPS, Module
 from qkv.models.files.tensors import FLOATS, Tensors
 from qkv.models.network.pooling import POOLING, Dense, LengthOne, Norm, Step, to_length_one
 from qkv.ops.packing import frozen

@@ -11,7 +11,7 @@ import numpy as np
 from qkv.arrays import Array, Shape, shown
 from qkv.edits import Record
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.edit import At, Change, Masked, Step, is_number
+from qkv.models.run.edited_run import At, Change, Masked, Step, is_number
 from qkv.trace import Recorder
 from qkv.trace.activations import Parsed, activation, meant, parse
 

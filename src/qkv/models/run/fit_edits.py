@@ -13,8 +13,8 @@ from qkv.arrays import Array, Shape, as_array, is_whole_number, shown
 from qkv.edits import Edits, Record, operations, schema
 from qkv.models.network.decoder import EncoderDecoder
 from qkv.models.network.transformer import Transformer
-from qkv.models.run.edit import At, EditedRun, Masked, Spliced, is_number
 from qkv.models.run.edit_ops import OPS, Plan, are_numbers, shape_of, wrong
+from qkv.models.run.edited_run import At, EditedRun, Masked, Spliced, is_number
 from qkv.models.run.inputs import Batch, TextReader
 from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import find_pieces, joined_words, plain_tokens

@@ -16,7 +16,7 @@ from qkv.extras import need
 from qkv.models.core import Core
 from qkv.models.files.sentence import Sentence
 from qkv.models.run.batches import Layout
-from qkv.models.run.edit import EditedRun
+from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check
 from qkv.models.run.inputs import check_device, check_ids
 from qkv.models.run.truncation import MOST, Truncator, callers

@@ -12,7 +12,7 @@ from qkv.models.core import Core
 from qkv.models.network.decoder import Encoded, EncoderDecoder
 from qkv.models.network.transformer import Transformer, unpacked, without_holes
 from qkv.models.run.batches import Layout, columns
-from qkv.models.run.edit import EditedRun
+from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.inputs import checked_ids, checked_positions, named
 from qkv.text import Tokenized
 from qkv.trace.activations import parse

@@ -11,10 +11,10 @@ import numpy as np
 from qkv.arrays import Array, is_whole_number, shown, whole_number
 from qkv.edits import Ablate, Edit, Hide, edits_of
 from qkv.models.core import Core
-from qkv.models.elsewhere import GENERATING, advising
 from qkv.models.network.transformer import Transformer
+from qkv.models.other_libraries import GENERATING, advising
 from qkv.models.run.batches import Layout
-from qkv.models.run.edit import CANNOT, EditedRun
+from qkv.models.run.edited_run import CANNOT, EditedRun
 from qkv.models.run.truncation import MOST
 from qkv.models.tasks.sampling import Measured, Sampling, measured
 from qkv.models.tasks.spelling import TextStream, check_stop, spelled

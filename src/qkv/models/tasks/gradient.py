@@ -14,8 +14,8 @@ from qkv.layers.base import starts_of
 from qkv.models.core import Core
 from qkv.models.network.transformer import Transformer
 from qkv.models.run.batches import layout_of
-from qkv.models.run.edit import EditedRun, Spliced, is_number
 from qkv.models.run.edit_ops import shape_of
+from qkv.models.run.edited_run import EditedRun, Spliced, is_number
 from qkv.models.run.fit_edits import spliced_names
 from qkv.models.run.inputs import Batch
 from qkv.models.tasks.trace import layers_to_run

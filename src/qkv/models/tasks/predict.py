@@ -11,7 +11,7 @@ from qkv.arrays import Array, ArrayLike, as_array, is_float, whole_number
 from qkv.attend import softmax
 from qkv.edits import Ablate, Edit, Edits, Hide, edits_of
 from qkv.models.core import Core
-from qkv.models.run.edit import CANNOT
+from qkv.models.run.edited_run import CANNOT
 from qkv.models.run.inputs import ids_given
 from qkv.models.run.truncation import Truncator, callers
 from qkv.models.tasks.trace import trace

@@ -15,7 +15,7 @@ from qkv.models.core import Core
 from qkv.models.network.decoder import Encoded
 from qkv.models.network.transformer import Transformer, unpacked
 from qkv.models.run.batches import Layout, batches, joined, layout_of
-from qkv.models.run.edit import EditedRun
+from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.fit_edits import check, hide_value, spliced_names
 from qkv.models.run.inputs import Batch, Texts
 from qkv.models.run.truncation import Cut, counting

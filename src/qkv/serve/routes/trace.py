@@ -15,7 +15,7 @@ from starlette.responses import Response
 from qkv.arrays import Array
 from qkv.edits import edits_of, operations
 from qkv.models import Model
-from qkv.models.run.edit import EditedRun
+from qkv.models.run.edited_run import EditedRun
 from qkv.models.run.inputs import ids_given
 from qkv.models.run.truncation import Truncator
 from qkv.models.vision import VisionModel

@@ -1,7 +1,7 @@
 // Controls that a reader sets, colour scales, and tables.
 
 import { el, fill } from "./elements.js";
-import { number } from "./text.js";
+import { number } from "./format.js";
 
 /** @typedef {import("./mount.js").Ui} Ui */
 

@@ -1,6 +1,6 @@
 // Elements of a page. Text from outside becomes only text nodes.
 
-import { visible } from "./text.js";
+import { visible } from "./format.js";
 
 /** @param {any} node @param {any} attributes @param {any[]} children */
 function build(node, attributes, children) {

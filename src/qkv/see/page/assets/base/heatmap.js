@@ -3,7 +3,7 @@
 import { canvas2d, css, hatch, ink, raster, shade } from "./colours.js";
 import { scaleBar } from "./controls.js";
 import { el, fill } from "./elements.js";
-import { count, cut, visible } from "./text.js";
+import { count, cut, visible } from "./format.js";
 
 /** @typedef {import("./mount.js").Ui} Ui */
 /** @typedef {ReturnType<typeof heatmap>} HeatMap */

@@ -1,6 +1,6 @@
 // The interface (door) to texts that were run when the page was written. It reads the payload, and computes nothing.
 
-import { unpack } from "../base/values.js";
+import { unpack } from "../base/arrays.js";
 
 /** @typedef {import("./door.js").Run} Run */
 /** @typedef {import("./edits.js").Edit} Edit */

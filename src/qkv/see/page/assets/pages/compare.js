@@ -2,7 +2,7 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { starting } from "../base/mount.js";
-import { count, number, visible } from "../base/text.js";
+import { count, number, visible } from "../base/format.js";
 import { recordedStore } from "../store/recorded.js";
 import { lineChart } from "../parts/chart.js";
 import { helpOf, notesOf, titleNode, whyOf } from "../parts/notes.js";

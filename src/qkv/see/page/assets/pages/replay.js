@@ -6,9 +6,9 @@ import { choice, roving, stretcher } from "../base/controls.js";
 import { el, fill, svg } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
 import { starting } from "../base/mount.js";
-import { count, number, visible } from "../base/text.js";
+import { count, number, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
-import { unpack } from "../base/values.js";
+import { unpack } from "../base/arrays.js";
 import "./replay.css";
 
 /**

@@ -3,7 +3,7 @@
 
 import { el, fill, svg, word } from "../base/elements.js";
 import { starting } from "../base/mount.js";
-import { cut, number, visible } from "../base/text.js";
+import { cut, number, visible } from "../base/format.js";
 import { lineColour, planePart } from "../parts/plane.js";
 import { saveMenu } from "../parts/save.js";
 import "./shift.css";

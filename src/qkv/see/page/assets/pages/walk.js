@@ -3,7 +3,7 @@
 
 import { el, fill } from "../base/elements.js";
 import { starting } from "../base/mount.js";
-import { unpack } from "../base/values.js";
+import { unpack } from "../base/arrays.js";
 import { stepsView } from "../parts/steps.js";
 import { numbersOf } from "../parts/sums.js";
 

@@ -4,7 +4,7 @@
 
 import { roving } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
-import { number } from "../base/text.js";
+import { number } from "../base/format.js";
 import "./block.css";
 
 /** @typedef {import("./sums.js").Numbers} Numbers */

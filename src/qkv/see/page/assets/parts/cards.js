@@ -2,7 +2,7 @@
 // the card explains it. Runs of the model in the page decide which guess is right.
 
 import { el, fill, word } from "../base/elements.js";
-import { percent } from "../base/text.js";
+import { percent } from "../base/format.js";
 import { chancesOf } from "../engine/sampling.js";
 import { movedChance } from "../store/chances.js";
 import "./cards.css";

@@ -5,7 +5,7 @@
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { cut, number, visible } from "../base/text.js";
+import { cut, number, visible } from "../base/format.js";
 import { inSum, termsOf, total } from "./sums.js";
 import "./cell.css";
 

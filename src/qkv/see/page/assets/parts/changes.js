@@ -3,9 +3,9 @@
 
 import { choice } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
-import { count, number } from "../base/text.js";
+import { count, number } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { range } from "../base/values.js";
+import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { maskOf } from "../store/places.js";
 import { offerOf } from "./sentence.js";

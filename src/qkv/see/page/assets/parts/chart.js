@@ -1,7 +1,7 @@
 // A line chart with one number for each layer.
 
 import { svg } from "../base/elements.js";
-import { fixed } from "../base/text.js";
+import { fixed } from "../base/format.js";
 
 /**
  * Draws a line through numbers, and writes each number beside its point if it fits.

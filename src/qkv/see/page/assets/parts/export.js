@@ -1,7 +1,7 @@
 // The data to save from each part of the live page: the numbers as tables, and the text below the picture.
 
 import { el } from "../base/elements.js";
-import { visible } from "../base/text.js";
+import { visible } from "../base/format.js";
 import { hiddenBy } from "../engine/edits.js";
 import { chancesOf } from "../engine/sampling.js";
 import { cosineAt, movedShare } from "../store/chances.js";

@@ -1,7 +1,7 @@
 // The steps of one layer of a run, in the format in which page/payload.py writes a recorded walk. The texts of the
 // steps are in steps.json, which Python reads too; this module chooses the rows and fills their placeholders.
 
-import { visible } from "../base/text.js";
+import { visible } from "../base/format.js";
 import { editsOf, hiddenBy, isFor, scaleOf } from "../engine/edits.js";
 import { capped } from "../engine/layers.js";
 import { isRemoved } from "./map.js";

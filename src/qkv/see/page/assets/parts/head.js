@@ -6,7 +6,7 @@ import { canvas2d, css, shade } from "../base/colours.js";
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { fixed, percent, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { maskOf } from "../store/places.js";
 import { SIGHT } from "../store/state.js";

@@ -1,7 +1,7 @@
 // The data flow of the chosen layer of a run, and a table of the steps that give one row of a head's weights.
 
 import { el, fill, word } from "../base/elements.js";
-import { fixed, number } from "../base/text.js";
+import { fixed, number } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf, hiddenBy, isFor, scaleOf } from "../engine/edits.js";
 import { capped } from "../engine/layers.js";

@@ -3,7 +3,7 @@
 import { LINES } from "../base/colours.js";
 import { roving } from "../base/controls.js";
 import { el, fill, svg } from "../base/elements.js";
-import { count, visible } from "../base/text.js";
+import { count, visible } from "../base/format.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("./sight.js").Head} Head */

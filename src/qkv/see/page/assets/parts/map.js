@@ -6,7 +6,7 @@
 import { css, shade } from "../base/colours.js";
 import { choice, roving, scaleBar } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { number, percent, visible } from "../base/text.js";
+import { number, percent, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
 import { chancesOf } from "../engine/sampling.js";

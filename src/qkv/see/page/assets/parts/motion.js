@@ -3,7 +3,7 @@
 
 import { canvas2d, css, hatch, shade } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
-import { count, number, percent, visible } from "../base/text.js";
+import { count, number, percent, visible } from "../base/format.js";
 import { hiddenBy, scaleOf } from "../engine/edits.js";
 import { vectorsOf } from "./head.js";
 import { isRemoved } from "./map.js";

@@ -1,7 +1,7 @@
 // The notes on the pages of recorded texts.
 
 import { el } from "../base/elements.js";
-import { visible } from "../base/text.js";
+import { visible } from "../base/format.js";
 import { seenIn } from "./sight.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */

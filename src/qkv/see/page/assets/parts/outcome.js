@@ -2,7 +2,7 @@
 // them, and further below the effect of the changes on a word's vectors and on the patterns of heads.
 
 import { el, fill, word } from "../base/elements.js";
-import { fixed, percent, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";

@@ -4,7 +4,7 @@
 import { foldedTable } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { fixed, inBoth, number, percent, visible } from "../base/text.js";
+import { fixed, inBoth, number, percent, visible } from "../base/format.js";
 import { alongside } from "../store/alongside.js";
 import { SIGHT } from "../store/state.js";
 import { heldWith, lines, rowsInView } from "./lines.js";

@@ -3,8 +3,8 @@
 
 import { choice } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
-import { visible } from "../base/text.js";
-import { range } from "../base/values.js";
+import { visible } from "../base/format.js";
+import { range } from "../base/arrays.js";
 import { alongside } from "../store/alongside.js";
 import { LONGEST } from "../store/state.js";
 import { reading } from "./reading.js";

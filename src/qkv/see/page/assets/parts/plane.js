@@ -3,7 +3,7 @@
 
 import { LINES } from "../base/colours.js";
 import { el, fill, svg } from "../base/elements.js";
-import { cut, number, visible } from "../base/text.js";
+import { cut, number, visible } from "../base/format.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 

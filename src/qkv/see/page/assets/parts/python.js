@@ -1,6 +1,6 @@
 // Python code for the current state: a call of the library that gives the same numbers.
 
-import { range } from "../base/values.js";
+import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { joinedMasks } from "../store/state.js";
 

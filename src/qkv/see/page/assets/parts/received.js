@@ -3,7 +3,7 @@
 
 import { canvas2d } from "../base/colours.js";
 import { el, fill, word } from "../base/elements.js";
-import { count, number } from "../base/text.js";
+import { count, number } from "../base/format.js";
 import "./received.css";
 
 /** @typedef {import("../store/store.js").Told} Told */

@@ -3,7 +3,7 @@
 
 import { el, fill } from "../base/elements.js";
 import { MATRICES } from "../base/heatmap.js";
-import { cut } from "../base/text.js";
+import { cut } from "../base/format.js";
 import { pictureOf, pngOf, svgText } from "./picture.js";
 import "./save.css";
 

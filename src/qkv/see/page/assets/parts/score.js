@@ -2,7 +2,7 @@
 // weight.
 
 import { el, fill, word } from "../base/elements.js";
-import { number, visible } from "../base/text.js";
+import { number, visible } from "../base/format.js";
 import { hiddenBy, isFor, scaleOf } from "../engine/edits.js";
 import { productBars, sumBars } from "./cell.js";
 import { sumOf } from "./sums.js";

@@ -3,8 +3,8 @@
 
 import { roving } from "../base/controls.js";
 import { el, fill, word } from "../base/elements.js";
-import { visible } from "../base/text.js";
-import { range } from "../base/values.js";
+import { visible } from "../base/format.js";
+import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { gapsOf } from "../engine/gaps.js";
 import { maskOf } from "../store/places.js";

@@ -2,8 +2,8 @@
 
 import { raster } from "../base/colours.js";
 import { word } from "../base/elements.js";
-import { count, inBoth, number, percent, visible } from "../base/text.js";
-import { pick } from "../base/values.js";
+import { count, inBoth, number, percent, visible } from "../base/format.js";
+import { pick } from "../base/arrays.js";
 import { hiddenBy, scaleOf } from "../engine/edits.js";
 import { SIGHT } from "../store/state.js";
 

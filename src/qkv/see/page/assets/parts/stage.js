@@ -2,7 +2,7 @@
 // from the gap to the words that all heads together look at. Changes are animated.
 
 import { el, fill, svg } from "../base/elements.js";
-import { percent, visible } from "../base/text.js";
+import { percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";

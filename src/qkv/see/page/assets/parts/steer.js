@@ -1,7 +1,7 @@
 // Patching and steering: an activation from another text, and a vector from the difference of two texts.
 
 import { el, fill } from "../base/elements.js";
-import { count, number } from "../base/text.js";
+import { count, number } from "../base/format.js";
 import { LONGEST } from "../store/state.js";
 import { oneAtATime } from "./hand.js";
 import { ALL, menu, numbered, patchPanel, tokenOptions } from "./patch.js";

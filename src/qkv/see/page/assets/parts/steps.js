@@ -5,7 +5,7 @@
 import { stretcher, toggle } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
-import { fixed, number, visible } from "../base/text.js";
+import { fixed, number, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { blockPart, lengthIn } from "./block.js";
 import { productBars, shareBars, sumBars } from "./cell.js";

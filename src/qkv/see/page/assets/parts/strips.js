@@ -2,7 +2,7 @@
 
 import { canvas2d, css, shade } from "../base/colours.js";
 import { el, fill } from "../base/elements.js";
-import { visible } from "../base/text.js";
+import { visible } from "../base/format.js";
 import "./strips.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */

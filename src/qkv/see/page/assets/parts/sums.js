@@ -1,7 +1,7 @@
 // Writes out how a number is computed, for any arrays whose operations are known. steps/step.py describes `op`, and
 // writes the same texts in Python.
 
-import { number } from "../base/text.js";
+import { number } from "../base/format.js";
 
 const TERMS = 6; // the number of written terms of a long sum
 

@@ -4,7 +4,7 @@
 
 import { choice, STRETCH, toggle } from "../base/controls.js";
 import { el } from "../base/elements.js";
-import { visible } from "../base/text.js";
+import { visible } from "../base/format.js";
 import { seenIn } from "./sight.js";
 import "./view_bar.css";
 

@@ -3,7 +3,7 @@
 
 import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { fixed, percent, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/format.js";
 import { oneAtATime } from "./hand.js";
 import { ROW } from "./lines.js";
 import "./weight.css";

@@ -1,8 +1,8 @@
 // Words and phrases that several parts use.
 
 import { word } from "../base/elements.js";
-import { cut, number, visible } from "../base/text.js";
-import { range } from "../base/values.js";
+import { cut, number, visible } from "../base/format.js";
+import { range } from "../base/arrays.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */

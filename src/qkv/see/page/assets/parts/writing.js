@@ -3,7 +3,7 @@
 
 import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
-import { fixed, percent, visible } from "../base/text.js";
+import { fixed, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import "./writing.css";

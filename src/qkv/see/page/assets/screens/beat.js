@@ -2,7 +2,7 @@
 // runs the model for its guesses.
 
 import { el, fill, word } from "../base/elements.js";
-import { percent, visible } from "../base/text.js";
+import { percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import { maskOf, wordsOf } from "../store/places.js";

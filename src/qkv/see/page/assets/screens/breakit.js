@@ -3,7 +3,7 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { plainName } from "../base/tokens.js";
-import { range } from "../base/values.js";
+import { range } from "../base/arrays.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import { isRemoved } from "../parts/map.js";
 import { stage } from "../parts/stage.js";

@@ -3,9 +3,9 @@
 // it in the lab.
 
 import { el, fill, word } from "../base/elements.js";
-import { fixed } from "../base/text.js";
+import { fixed } from "../base/format.js";
 import { plainTokens } from "../base/tokens.js";
-import { range } from "../base/values.js";
+import { range } from "../base/arrays.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import { stateOf } from "../store/state.js";
 import { withWords } from "../store/places.js";

@@ -2,7 +2,7 @@
 // the guess and the lines change. Buttons lead to the other screens.
 
 import { el, fill } from "../base/elements.js";
-import { range } from "../base/values.js";
+import { range } from "../base/arrays.js";
 import { gapsOf } from "../engine/gaps.js";
 import { LONGEST } from "../store/state.js";
 import { hiding, offerOf, unreadOf } from "../parts/sentence.js";

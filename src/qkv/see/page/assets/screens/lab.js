@@ -4,7 +4,7 @@
 
 import { roving } from "../base/controls.js";
 import { el, fill } from "../base/elements.js";
-import { visible } from "../base/text.js";
+import { visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { PART_OF } from "../store/state.js";
 import { changesPart } from "../parts/changes.js";

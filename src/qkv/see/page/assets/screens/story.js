@@ -2,7 +2,7 @@
 // stays in view. The pictures are parts of the lab; each question of the lesson is at the step that it is about.
 
 import { el, fill, word } from "../base/elements.js";
-import { count, percent, visible } from "../base/text.js";
+import { count, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import { openCard } from "../parts/cards.js";

@@ -3,7 +3,7 @@
 // change that both vectors share.
 
 import { el, fill, svg, word } from "../base/elements.js";
-import { fixed, visible } from "../base/text.js";
+import { fixed, visible } from "../base/format.js";
 import { wordsOf } from "../store/places.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */

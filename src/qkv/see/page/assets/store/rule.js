@@ -2,7 +2,7 @@
 // analysis/interventions.py. For a text with a gap it is the head whose removal changes the guess most; otherwise it
 // is the head whose strongest link is furthest above the usual weight.
 
-import { percent } from "../base/text.js";
+import { percent } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { chancesOf, likeliestOf } from "../engine/sampling.js";
 import { movedChance } from "./chances.js";

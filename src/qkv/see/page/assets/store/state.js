@@ -1,6 +1,6 @@
 // The state of a page, as an immutable object and as a part of an address.
 
-import { pick } from "../base/values.js";
+import { pick } from "../base/arrays.js";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 /** @typedef {import("../engine/edits.js").ByOp} ByOp */

@@ -2,7 +2,7 @@
 // state cancels the current run. The data that the parts receive always belong to one state.
 
 import { plainTokens } from "../base/tokens.js";
-import { pick } from "../base/values.js";
+import { pick } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { placed, withWords } from "./places.js";
 import { headByRule } from "./rule.js";

