@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from qkv.marking.errors import in_words, line_of, type_name, words_of
+from qkv.marking.files.library_calls import Watch
 from qkv.marking.files.source import NOTEBOOK, defined, read_notebook, tasks_in
 from qkv.marking.files.verdicts import no_function, of_error
-from qkv.marking.files.watch import Watch
 from qkv.marking.files.wire import Packed, Packer, unpack
 from qkv.marking.isolated import leave, serve
 from qkv.marking.outcome import getpid, is_number, is_stub, muted, name_of, takes_tensors

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from qkv.arrays import whole_number
 from qkv.files import StrPath
 from qkv.marking.errors import type_name, words_of
+from qkv.marking.files.library_calls import answers
 from qkv.marking.files.remote import Found, Remotes
 from qkv.marking.files.verdicts import failed, listed, names_of, not_marked
-from qkv.marking.files.watch import answers
 from qkv.marking.isolated import SECONDS, Ended, Isolated
 from qkv.marking.marker import check, task_of
 from qkv.marking.raised import RAISES
