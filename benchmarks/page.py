@@ -109,11 +109,11 @@ peak, for attention alone and for whole models. All numbers in the tables come f
 """
 
 DETAILS = """\
-Times are medians. "Of limit" is the share of the peak, or of the read rate if reading limits the
-speed. `onnxruntime` is the operator `MultiHeadAttention` of onnxruntime, `opset 24` is ONNX's
-`Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime. `openvino` is OpenVINO's SDPA
-operator, and `numpy` is attention as most tutorials write it in NumPy. Shapes are `(B, H, L, d)`,
-and for decoding `(B, Hq over Hkv, L x S, d)`.
+Times are medians. "Of limit" is the share of the machine's peak; if reading limits the speed, it is
+the share of the read rate. `onnxruntime` is the operator `MultiHeadAttention` of onnxruntime,
+`opset 24` is ONNX's `Attention`, and `GQA` is `GroupQueryAttention` of onnxruntime. `openvino` is
+OpenVINO's SDPA operator, and `numpy` is attention as most tutorials write it in NumPy. Shapes are
+`(B, H, L, d)`, and for decoding `(B, Hq over Hkv, L x S, d)`.
 """
 
 HOW = "## How to repeat it\n"

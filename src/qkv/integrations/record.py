@@ -26,7 +26,7 @@ class Ran:
 
     Attributes:
         owner: the layer that called attention.
-        mask: an object that identifies the forward pass; all layers of the pass share it.
+        mask: the mask object that all layers of one forward pass share, so it identifies the pass.
             None if unknown.
         start: the position of the first query in its text; None if unknown.
         first_key: the position of the first key in its text.

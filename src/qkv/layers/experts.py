@@ -206,7 +206,8 @@ class Experts(Routed):
     def _each(self) -> list[tuple[Array, ...]]:
         """Return the arrays of each expert.
 
-        Every call returns the same objects, because `linear` keeps a packed copy of each object.
+        Every call returns the same array objects: `linear` stores a packed copy of each object,
+        and would have to pack new objects again.
         """
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):

@@ -62,8 +62,8 @@ class CheckResult:
 
         Args:
             hints: the number of hints, from 0 to 3. The third hint is the line that corrects the
-                first finding, so it gives the answer away. For a convention, this line always
-                appears.
+                first finding, so it gives the answer away. If the finding is only a different
+                convention, the line appears for every number.
         """
         paragraphs = self.message.splitlines()
         mends = [line.removeprefix(_MENDS) for line in paragraphs if line.startswith(_MENDS)]

@@ -88,7 +88,7 @@ def _attended(blocks: Blocks) -> Tasks:
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
         for index in seen:
-            sinks = ("sinks",) if index is seen[0] else ()  # only the first part counts the sinks
+            sinks = ("sinks",) if index is seen[0] else ()  # the sinks belong to one part only
             read = blocks.inputs(index, *_READ, *sinks)
             refs.append(tasks.add((*at, index[-1]), _attend, blocks.rules(index), **read))
         if not seen:

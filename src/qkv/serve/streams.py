@@ -54,7 +54,7 @@ class Stream(Request):
 
     @property
     def is_read(self) -> bool:
-        """Whether the client has read enough pieces for a full stream to continue."""
+        """Whether at most half of `AHEAD` pieces are unread, so that a paused stream continues."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:

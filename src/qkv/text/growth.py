@@ -16,8 +16,8 @@ _WORD = 1000  # The maximum number of characters in a word; the library looks up
 # The maximum number of characters that the rules of each kind may write for one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# The maximum number of characters that each rule writes for one character, according to the tables
-# of Unicode and to UTF-8.
+# For each rule, the maximum number of characters that it writes for one character. The sources are
+# the tables of Unicode and, for ByteLevel, UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},

@@ -98,7 +98,7 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
     ['the cat', BadLine('is not UTF-8: byte 5 is 0xff'), 'the mat']
     """
     size, text = 0, ""  # The bytes of the current line so far, and its text.
-    bad = False  # Whether the line is not text, and a `BadLine` was yielded.
+    bad = False  # Whether a `BadLine` was yielded for this line.
     decoder = codecs.getincrementaldecoder("utf-8")()
     for part, ended in _parts(stream):
         decoded = None if bad else _decoded(part, ended, size, decoder)

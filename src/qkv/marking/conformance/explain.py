@@ -154,7 +154,7 @@ class Explainer:
         self._right = [_Seen.of(result) for result in few if result.case.size()[1] < _LARGE]
 
     def explain(self, results: Sequence[CaseResult]) -> Explanation | None:
-        """Find defects that give the results of a feature's cases, or return None."""
+        """Find known defects that would give the function's wrong results, or return None."""
         results = [result for result in results if result.case.size()[1] < _LARGE]
         wrong = sorted(filter(_differs, results), key=lambda result: result.case.size())
         if not wrong:

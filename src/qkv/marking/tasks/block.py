@@ -323,7 +323,7 @@ SLIPS = (
 )
 KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 
-# the inputs, and the marking
+# The random inputs, and the function that marks.
 
 
 def _drawn(rng: np.random.Generator, sizes: Shape, heads: int = 1) -> BlockCall:

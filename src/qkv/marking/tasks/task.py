@@ -123,7 +123,7 @@ class Texts:
 
     Each table of the module's TOML file describes a mistake with fields of `Mistake`, for example
     `says`. If a table has no field `key`, the mistake's key is the name of the table. A table that
-    contains tables is a group: its fields are defaults for the mistakes in the group.
+    contains tables is a group of mistakes. Its own fields are the defaults of these mistakes.
 
     Args:
         module: the module's `__name__`.

@@ -35,10 +35,10 @@ class Head:
         tied: whether the weight of the last projection is the token table. If the model's files
             have a separate matrix, this matrix is the weight.
         bias: whether the last projection has a bias.
-        pool: the pooling of a text's vectors to one vector. Besides the names in `POOLING`,
-            "patches" is the mean of all tokens after the first token, "cls and mean" (2 D,) joins
-            the first token's vector and this mean, and "end" is the vector of the token that ends a
-            text. With None, each token gets logits.
+        pool: the pooling of a text's vectors to one vector. One of the names in `POOLING`, or one
+            of three others. "patches" is the mean of all tokens after the first token. "cls and
+            mean" (2 D,) joins the first token's vector and this mean. "end" is the vector of the
+            token that ends a text. With None, each token gets logits.
         end: for the pooling "end", the id of the token that ends a text. The head reads the first
             token with this id; if a text does not have the id, the head reads the text's first
             token. With None, the head reads the first token with the text's largest id.

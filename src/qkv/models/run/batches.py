@@ -63,7 +63,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """Remove the columns that the network does not compute from an array of the caller."""
+        """Return a caller's array without the columns that the network skips."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:

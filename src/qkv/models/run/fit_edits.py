@@ -508,7 +508,7 @@ class _Masking:
         ]
 
     def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
-        """Return the masked key of a position or edge in each text that is long enough.
+        """Return what a position or edge of `hide` masks in each text that is long enough.
 
         Position -1 is the last position.
         """

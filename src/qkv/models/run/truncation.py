@@ -124,7 +124,7 @@ class Truncator:
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Return the tokens of texts in which the mask token already replaces gaps."""
+        """Return the tokens of texts, whose gaps were replaced by the mask token before."""
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)

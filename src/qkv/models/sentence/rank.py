@@ -97,7 +97,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
     """Return the special tokens around two texts, found by pairing a text with itself.
 
     Raises:
-        ValueError: the text has no token, or the tokenizer does not put one text after the other.
+        ValueError: the text has no token, or the tokenizer mixes the tokens of the two texts.
     """
     ids, segments, parts = tokenizer.pair(text, text)
     own = [[i for i, part in enumerate(parts) if part == which] for which in (0, 1)]
@@ -105,7 +105,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
         raise ValueError(f"{call}: the query is empty: give a query with at least one token")
     (a, b), (c, d) = ((positions[0], positions[-1] + 1) for positions in own)
     if b - a + d - c != sum(map(len, own)) or b > c:
-        raise ValueError(f"{call}: the tokenizer of {name} does not put one text after the other")
+        raise ValueError(f"{call}: the tokenizer of {name} mixes the tokens of the two texts")
     sections = (slice(0, a), slice(a, b), slice(b, c), slice(c, d), slice(d, None))
     kinds = [set(segments[section].tolist()) or {0} for section in sections]
     if max(map(len, kinds)) > 1:

@@ -75,9 +75,9 @@ def call(
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
             learned and rotary positions. Positions of padding are ignored. As in transformers, the
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
-            token's position is its column. In OPT, it is the number of earlier tokens that are
-            not padding; in RoBERTa and MPNet, the number of earlier tokens that differ from the
-            padding token. In models with learned positions that count columns (GPT-2, BERT),
+            token's position is its column. In OPT, padding before the token is not counted. In
+            RoBERTa and MPNet, earlier tokens with the padding token's id are not counted, even if
+            the mask is 1. In models with learned positions that count columns (GPT-2, BERT),
             padding on the left changes the result: to avoid the change, give
             `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)`. `position_ids` do not change masks,
             windows, ALiBi and relative biases, which follow the order of the tokens.

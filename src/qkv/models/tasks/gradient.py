@@ -131,8 +131,8 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
 
     Raises:
         TypeError: `of` has the wrong type.
-        ValueError: a position does not exist, or an array does not have the shape of its logits or
-            activation.
+        ValueError: a position does not exist, or the weights of a target do not have the shape of
+            the logits or of the activation.
         KeyError: an activation does not exist; the message suggests similar names.
     """
     if not isinstance(of, Mapping):

@@ -12,8 +12,8 @@ from qkv.see.analysis.head_weights import Heads, Summary
 # The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
 # same thresholds, and docs/views.md explains them.
 #
-# STANDS_OUT: a view says that a head stands out if a weight exceeds the usual weight by at least
-# 0.1, or if removing the head moves at least 0.1 of the probability.
+# STANDS_OUT: the least difference for which a view says that a head stands out. It is the excess of
+# a weight over the usual weight, or the probability that removing the head moves.
 # OF_POSITIONS: a head with an average weight of at least 0.4 on one position attends to positions
 # rather than to words.
 STANDS_OUT = 0.1

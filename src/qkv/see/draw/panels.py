@@ -476,7 +476,7 @@ class Edge(NamedTuple):
 
     @property
     def end(self) -> str:
-        """Name the receiver and its input."""
+        """The name of the receiver with its input, such as "attn.2.0.q"."""
         return ".".join(filter(None, (self.receiver, self.input)))
 
     @property

@@ -114,7 +114,7 @@ class ShiftView(View):
         )
 
     def _shared(self) -> Table:
-        """List the words that two sentences share, with their first and last cosine."""
+        """List the words that two sentences share, with cosines before and after all layers."""
         shift = self.shift
         sides = [f"{shift.of[pair.a] + 1} and {shift.of[pair.b] + 1}" for pair in shift.pairs]
         ends = [f"{pair.cosine[0]:.3f} → {pair.cosine[-1]:.3f}" for pair in shift.pairs]

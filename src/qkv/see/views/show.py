@@ -54,7 +54,7 @@ class ShowView(OneText):
         return self.trace.pattern(self.head.layer, self.head.head)
 
     def panels(self) -> list[list[Panel]]:
-        """Show the head, the links of other heads, and how far attention moved each word."""
+        """Show the head, links of other heads, and how far attention moved each word."""
         rows = super().panels()
         if self.movement is not None:
             rows.append([movement_table(self.shown, self.movement)])
@@ -114,9 +114,8 @@ def show(
     larger of two numbers: twice the head's mean weight between words at the same distance, and the
     head's mean weight from the other words on the same key. If one of these means is 0.4 or more,
     the head attends to a position rather than to words, so its links do not count. Ties go to the
-    lowest layer, then the lowest head. The rule for texts without a gap also applies if no guess
-    can be measured: for weights, for a trace without `model`, and for a text with more than 512
-    tokens.
+    lowest layer, then the lowest head. This rule also applies to inputs with a gap for which no
+    guess can be measured: weights, a trace without `model`, or a text with more than 512 tokens.
 
     If the link exceeds the usual weight by less than 0.1, if the removal moves less than 0.1 of the
     probability, or if the model is untrained, the sentence says that no head stands out.
@@ -134,8 +133,8 @@ def show(
             the model gives the length of each key's contribution, `|v W_O|`.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
-        query: the word that attends, or the position of its token. The heads are ranked by the
-            links of this word.
+        query: the word that attends, or the position of its token. If it is given, only the links
+            of this word count when heads are compared.
         key: the word that is attended to, or the position of its token. With `query` and `key`, the
             heads are ranked by this one link.
         pieces: whether subwords are shown separately, instead of merged into words. When subwords

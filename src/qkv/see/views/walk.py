@@ -225,10 +225,10 @@ def walk(
     trace. The last steps are the final norm, the LM head, and the likeliest words, with the same
     probabilities as in `model.predict`. All steps are compared with the model's own numbers.
 
-    The written-out sums and the guessed words belong to one token: the first mask token ("[MASK]")
-    or, without a mask token, the query of the head's strongest link. A decoder guesses the word
-    after this token. Without a language-model head, the walk ends at the word vectors after the
-    last layer.
+    The walk writes out the sums of one token, and shows the guesses for it. This token is the first
+    mask token ("[MASK]"). Without a mask token, it is the query of the head's strongest link. A
+    decoder guesses the word after this token. Without a language-model head, the walk ends at the
+    word vectors after the last layer.
 
     Args:
         text_or_trace: a text, or a model's trace of one text. Or a layer (a `MultiHeadAttention`,

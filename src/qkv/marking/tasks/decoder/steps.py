@@ -1,4 +1,4 @@
-"""A decoder in steps, from ids to logits. The weights have the names of Llama's files.
+"""A decoder in steps, from ids to logits. Its tensors have the same names as in the files of Llama.
 
 Sources: Touvron et al. 2023 (Llama), Su et al. 2021 (rotary positions), Ainslie et al. 2023
 (grouped heads), Shazeer 2020 (SwiGLU), Zhang and Sennrich 2019 (RMSNorm).
