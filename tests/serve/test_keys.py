@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 import qkv
 from models.decoders import gpt2
-from models.files.test_modules import routed
+from models.files.test_modules_json import routed
 from models.support import Folder, cross_encoder
 from qkv.serve.app import create_app, routes
 from qkv.serve.bodies import IGNORED, Body

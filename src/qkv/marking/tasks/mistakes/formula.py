@@ -268,7 +268,7 @@ def _sum(**over: Any) -> dict[str, Any]:
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Return wrong softmaxes over `axes`: one with a wrong maximum and sum, one with a wrong sum."""
+    """Return two wrong softmaxes: `axes` are the axes of maximum and sum, or only of the sum."""
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 
