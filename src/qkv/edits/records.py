@@ -14,7 +14,7 @@ class Field(NamedTuple):
     """A field of a record, other than `op`.
 
     Attributes:
-        kind: the name of the field's definition in the schema.
+        kind: the type of the field's value, as the schema names it, such as "token" or "layer".
         needed: whether a record must have the field.
         choices: the values that the schema lists; empty if the schema lists no values.
     """
@@ -59,8 +59,8 @@ def _name(reference: dict[str, str]) -> str:
     return reference["$ref"].rpartition("/")[2]
 
 
-# The heads to ablate: (layer, head), or (layer, None) for all heads of a layer. A mapping also
-# gives each head's new output: "zero", "mean" or a vector (d,).
+# The heads to ablate: (layer, head), or (layer, None) for all heads of a layer. If this is a
+# mapping, its values are the new outputs of the heads: "zero", "mean" or a vector (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
 # What to mask: words, positions, and edges. An edge is (query, key), (query, key, layer) or
 # (query, key, layer, head).
@@ -75,9 +75,10 @@ class Record(NamedTuple):
     """One edit that JSON can express.
 
     Attributes:
-        fields: the fields of the schema, including "op". In records from `hide=` and `ablate=`,
-            a token may be a word, and numbers may be negative.
-        source: the name of the record in errors: "hide", "ablate", or "edit[2] (mask)".
+        fields: the fields of the schema, including "op". A record made from `hide=` may name its
+            token as a word. A record made from `hide=` or `ablate=` may have negative positions,
+            layers and heads, which count from the end.
+        source: what error messages call the record: "hide", "ablate", or "edit[2] (mask)".
     """
 
     fields: Mapping[str, Any]
@@ -99,7 +100,7 @@ class Edits:
     """The edits of a call, not yet checked against the model and the texts.
 
     Attributes:
-        call: the function name in errors.
+        call: the name of the called function, for error messages.
         records: the edits that JSON can express, in the given order.
         changes: the edits that only Python can express: functions and arrays, keyed by activation.
     """
@@ -115,14 +116,15 @@ class Edits:
 def edits_of(
     edit: Edit, ablate: Ablate = (), hide: Hide = (), *, call: str, given: str = "edit"
 ) -> Edits:
-    """Convert the three arguments to one `Edits` object.
+    """Convert the arguments `edit`, `ablate` and `hide` to one `Edits` object.
 
     Args:
         edit: a mapping from activations to functions and arrays, or a list of records.
         ablate: the heads to ablate, as (layer, head); head None means all heads of the layer.
         hide: the words, positions and edges to mask.
-        call: the function name in errors.
-        given: the name of the list of records in errors.
+        call: the name of the called function, for error messages.
+        given: what error messages call the argument `edit`, such as "edits" for records from a
+            file.
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -182,7 +184,7 @@ def _record(one: Any, source: str, call: str) -> Record:
 
 
 def _takes(op: str) -> str:
-    """Describe the fields of a kind of record, for an error.
+    """Describe in an error message which fields a kind of record needs and which it may have.
 
     >>> _takes("mask")
     'it needs query, key and may have layer, head'

@@ -100,7 +100,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
 
 
 def _fits(value: Any, rule: dict[str, Any]) -> bool:
-    """Return whether a value fits a rule; nested values are not checked."""
+    """Return whether a value fits a rule; do not check the items of a list or a dict."""
     if isinstance(value, bool) or not isinstance(value, _TYPES[rule["type"]]):
         return False
     if "const" in rule:
@@ -132,8 +132,8 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.
-        ValueError: the article is not UTF-8, a finding has no paragraph of its own, or a picture is
-            not a local file or is too large.
+        ValueError: the article is not UTF-8, a finding shares its paragraph with text, or a picture
+            is not a local file or is too large.
     """
     from markdown_it import MarkdownIt
 
@@ -146,7 +146,7 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
     tokens = list(_folded(markdown.parse(text), str(path)))
     for token in tokens:
         if token.type.startswith("heading_"):
-            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # the page's own title is the only h1
+            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # only the page's title is an h1
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
@@ -167,7 +167,7 @@ def _target(image: "Token") -> str:
 
 
 def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
-    """Yield Markdown tokens, with one "finding" token for each paragraph of only findings."""
+    """Yield Markdown tokens; replace each paragraph of findings by one token of type "finding"."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from qkv.text import Tokenized
 
 TOP = 5  # The number of words that a finding keeps.
-# Two probabilities count as equal up to this difference. The file screens/findings.js has the same
-# number.
+# Two probabilities count as equal if they differ by at most this number. The file
+# screens/findings.js has the same number.
 TOLERANCE = 1e-4
 
 Prediction = tuple[str, float]
@@ -35,7 +35,8 @@ class Verification(NamedTuple):
     """The result of measuring a finding again.
 
     Attributes:
-        holds: whether the words have the same order and the probabilities agree within 0.0001.
+        holds: whether both measurements give the same words in the same order, with probabilities
+            that differ by at most 0.0001.
         differences: a sentence for each difference between the two measurements.
     """
 
@@ -57,8 +58,8 @@ class Finding:
     Attributes:
         model: a dict with the "name" of the model and the "sha256" of its stored parameters.
         text: the text as it was given.
-        position: the position, from 0, of the word that an encoder predicts. A decoder predicts the
-            token after this position.
+        position: the index of a token, from 0. An encoder predicts the word at this position. A
+            decoder predicts the token after it.
         edits: records that fit the schema `qkv.edits.schema()`.
         claim: a sentence about the effect of the edits.
         before: the five most probable words without edits, with their probabilities.
@@ -120,10 +121,10 @@ class Finding:
                 names, if it comes with qkv. Nothing is downloaded.
 
         Returns:
-            A `Verification`: `.holds` is true if the words have the same order and the
-                probabilities agree within 0.0001. `.differences` has a sentence per difference.
-                If the model has other parameters than the finding's model, the model is not run,
-                and `.holds` is false.
+            A `Verification`: `.holds` is true if both measurements give the same words in the same
+                order, with probabilities that differ by at most 0.0001. `.differences` has a
+                sentence for each difference. If the model has other parameters than the finding's
+                model, the model is not run, and `.holds` is false.
 
         Raises:
             FileNotFoundError: the model is not on this machine.
@@ -171,7 +172,7 @@ class Finding:
         return differences
 
     def _other(self, used: Model) -> str:
-        """Return a sentence: this model and the finding's model have different parameters."""
+        """Return an error sentence which says that the model's parameters are not the finding's."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., and "
@@ -195,8 +196,8 @@ def finding(
         model: an encoder with a language-model head, or a decoder.
         text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
         position: a token's position; negative numbers count from the end. An encoder predicts the
-            word at this position; a decoder predicts the token after it. The default is the first
-            mask token; for a decoder, the last token.
+            word at this position; a decoder predicts the token after it. By default, an encoder
+            uses the first mask token, and a decoder uses the last token.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words, positions and edges to mask, as in `Model.trace`.
         edit: records; a mapping from activations to arrays is converted to records.
@@ -267,9 +268,9 @@ def publish(
 ) -> None:
     """Write one page with findings and their model; the page works offline.
 
-    The page opens with the claims. For each text, the page shows the predictions before and after
-    the edits, measures them again with the embedded model, and says whether the claim holds.
-    Readers can change the text and the edits.
+    The page opens with the claims. For each finding, the page shows the predictions before and
+    after the edits. It runs the embedded model again, and says whether the predictions are still
+    the same. Readers can change the text and the edits.
 
     Args:
         path: the HTML file.
@@ -301,7 +302,7 @@ def view_of(
     model: AnyModel | None = None,
     theme: str = "auto",
 ) -> FindingsView:
-    """Return the view of the page that `publish` writes."""
+    """Return a view object whose HTML page is the page that `publish` writes."""
     call, title = "publish", ""
     listed = [findings] if isinstance(findings, Finding | str) else list(findings)
     for one in listed:

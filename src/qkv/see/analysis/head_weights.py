@@ -22,7 +22,7 @@ Indices = Sequence[int] | None  # The indices of layers, queries or keys. None m
 
 
 class Summary(NamedTuple):
-    """The largest weights of one layer: a long text has this summary instead of all weights.
+    """The largest weights of one layer, which are kept for a long text instead of all weights.
 
     Attributes:
         indices: `(H, L, k)`, the keys with the largest weights for each query; unused entries are
@@ -41,7 +41,7 @@ class Axis:
     """The tokens or words along one axis of the weights: the queries, or the keys.
 
     Attributes:
-        tokens: the L queries, or the S keys.
+        tokens: the tokens or words on this axis: L queries, or S keys.
         special: for each token, whether it is a special token, such as [CLS] or [SEP].
         shown: the names that a reader sees; by default the tokens themselves.
         spans: the range of tokens of each word, if the axis consists of words.
@@ -89,15 +89,16 @@ class Heads:
         weights: `(H, L, S)` for each layer; an empty list if only summaries were kept.
         summary: the summary of each layer; an empty list if all weights were kept.
         other_keys: the S keys, if they differ from the queries.
-        scores: scaled scores `(H, L, S)` for each layer, -inf where masked; always between tokens,
-            even if the weights are between words.
+        scores: scaled scores `(H, L, S)` for each layer, -inf where masked. They are always scores
+            of tokens, even if `weights` has the weights of words.
         scale: for each layer, the factor by which raw scores are multiplied, if it is known.
-        norms: `(H, S)` for each layer, the length of each key's contribution; empty if unknown.
+        norms: `(H, S)` for each layer, the length of `v_j W_O` for each key j, as `value_norms`
+            computes it; an empty list if the parameters are unknown.
         name: a name that distinguishes this text from the others in a view.
         text: the original text, if it is known.
         split: the position at which the second of two sentences begins.
-        others: for each layer that is left out, a description of the layer. A layer is left out if
-            its queries or keys are not the tokens of this text.
+        others: a description of each layer whose queries or keys are not the tokens of this text.
+            Such a layer is not in `layers`.
         num_layers: the number of layers of the model; 0 if it is unknown.
         untrained: whether the parameters that compute queries and keys are random.
     """
