@@ -1,4 +1,7 @@
-"""`TextEncoder`: a qkv model as an embedding function of Chroma; created on first use."""
+"""`TextEncoder`: a qkv model as an embedding function of Chroma.
+
+The class is created on first use, because it inherits from a class of Chroma.
+"""
 
 from functools import cache
 from typing import Any
@@ -7,7 +10,11 @@ from qkv.models import load
 
 
 class Encoding:
-    """Encodes documents and queries; `model` is as for `qkv.load`, the options as for `encode`.
+    """Encodes documents and queries.
+
+    Args:
+        model: the argument of `qkv.load`.
+        options: the options of `Model.encode`.
 
     >>> len(Encoding("random", truncate_dim=3).embed_query(["I love you"])[0])
     3
@@ -34,6 +41,6 @@ def __getattr__(name: str) -> Any:
 
     own: dict[str, Any] = {"__module__": __name__, "__doc__": Encoding.__doc__}
     own |= {"name": staticmethod(lambda: "qkv"), "default_space": lambda self: "cosine"}
-    own["get_config"] = lambda self: self._config  # a stored collection keeps this configuration
+    own["get_config"] = lambda self: self._config  # Chroma stores it with a collection
     own["build_from_config"] = staticmethod(lambda given: __getattr__(name)(**given))
     return register_embedding_function()(type(name, (Encoding, EmbeddingFunction), own))

@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Encodes documents and queries. `TextEncoder` adds LangChain's base class to this class.
+    """Encodes documents and queries. `TextEncoder` inherits from this class and from LangChain's.
 
     Args:
         model: the argument of `qkv.load`.

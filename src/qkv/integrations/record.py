@@ -32,7 +32,8 @@ class Ran:
         first_key: the position of the first key in its text.
         is_causal: whether attention is causal: no query sees later positions.
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
-        call: an object that identifies the call of `owner`; all attention in this call shares it.
+        call: an object that identifies the call of `owner`. If `owner` computes attention twice in
+            one call, both have the same object.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
@@ -78,7 +79,7 @@ class _Layer:
         return bool(same and (self.crosses or ran.start == self.rows))
 
     def arrays(self) -> dict[str, Array]:
-        """Join all steps; rows are positions of queries, and columns are positions of keys."""
+        """Join the summaries of all steps; return arrays such as `lse (texts, Hq, T)`."""
         steps, first = list(zip(self.ran, self.parts, strict=True)), self.parts[0]
         keys = max(ran.first_key + part.received.shape[-1] for ran, part in steps)
         if self.first.is_causal:
@@ -90,7 +91,7 @@ class _Layer:
             name: np.full(shape, _EMPTY[name], getattr(first, name).dtype)
             for name, shape in shapes.items()
         }
-        at = self.ahead  # the rows of unrecorded earlier queries stay empty
+        at = self.ahead  # earlier queries were not recorded, so their rows stay empty
         for ran, part in steps:
             queries = slice(at, at + part.lse.shape[-1])
             indices = np.where(part.top_weights > 0, part.top_indices + ran.first_key, -1)
@@ -115,7 +116,8 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        # by the id of a layer: the mask of its last run, and its number of earlier runs in the pass
+        # maps the id of a layer to the mask of its last run, and to the number of its earlier runs
+        # in the same forward pass
         self._latest: dict[int, tuple[Any, int]] = {}
         self._call: Any = None  # Identifies the last call.
         self._spans: list[slice] = []  # The range of each text's tokens in its row.
@@ -138,7 +140,7 @@ class Recording(Trace):
         before, times = self._latest.get(id(ran.owner), (None, 0))
         again = ran.call is not None and ran.call is self._call
         if not again:
-            # a layer that runs again in the same pass shares its parameters with another layer
+            # a layer runs twice in one pass if two layers of the model share its parameters
             times = times + 1 if ran.mask is not None and ran.mask is before else 0
         self._latest[id(ran.owner)], self._call = (ran.mask, times), ran.call
         ran = replace(ran, mask=None, call=None)
@@ -261,9 +263,9 @@ def record(
     images and one for text, `module` selects the part to record.
 
     Padding before and after each text is removed. Layers are numbered by their `layer_idx`, or in
-    the order of their calls if a `layer_idx` is missing or repeated. Steps with a key/value cache
-    are joined, as if all tokens had run at once. Any other new forward pass restarts the trace.
-    Other threads are not recorded.
+    the order of their calls if a `layer_idx` is missing or repeated. A forward pass that continues
+    the text with a key/value cache adds its tokens to the trace. Any other new forward pass clears
+    the trace first. Other threads are not recorded.
 
     Args:
         top_k: the number of weights to keep for each query.
@@ -276,8 +278,9 @@ def record(
         RuntimeError: `register()` was not called, another recording is active, or no attention ran
             through qkv before the block ended.
         TypeError: `module` is not a part of a model.
-        NotImplementedError: raised while the model runs, if a part cuts inputs into windows or
-            packs several inputs into one, or if a layer attends several times to different tokens.
+        NotImplementedError: raised while the model runs, in two cases. A part of the model splits
+            an input into windows or joins several inputs into one. Or a layer computes attention
+            several times in one call, with different results.
         ValueError: raised when the block ends, if attention ran in several parts or models and
             `module` is None, or if the number of tokens does not match.
     """
@@ -318,14 +321,14 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     lengths = real.sum(axis=1)
     if (real == (np.arange(length) < lengths[:, None])).all():
         return call._replace(query_lengths=lengths)
-    if ran.is_causal:  # padding before the first token attends to no token
+    if ran.is_causal:  # padding before the first token sees no key, so it adds no weight
         return call
     added = np.where(real, 0, -np.inf).astype(call.plan.kind)[:, None, :, None]  # (B, 1, L, 1)
     return call._replace(bias=added if call.bias is None else call.bias + added)
 
 
 def _check_alike(owner: Any, summary: AttentionSummary, kept: AttentionSummary) -> None:
-    """Raise an error if a layer attends several times in one call to different tokens."""
+    """Raise an error if a layer computes attention twice in one call, with different results."""
     pairs = [(getattr(summary, name), getattr(kept, name)) for name in _EMPTY]
     if not all(np.array_equal(one, other, equal_nan=True) for one, other in pairs):
         raise NotImplementedError(

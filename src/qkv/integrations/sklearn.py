@@ -18,9 +18,9 @@ from qkv.text.tokenizer import check_texts
 class Encoding:
     """A scikit-learn transformer that encodes texts as vectors, like `Model.encode`.
 
-    `TextEncoder` is this class with scikit-learn's base classes. `fit` only checks its input and
-    learns nothing. A copy or a pickle holds only the arguments. The model is loaded on first use;
-    in a process, all encoders of a model share one copy.
+    `TextEncoder` inherits from this class and from scikit-learn's base classes. `fit` only checks
+    its input and learns nothing. A copy or a pickle of an encoder holds only its arguments. The
+    model is loaded on first use. Encoders with the same `model` share it in a process.
 
     Args:
         model: the argument of `qkv.load`: a folder, a short name or a Hub id.
@@ -29,8 +29,8 @@ class Encoding:
         prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
-        batch_size: the number of texts in a batch if each has 128 tokens; shorter texts form larger
-            batches.
+        batch_size: the number of texts in a batch of texts with 128 tokens. Batches of shorter
+            texts are larger.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape
@@ -74,7 +74,7 @@ class Encoding:
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: as for `Model.encode`; or `X` is a table with several columns.
+            ValueError: `X` is a table with several columns, or `Model.encode` refuses an option.
         """
         names = ("prompt_name", "prompt", "normalize_embeddings", "truncate_dim", "batch_size")
         options = {name: getattr(self, name) for name in names}
@@ -105,7 +105,7 @@ class Encoding:
 
 @lru_cache(maxsize=2)
 def _load(name: str | None) -> Model:
-    """Return a model that encoders and their copies share."""
+    """Load a model, or return the loaded model that another encoder uses."""
     return load(name)
 
 

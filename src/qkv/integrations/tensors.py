@@ -1,4 +1,4 @@
-"""Read torch tensors as arrays, and masks of transformers as options of `qkv.attention`."""
+"""Convert torch tensors to arrays, and masks of transformers to options of `qkv.attention`."""
 
 import functools
 import sys
@@ -61,8 +61,8 @@ def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any
     """Return the mask of a forward pass; `transformers` models call this function.
 
     Returns:
-        A tensor `(B, 1, L, S)`: 0 where a query sees a key, and the lowest number elsewhere, as
-            other implementations expect. The numbers are computed only when code reads them.
+        A tensor `(B, 1, L, S)` to add to the scores: 0 where a query sees a key, and the lowest
+            number of the dtype elsewhere. The numbers are computed only when code reads them.
             `attend` does not read them: it uses options such as `is_causal` (see `Rules`).
     """
     torch, masking = torch_module(), _masking()
@@ -86,7 +86,8 @@ Window = tuple[int | None, int | None]
 class Rules:
     """The options of `qkv.attention` that describe a mask of `transformers`.
 
-    These are rules such as `is_causal` and `window`, or `attn_mask` if no rules give the mask.
+    Most masks are described by options such as `is_causal`, `window` and `key_lengths`. For any
+    other mask, the only option is `attn_mask`, an array with the mask itself.
 
     Args:
         request: the arguments with which transformers requested the mask.
@@ -103,7 +104,7 @@ class Rules:
         if padding is not None and padding.ndim == 2:
             self.padding = padding.detach().bool().numpy()
         elif padding is not None:
-            self.windows.append(None)  # the model made its own mask, in any form
+            self.windows.append(None)  # no option such as `window` describes this mask
 
     @property
     def is_causal(self) -> bool:
@@ -134,7 +135,7 @@ class Rules:
         if self.padding is None:
             return {}
         seen = self.padding[:, self.first_key : self.first_key + self.keys]
-        if seen.shape[1] < self.keys:  # keys beyond the mask are masked
+        if seen.shape[1] < self.keys:  # keys without an entry in the padding mask are masked
             seen = np.pad(seen, [(0, 0), (0, self.keys - seen.shape[1])])
         if seen.all():
             return {}
@@ -150,10 +151,10 @@ class Rules:
 
 
 def windows(function: Any) -> list[Window | None]:
-    """Return the window of each mask function that `function` combines with AND.
+    """Return the windows of a mask function: one window per function that it joins by AND.
 
-    A window is a pair as in the option `window` of `qkv.attention`. An unknown function gives None
-    instead of a pair. Known functions are recognized by their code (see `_known`).
+    A window is a pair as in the option `window` of `qkv.attention`. For an unknown function, the
+    list holds None instead of a pair. `_known` describes how functions are recognized.
     """
     rule = _known().get(getattr(function, "__code__", None))
     if rule is None:

@@ -75,15 +75,16 @@ def attend(
         attention_mask: the result of `mask`, or the model's own mask; None without a mask.
         dropout: must be 0 during training.
         scaling: the factor of the scores; a learned factor is a tensor.
-        is_causal: used only without a mask; if None, the module's attribute `is_causal` decides.
+        is_causal: whether attention without a mask is causal; if None, `module.is_causal` decides.
         softcap: as for `qkv.attention`.
         s_aux: `(Hq,)`, the sinks.
         position_bias: a bias that is added to the scores; broadcasts to `(B, Hq, L, S)`.
-        **others: ignored, except `output_attentions` and the names in `REFUSED`.
+        **others: `output_attentions`, and arguments that are ignored. An argument with a name in
+            `REFUSED` must be None.
 
     Returns:
-        `(out, weights)`: the output `(B, L, Hq, dv)`; the weights `(B, Hq, L, S)` with
-            `output_attentions`, otherwise None.
+        `(out, weights)`: the output has the shape `(B, L, Hq, dv)`. The weights have the shape
+            `(B, Hq, L, S)`; they are None if they were not requested.
     """
     torch = torch_module()
     name = type(module).__name__
@@ -189,7 +190,7 @@ def _check(module: Any, inputs: list[Any], dropout: float, others: dict[str, Any
 def _options(
     module: Any, query: Any, key: Any, attention_mask: Any, is_causal: bool | None
 ) -> tuple[dict[str, Any], Any, Ran]:
-    """Return `(options, mask, ran)` for `qkv.attention`.
+    """Return `(options, mask, ran)`: options of `qkv.attention`, a mask, and a record of the call.
 
     If the options can describe the visible keys, the mask is None. Otherwise, the mask describes
     the visible keys.
@@ -234,12 +235,12 @@ def _option_of(dropout: float, config: Any) -> str:
 
 
 def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) -> tuple[Any, ...]:
-    """Compute attention with the arguments `inputs` of `qkv.attention`.
+    """Compute attention; `inputs` holds the arguments of `qkv.attention`.
 
-    Return `(out, weights, lse)`; weights and lse are None if not requested.
+    Return `(out, weights, lse)`, where `weights` and `lse` are None if they were not requested.
 
-    The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Backward passes are not
-    recorded, because gradient checkpointing repeats the forward pass in them.
+    The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Calls during a backward pass
+    are not recorded: gradient checkpointing makes them to repeat the forward pass.
     """
     call = check_call(**inputs, call=type(ran.owner).__name__)
     recording = CURRENT.get()
@@ -265,7 +266,7 @@ def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) 
 
 
 class Running(NamedTuple):
-    """A module that runs. Each call of the module has its own dict `kwargs`."""
+    """A torch module during a call. Each call of the module has its own dict `kwargs`."""
 
     module: Any
     args: tuple[Any, ...]
@@ -304,10 +305,11 @@ def running(owner: Any) -> list[Running]:
 
 
 def located(ran: Ran, query: Array, key: Array) -> Ran:
-    """Return a copy of `ran` that also holds the call and the part of the model.
+    """Return a copy of `ran` with the fields `call`, `part` and `whole`.
 
     Raises:
-        NotImplementedError: the part cuts its inputs, or packs several inputs into one.
+        NotImplementedError: a module splits its input into windows, or joins several inputs into
+            one.
     """
     calls = running(ran.owner)
     if not calls:
