@@ -16,16 +16,16 @@ from qkv.trace.recorder import GradientRecorder, padded, unpadded
 
 # Suppress NumPy's warnings, because padding may hold any numbers, also NaN and infinity.
 quiet = np.errstate(all="ignore")
-ByName = dict[str, Array]  # parameters, or the gradients for parameters
-Gradients = ByName | None  # the gradients for parameters; None if they are not computed
-PADDED = ("attn_mask", "bias")  # packed rows are padded if these options are given
+ByName = dict[str, Array]  # Parameters, or the gradients for parameters.
+Gradients = ByName | None  # The gradients for parameters; None if they are not computed.
+PADDED = ("attn_mask", "bias")  # With one of these options, packed rows are padded.
 PACKED = (*PADDED, *arguments.PACKED)
 
 
 def first_parameters(
     sizes: Mapping[str, tuple[int, int]], *, bias: bool, seed: int | None, dtype: DType
 ) -> ByName:
-    """Return a weight (rows, columns) for each name and, with `bias`, a bias of 0.
+    """Return a random weight (rows, columns) for each name; with `bias`, also a bias of zeros.
 
     Weights are drawn from a normal distribution with variance 1 / rows, so that the output of a
     layer has the variance of its input. They are drawn in float64 and then converted to `dtype`.
@@ -66,7 +66,7 @@ def need_shape(array: Array, shape: Shape, *, call: str, name: str, why: str) ->
 
 
 def need_shapes(parameters: Arrays, shapes: Mapping[str, Shape], *, call: str, why: str) -> None:
-    """Raise an error for an unknown parameter or a wrong shape; `why` is the error's reason."""
+    """Raise an error if a parameter is unknown or has a wrong shape; the error shows `why`."""
     for name, array in parameters.items():
         if name not in shapes:
             raise ValueError(
@@ -123,7 +123,7 @@ def result_type(inputs: Iterable[Array], parameters: Arrays, *, call: str) -> An
 
 
 def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
-    """Return `x`, converted to the dtype of the computation, and the dtype of the result."""
+    """Return two values: `x` in the dtype of the computation, and the dtype of the result."""
     dtype = result_type([x], parameters, call=call)
     return working(x, dtype), dtype
 
@@ -140,7 +140,7 @@ def project(
 
 
 def narrowed_to(x: Array, parameters: Arrays) -> Array:
-    """Return `x`, converted to bfloat16 if all parameters of a part are bfloat16."""
+    """Return `x`; if all parameters are bfloat16, convert it to bfloat16."""
     first, *others = parameters.values()
     alike = is_bfloat16(first.dtype) and all(array.dtype == first.dtype for array in others)
     return narrowed(x, first) if alike else x
@@ -223,7 +223,7 @@ def part_back(
 def project_back(
     x: Array, parameters: Arrays, name: str, grad: Array, gradients: Gradients
 ) -> Array:
-    """Return the gradient for the `x` of `project`; store gradients for parameters."""
+    """Return the gradient for the input of `project`; store the gradients for its parameters."""
     weight, bias = f"{name}.weight", f"{name}.bias"
     if gradients is None:
         return input_grad(parameters[weight], grad)
@@ -236,7 +236,7 @@ def project_back(
 
 
 def for_parameters(record: Recorder | None) -> Gradients:
-    """Return an empty dict for gradients of parameters; None for a `GradientRecorder`."""
+    """Return an empty dict to collect gradients for parameters; None for a `GradientRecorder`."""
     return None if isinstance(record, GradientRecorder) else {}
 
 

@@ -25,9 +25,8 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts whose outputs are added to the residual connection, in order. For each part, a tuple
-# holds the name of its norm, the names of its output norm and scale, and the name of the new sum in
-# a trace.
+# The parts whose outputs are added to the residual connection, in order. Each tuple holds the name
+# of the part's norm, the names of its output norm and scale, and the name of the sum in a trace.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only decoders have cross-attention
@@ -50,11 +49,11 @@ class Block:
 
     Args:
         attn: the attention layer.
-        norm1: the norm of the attention. With `post_norm` it is required.
-        mlp: the MLP or the mixture of experts. For a block with only attention, `mlp` and `norm2`
+        norm1: the norm of the attention; with `post_norm`, it must not be None.
+        mlp: the MLP or the mixture of experts. If the block has only attention, `mlp` and `norm2`
             are None.
-        norm2: the norm of the MLP. It may be None if `out_norm2` is given, or if the parts of a
-            parallel block share `norm1`.
+        norm2: the norm of the MLP. It may be None if `out_norm2` is given. In a parallel block, it
+            may also be None because the MLP can share `norm1` with the attention.
         post_norm: whether each norm comes after its part.
         out_norm1: the norm of the attention's output; not allowed with `post_norm`.
         out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
@@ -65,9 +64,9 @@ class Block:
             block has no `resid_mid`.
 
     Source:
-        Vaswani et al. 2017, section 3.1. For pre-norm, Xiong et al. 2020, "On Layer Normalization
-        in the Transformer Architecture". For parallel parts, Wang and Komatsuzaki 2021, "GPT-J-6B",
-        and Black et al. 2022, "GPT-NeoX-20B", section 2.1.
+        Vaswani et al. 2017, section 3.1. Xiong et al. 2020, "On Layer Normalization in the
+        Transformer Architecture", describe pre-norm. Wang and Komatsuzaki 2021, "GPT-J-6B", and
+        Black et al. 2022, "GPT-NeoX-20B", section 2.1, describe parallel parts.
 
     >>> import numpy as np
     >>> from qkv.layers import MLP, LayerNorm
@@ -151,7 +150,7 @@ class Block:
 
     @property
     def hooks(self) -> list[str]:
-        """The names of all activations that the block records, including those of `top_k`.
+        """The names of all activations that the block can record, with or without `top_k`.
 
         >>> from qkv.layers import RMSNorm
         >>> block = Block(MultiHeadAttention(8, 2, seed=0), RMSNorm(8), None, None, post_norm=False)
@@ -185,7 +184,7 @@ class Block:
 
         Args:
             x: word vectors, (..., T, D); or packed rows (total, D).
-            cu_lengths: (B + 1,), the first row of each packed text, and the total number of rows.
+            cu_lengths: (B + 1,), the first row of each packed text, then the total number of rows.
             cache: the keys and values of the words before `x` (B, T, D).
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.
@@ -240,7 +239,7 @@ class Block:
         rows = of_rows(record, options.get("cu"))
         keep = rows or unkept
         for name, more in of_parts.items():
-            recorder = rows if name == "mlp" else record  # the attention adds batch axes itself
+            recorder = rows if name == "mlp" else record  # The attention pads packed rows itself.
             more["record"] = recorder and recorder.under(f"{name}.")
 
         def normed(name: str | None, array: Array) -> Array:
@@ -275,7 +274,7 @@ class Block:
                 read = x
             elif not self.parallel:
                 read = normed(norm, x)
-            elif norm in self._parts:  # without norm2, the MLP reads the output of norm1
+            elif norm in self._parts:  # If norm2 is None, the MLP reads the output of norm1.
                 read = normed(norm, came)
             x = added(name, last, read, x)
             if hook:
@@ -290,7 +289,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The entries of `_ADDED` for this block; a parallel block records only the last sum."""
+        """The entries of `_ADDED` for this block; if parallel, only the last sum has a name."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -306,11 +305,11 @@ class Block:
         Args:
             grad: (..., T, D), the gradient for the block's result.
             saved: the second value that `block.training_forward(x, ...)` returned.
-            record: collects the gradients for activations, named as in a trace. With a
-                `GradientRecorder` no gradients for parameters are computed.
+            record: collects the gradients for activations under the activations' names in a trace.
+                With a `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
-            A `Gradient` with `.x`, `.parameters` and the `.options` of the attention.
+            A `Gradient` with `.x`, with `.parameters`, and with the attention's `.options`.
 
         >>> import numpy as np
         >>> from qkv.layers import MLP, LayerNorm
@@ -349,7 +348,7 @@ class Block:
             if hook:
                 total = keep(hook, total)
             if hook or not self.parallel:
-                of_sum = total  # the gradient for the sum of the part's result and the residual
+                of_sum = total  # The gradient for the sum of the part's result and the residual.
             read = keep(f"hook_{name}_out", of_sum)
             if self.post_norm:
                 total = total + through(name, read)
@@ -358,7 +357,7 @@ class Block:
                 read = through(other, read)
             read = through(name, read)
             if self.parallel and norm not in self._parts and name != "attn":
-                shared = read  # the attention reads the output of the same norm
+                shared = read  # The norm's output also goes to the attention.
                 continue
             total = total + through(norm, read if shared is None else read + shared)
         total = keep("hook_resid_pre", total)
@@ -378,10 +377,10 @@ class Block:
     ) -> Trace:
         """Return a trace of `block(x, ...)`, with the block as layer 0.
 
-        2-D `x` gets a leading batch axis, and packed rows become (B, T, ...). The trace has no
-        `attn.hook_result`; use a `Recorder` to get the output of each head. With `top_k`,
-        `top_indices`, `top_weights`, `received` and `lse` (see `qkv.summarize_attention`) replace
-        scores and pattern.
+        If `x` is 2-D, it gets a leading batch axis. Packed rows become (B, T, ...). The trace has
+        no `attn.hook_result`; use a `Recorder` to get the output of each head. With `top_k`, the
+        trace holds a summary instead of scores and pattern: `top_indices`, `top_weights`,
+        `received` and `lse`, which `qkv.summarize_attention` describes.
 
         >>> import numpy as np
         >>> from qkv.layers import MLP, LayerNorm
@@ -392,7 +391,7 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(x, call=call, name="x").copy()  # for the trace to keep
+        array = base.word_vectors(x, call=call, name="x").copy()  # The trace keeps this copy.
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

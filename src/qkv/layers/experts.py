@@ -30,8 +30,9 @@ class Routed(base.Feed, ABC):
     """The base class of mixtures of experts; subclasses define one expert.
 
     The router is a linear layer that computes a score for each expert. A token goes to the `top_k`
-    experts with the largest scores. If `normalized`, the softmax of these scores gives the weights
-    of the experts' results. Otherwise, the weights come from the softmax of all scores.
+    experts with the largest scores. The results of these experts are multiplied by weights and
+    added. If `normalized`, the weights are the softmax of the `top_k` largest scores. Otherwise,
+    the weights are the entries of these experts in the softmax of all scores.
     """
 
     parameters: dict[str, Array]
@@ -39,7 +40,7 @@ class Routed(base.Feed, ABC):
     count: int
 
     def _set(self, top_k: int, *, normalized: bool) -> None:
-        """Check `top_k`, the number of experts for each row; set `top_k` and `normalized`."""
+        """Check `top_k`, then set the attributes `top_k` and `normalized`."""
         call = type(self).__name__
         self.normalized = normalized
         self.top_k = whole_number(top_k, call=call, name="top_k", least=1)
@@ -57,11 +58,11 @@ class Routed(base.Feed, ABC):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, their weights, and the expert's parameters."""
+        """Return the gradients for `rows`, for `weight` and for the expert's parameters."""
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Store the gradients for one expert's parameters in `gradients`."""
+        """Store the gradients `own` for one expert's parameters in `gradients`."""
 
     def run(
         self,
@@ -95,8 +96,8 @@ class Routed(base.Feed, ABC):
         experts.
 
         Args:
-            grad: (..., T, D), the gradient for the layer's result. It is also the gradient for the
-                residual.
+            grad: (..., T, D), the gradient for the layer's result. The gradient for the residual
+                equals `grad`.
             saved: the second value that `layer.training_forward(x)` returned.
             record: if it is a `GradientRecorder`, no gradients for parameters are computed. The
                 layer records no activations.
@@ -129,7 +130,7 @@ class Routed(base.Feed, ABC):
         if probabilities is None:
             probabilities = np.zeros_like(scores)
             np.put_along_axis(probabilities, chosen, weights, -1)
-        scores -= probabilities * mean  # the derivative of the softmax
+        scores -= probabilities * mean  # This step is part of the derivative of the softmax.
         grad_rows += base.project_back(rows, self.parameters, "router_proj", scores, gradients)
         return base.Gradient(grad_rows.reshape(shape), gradients or {})
 
@@ -152,18 +153,19 @@ class Experts(Routed):
     """A layer that sends each token to `top_k` experts and adds their weighted results.
 
     The router is a linear layer that computes a score for each expert. A token goes to the experts
-    with the largest scores, and the softmax of these scores gives the weights. An expert is a gated
-    MLP with clipped activations, as in GPT-OSS: `down((u + 1) * g * sigmoid(alpha * g))`, where `g`
-    is `min(gate(x), limit)`, and `u` is `up(x)` clipped to the range from `-limit` to `limit`.
+    with the largest scores, and the softmax of these scores gives the weights. As in GPT-OSS, an
+    expert is a gated MLP with clipped activations: `down((u + 1) * g * sigmoid(alpha * g))`. Here,
+    `g` is `min(gate(x), limit)`, and `u` is `up(x)` clipped to the range from `-limit` to `limit`.
 
     Args:
         parameters: for E experts, "router_proj.weight" (D, E), "router_proj.bias" (E,),
             "experts.gate_up" (E, D, 2 * F), "experts.gate_up_bias" (E, 2 * F), "experts.down"
-            (E, F, D) and "experts.down_bias" (E, D). The columns of "experts.gate_up" alternate
-            between gate and up. The parameters are not copied.
+            (E, F, D) and "experts.down_bias" (E, D). In "experts.gate_up", the even columns are the
+            weight of the gate, and the odd columns are the weight of the up projection. The
+            parameters are not copied.
         top_k: the number of experts for each token.
         alpha: the factor in the sigmoid.
-        limit: the number at which the results of gate and up are clipped.
+        limit: the largest value that the gate and the up projection keep; see above.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
     converted to the type of the parameters. Half-precision inputs are computed in float32.
@@ -204,10 +206,10 @@ class Experts(Routed):
         self._experts: list[tuple[Array, ...]] = []
 
     def _each(self) -> list[tuple[Array, ...]]:
-        """Return the arrays of each expert.
+        """Return one tuple of weights and biases for each expert.
 
-        Every call returns the same array objects: `linear` stores a packed copy of each object,
-        and would have to pack new objects again.
+        Every call returns the same array objects, because `linear` stores a packed copy of each
+        object. It would have to pack new objects again.
         """
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
@@ -226,7 +228,7 @@ class Experts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, their weights, and the expert's parameters."""
+        """Return the gradients for `rows`, for `weight` and for the expert's parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = base.for_parameters(record)
         both = base.project(rows, own, "gate_up")  # (rows, 2 * F)
@@ -244,13 +246,13 @@ class Experts(Routed):
         return grad_rows, counts, gradients or {}
 
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Store the gradients for one expert's parameters in `gradients`."""
+        """Store the gradients `own` for one expert's parameters in `gradients`."""
         for name, array in own.items():
             gradients[f"experts.{_EXPERT[name]}"][number] = array
 
 
-# Each array of the layer holds one parameter of all experts: "experts.gate_up" holds each expert's
-# "gate_up.weight". This dict maps the parameter's name to the end of the array's name.
+# The array "experts.gate_up" of the layer holds the parameter "gate_up.weight" of every expert. The
+# dict maps the name of such a parameter to the name of the array, without "experts.".
 _EXPERT = {
     "gate_up.weight": "gate_up",
     "gate_up.bias": "gate_up_bias",
@@ -290,8 +292,9 @@ class GatedExperts(Routed):
     """A layer that sends each token to `top_k` gated MLPs and adds their weighted results.
 
     The router is a linear layer that computes a score for each expert. A token goes to the experts
-    with the largest scores. If `normalized`, the softmax of these scores gives the weights;
-    otherwise, the softmax of all scores. An expert is `down(activation(gate(x)) * up(x))`.
+    with the largest scores. If `normalized`, the softmax of these scores gives the weights.
+    Otherwise, the softmax of all scores gives the weights. An expert computes
+    `down(activation(gate(x)) * up(x))`.
 
     Args:
         parameters: "router_proj.weight" (D, E) for E experts. Each expert, such as expert 0, has
@@ -338,7 +341,7 @@ class GatedExperts(Routed):
             self._mlp(number)
 
     def _mlp(self, number: int) -> MLP:
-        """Return the expert with this number, with its current parameters."""
+        """Return the expert `number` as an MLP with the current parameters."""
         prefix = f"experts.{number}."
         own = {name: self.parameters[prefix + name] for name in _GATED}
         return MLP.from_parameters(own, activation=self.activation)
@@ -350,7 +353,7 @@ class GatedExperts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for an expert's rows, their weights, and the expert's parameters."""
+        """Return the gradients for `rows`, for `weight` and for the expert's parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None
@@ -359,7 +362,7 @@ class GatedExperts(Routed):
         return back.x, (grad * out).sum(-1), back.parameters
 
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Store the gradients for one expert's parameters in `gradients`."""
+        """Store the gradients `own` for one expert's parameters in `gradients`."""
         gradients.update({f"experts.{number}.{name}": array for name, array in own.items()})
 
 

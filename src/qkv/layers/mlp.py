@@ -16,14 +16,14 @@ class MLPSaved(NamedTuple):
     """Values that the forward pass of an MLP saves for its backward pass."""
 
     x: Array  # (..., T, D).
-    pre: Array  # (..., T, F), before the activation.
+    pre: Array  # (..., T, F), the input of the activation.
     hidden: Array  # (..., T, F), the input of the down projection.
     gate: Array | None  # (..., T, F), the result of a gated MLP's activation.
-    up: Array | None  # (..., T, F), the up projection of a gated MLP.
+    up: Array | None  # (..., T, F), the result of a gated MLP's up projection.
 
 
 class MLP(base.Feed):
-    """An MLP: `down(activation(up(x)))`, or with a gate `down(activation(gate(x)) * up(x))`.
+    """An MLP: `down(activation(up(x)))`. With a gate: `down(activation(gate(x)) * up(x))`.
 
     Args:
         dim: D, the size of the vectors.
@@ -39,8 +39,8 @@ class MLP(base.Feed):
     converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Source:
-        Vaswani et al. 2017, section 3.3. For the gated MLP: Shazeer 2020, "GLU Variants Improve
-        Transformer".
+        Vaswani et al. 2017, section 3.3. Shazeer 2020, "GLU Variants Improve Transformer",
+        describes the gated MLP.
 
     >>> mlp = MLP(4, 16, gated=True, bias=False, seed=0)
     >>> {name: array.shape for name, array in mlp.parameters.items()}
@@ -132,11 +132,11 @@ class MLP(base.Feed):
         """Return the gradients of `sum(grad * mlp(x))`.
 
         Args:
-            grad: (..., T, D), the gradient for the layer's result. It is also the gradient for the
-                residual.
+            grad: (..., T, D), the gradient for the layer's result. The gradient for the residual
+                equals `grad`.
             saved: the second value that `mlp.training_forward(x)` returned.
-            record: collects the gradients for activations, named as in a trace. With a
-                `GradientRecorder` no gradients for parameters are computed.
+            record: collects the gradients for activations under the activations' names in a trace.
+                With a `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x` (..., T, D) and `.parameters`, keyed by name.

@@ -29,7 +29,7 @@ class _Norm(base.Layer):
     offset: float
 
     def _begin(self, dim: int, eps: float, dtype: Any, *, bias: bool) -> None:
-        """Set new parameters: a weight of 1 and, with `bias`, a bias of 0."""
+        """Set new parameters: a weight of ones; with `bias`, also a bias of zeros."""
         call = type(self).__name__
         dim, kind = whole_number(dim, call=call, name="dim", least=1), float_type(dtype, call=call)
         weight = {"weight": np.ones(dim, kind)}
@@ -69,8 +69,8 @@ class _Norm(base.Layer):
         Args:
             grad: (..., D), the gradient for the layer's result.
             saved: the second value that `norm.training_forward(x)` returned.
-            record: collects the gradients for activations, named as in a trace. With a
-                `GradientRecorder` no gradients for parameters are computed.
+            record: collects the gradients for activations under the activations' names in a trace.
+                With a `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x` (..., D) and the `.parameters` "weight" and "bias" (D,).
@@ -108,7 +108,7 @@ class _Norm(base.Layer):
         return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
-        """Normalize `x` (..., D), but divide by `scale` (..., 1) instead of the divisor of `x`."""
+        """Normalize `x` (..., D), but divide by `scale` (..., 1), not by the divisor of `x`."""
         x = x.astype(compute_type(x.dtype), copy=False)
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)
@@ -116,7 +116,7 @@ class _Norm(base.Layer):
         return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
-        """Return the weight plus the offset (D,), by which normalized vectors are multiplied."""
+        """Return the factors (D,) of normalized vectors: the weight plus the offset."""
         weight = self.parameters["weight"]
         if not self.offset:
             return weight
@@ -140,7 +140,7 @@ class _Norm(base.Layer):
 
 
 class LayerNorm(_Norm):
-    """Layer normalization: mean 0 and variance 1 for each vector, then `* weight + bias`.
+    """Layer normalization: give each vector mean 0 and variance 1, then `* weight + bias`.
 
     Args:
         dim: D, the size of the vectors.
@@ -218,7 +218,7 @@ class RMSNorm(_Norm):
 
 
 def _vectors(parameters: Mapping[str, Any], known: set[str], *, call: str) -> dict[str, Array]:
-    """Check that the parameters of a norm are a weight (D,) and arrays of the same shape."""
+    """Return the parameters as float arrays; check that all have the shape (D,) of the weight."""
     arrays = base.checked(parameters, call=call)
     if "weight" not in arrays or not arrays.keys() <= known:
         raise ValueError(
@@ -240,11 +240,11 @@ class ScaleSaved(NamedTuple):
 
 
 class LayerScale(base.Layer):
-    """A layer that computes `x * weight`: it scales the output of attention or MLP in a block.
+    """A layer that computes `x * weight`, to scale the output of the attention or the MLP.
 
     Args:
         dim: D, the size of the vectors.
-        first: the initial value of all entries of the weight.
+        first: the number that every entry of the weight has at first.
         dtype: the type of the weight.
 
     The result has the type to which NumPy promotes `x` and the weight. Integer inputs are converted

@@ -41,7 +41,7 @@ def attention_backward(
         heads = _attention_grad(z, saved)
 
     def to_words(name: str, part: Array, x: Array) -> Array:
-        """Compute the gradient for `x` from the gradient for q, k or v (..., H, T, d)."""
+        """Compute the gradient for `x` from the gradient `part` (..., H, T, d) for q, k or v."""
         if changed and name != "v":
             part = keep(f"hook_rot_{name}", part)
         if name in saved.positions:
@@ -50,7 +50,7 @@ def attention_backward(
         part = summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
-            whole = norm.dim != part.shape[-1]  # the norm spans all heads
+            whole = norm.dim != part.shape[-1]  # One norm for all heads together.
             vectors = join_heads(part) if whole else part
             inner = record and record.under(f"{name}_norm.")
             vectors = base.part_back(
@@ -92,7 +92,7 @@ def _from_weights(grad: Array, saved: AttentionSaved, record: Keep) -> Attention
 
 
 def _attention_grad(grad: Array, saved: AttentionSaved) -> AttentionGradient:
-    """Compute the gradients for values, and for queries and keys after their rotation."""
+    """Compute the gradients for the values, the rotated queries and the rotated keys."""
     cu, options = saved.inputs.cu, formula_options(saved.inputs.options)
     parts, z, lse = [saved.query, saved.key, saved.value, grad], saved.z, saved.lse
     assert lse is not None

@@ -50,7 +50,7 @@ class Inputs:
     options: Options  # The options of `qkv.attention`.
     call: str  # The name of the call in errors.
     cu: Array | None = (
-        None  # (B + 1,), the first row of each packed text, and the total number of rows.
+        None  # (B + 1,), the first row of each packed text, then the total number of rows.
     )
     cache: KVCache | None = None
     lengths: Any = None  # (B,), the number of real words in each row; only with a cache.
@@ -59,7 +59,7 @@ class Inputs:
     )
     residual: Array | None = None  # (..., L, D), added to the result.
     record: Recorder | None = None  # Collects the activations.
-    top_k: int | None = None  # How many weights of each query `record` keeps; None for all.
+    top_k: int | None = None  # The number of weights that `record` keeps per query; None for all.
     save: bool = False  # Whether values are saved for the backward pass.
 
     @property
@@ -92,22 +92,22 @@ class AttentionSaved:
     key: Array  # (..., Hkv, S, d), after norm and rotation.
     value: Array  # (..., Hkv, S, dv).
     z: Array  # (..., Hq, L, dv), the weighted values.
-    lse: Array | None  # The log-sum-exp of each row; None if `weighed` is given.
-    weighed: Weighed | None  # None unless scores or weights were edited.
+    lse: Array | None  # The log-sum-exp of each query; None if `weighed` is not None.
+    weighed: Weighed | None  # The weights if scores or weights were edited, else None.
 
 
 class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
-    at: Array  # the positions
-    length: int | Array  # the number of tokens in the text; an array holds one number per position
+    at: Array
+    length: int | Array  # An array gives the length of the text of each position.
 
 
 class Result(NamedTuple):
     """The result of the forward pass."""
 
     out: Array
-    extra: list[Array]  # the weights and the log-sum-exp, if the options request them
+    extra: list[Array]  # The weights and the log-sum-exp, if the options request them.
     saved: AttentionSaved | None
 
 
@@ -198,12 +198,12 @@ def attention_plan(layer: Parts, inputs: Inputs) -> Call:
 
 
 def formula_options(options: Options) -> dict[str, Any]:
-    """Return the options, except those that are None, `return_weights`, `return_lse` and `out`."""
+    """Remove `return_weights`, `return_lse`, `out` and every option that is None."""
     return {n: v for n, v in options.items() if n not in RETURNS and v is not None}
 
 
 def _normed(norm: Norm, part: Array) -> tuple[Array, NormSaved]:
-    """Normalise queries or keys (..., H, L, d): per head, or over all heads side by side."""
+    """Normalise queries or keys (..., H, L, d): each head alone, or all heads as one vector."""
     if norm.dim == part.shape[-1]:
         return norm.run(part)
     joined, saved = norm.run(join_heads(part))
@@ -219,10 +219,11 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 
 
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
-    """Return the positions of queries (..., 1, L) and keys (S,), or of packed rows (total,).
+    """Return the positions of the queries and of the keys.
 
-    Packed texts keep their own lengths. In a padded batch, all texts get the length of the longest
-    text.
+    Padded queries have positions (..., 1, L), and padded keys have positions (S,). Packed rows have
+    positions (total,), and each packed text keeps its own length. In a padded batch, all texts get
+    the length of the longest text.
     """
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)
@@ -280,8 +281,9 @@ def _attend(
 ) -> tuple[Array, list[Array], Weighed | None]:
     """Return the weighted values `(..., Hq, L, dv)`, extra results, and recorded weights.
 
-    `parts` are query, key and value; packed rows are `(H, total, d)`. The extra results are the
-    weights and the log-sum-exp, as far as the options or `inputs.save` request them.
+    `parts` are query, key and value; packed rows are `(H, total, d)`. With the option
+    `return_weights`, the extra results contain the weights. With the option `return_lse` or with
+    `inputs.save`, they contain the log-sum-exp.
     """
     options, cu, record = inputs.options, inputs.cu, inputs.record
     weights = bool(options.get("return_weights"))
@@ -306,8 +308,8 @@ def attention_out(
 ) -> Array:
     """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 
-    If `record` wants "hook_result", it gets the output of each head (..., L, Hq, D), without the
-    bias of the output projection.
+    If `record` requests "hook_result", the function gives it the output of each head
+    (..., L, Hq, D), without the bias of the output projection.
     """
     weight = parameters.get("out_proj.weight")
     if weight is None:

@@ -46,7 +46,8 @@ class MultiHeadAttention(Parts):
     are converted to the type of the parameters. Half-precision inputs are computed in float32.
 
     Source:
-        Vaswani et al. 2017, section 3.2.2. For fewer key heads: Ainslie et al. 2023.
+        Vaswani et al. 2017, section 3.2.2. Ainslie et al. 2023 describe layers with fewer key heads
+        than query heads.
 
     >>> layer = MultiHeadAttention(8, num_heads=2, seed=0)
     >>> list(layer.parameters), layer.parameters["q_proj.weight"].shape
@@ -149,8 +150,8 @@ class MultiHeadAttention(Parts):
                 as "q_proj.bias", are optional.
             num_heads: Hq, the number of query heads.
             rotary: as for `MultiHeadAttention`.
-            q_norm: a norm of the queries before their rotation: of each head (..., d), or of all
-                heads side by side (..., Hq * d).
+            q_norm: a norm of the queries before their rotation. It takes the vectors (..., d) of
+                each head, or the joined vectors (..., Hq * d) of all heads.
             k_norm: a norm of the keys, like `q_norm`.
         """
         call = cls.__name__
@@ -179,7 +180,7 @@ class MultiHeadAttention(Parts):
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
-        if self.rotary is not None:  # a trial rotation rejects wrong fields of `rotary`
+        if self.rotary is not None:  # A trial rotation raises an error for wrong fields.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @base.quiet
@@ -201,7 +202,7 @@ class MultiHeadAttention(Parts):
         Args:
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
             context: (..., S, D), from which keys and values are computed; the default is `x`.
-            cu_lengths: (B + 1,), the first row of each packed text, and the total number of rows.
+            cu_lengths: (B + 1,), the first row of each packed text, then the total number of rows.
                 Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
                 `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`. `attn_mask` and `bias`
                 broadcast to (B, Hq, T, T), where T is the length of the longest text.
@@ -217,7 +218,7 @@ class MultiHeadAttention(Parts):
 
         Returns:
             An array (..., L, D), or (..., L, Hq * dv) without an output projection.
-            With `return_weights` or `return_lse`, a tuple in the order of `qkv.attention`.
+            With `return_weights` or `return_lse`, a tuple: the array, the weights, the log-sum-exp.
             The weights are (..., Hq, L, S), or (L, S) for one head and 2-D inputs.
         """
         inputs, plan, target = self.check(
@@ -301,7 +302,7 @@ class MultiHeadAttention(Parts):
 
     @property
     def hooks(self) -> list[str]:
-        """The names of all activations that the layer records, including those of `top_k`."""
+        """The names of all activations that the layer can record, with or without `top_k`."""
         changed = self.rotary is not None or self.q_norm is not None or self.k_norm is not None
         names = ["q", "k", "v", *["rot_q", "rot_k"] * changed, "attn_scores", "pattern", "z"]
         names += ["result"] * ("out_proj.weight" in self.parameters)
@@ -346,11 +347,11 @@ class MultiHeadAttention(Parts):
         """Return the gradients of `sum(grad * layer(x, ...))`.
 
         Args:
-            grad: the gradient for the layer's result, of the same shape. It is also the gradient
-                for the residual.
+            grad: the gradient for the layer's result, of the same shape. The gradient for the
+                residual equals `grad`.
             saved: the second value that `layer.training_forward(x, ...)` returned.
-            record: collects the gradients for activations, named as in a trace. With a
-                `GradientRecorder` no gradients for parameters are computed.
+            record: collects the gradients for activations under the activations' names in a trace.
+                With a `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x`, and with `.context` if a context was given.
@@ -379,9 +380,10 @@ class MultiHeadAttention(Parts):
         """Return a trace with every activation of `layer(x, ...)`.
 
         The trace has `hook_q`, `hook_k`, `hook_v`, `hook_rot_q`, `hook_rot_k`, `hook_attn_scores`,
-        `hook_pattern`, `hook_z` and the layer's output `hook_attn_out`. With `top_k`,
-        `top_indices`, `top_weights`, `received` and `lse` (see `qkv.summarize_attention`) replace
-        scores and pattern. 2-D inputs get a leading batch axis, and packed rows become (B, T, ...).
+        `hook_pattern`, `hook_z` and the layer's output `hook_attn_out`. With `top_k`, the trace
+        holds a summary instead of scores and pattern: `top_indices`, `top_weights`, `received` and
+        `lse`, which `qkv.summarize_attention` describes. 2-D inputs get a leading batch axis, and
+        packed rows become (B, T, ...).
 
         >>> trace = MultiHeadAttention(8, 2, seed=0).trace(np.ones((5, 8)), is_causal=True)
         >>> trace["hook_q"].shape, trace["pattern"].shape, trace["z"].shape

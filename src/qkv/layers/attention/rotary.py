@@ -13,7 +13,7 @@ class Scaling(Protocol):
     """A method that stretches rotary positions for longer texts."""
 
     def speeds(self, base: float, dims: int, length: int) -> tuple[Array, float]:
-        """Return the `speeds` of `qkv.apply_rotary` (dims / 2,), and the scale of queries and keys.
+        """Return the `speeds` (dims / 2,) for `qkv.apply_rotary` and the scale of queries and keys.
 
         `length` is the length of the text, on which the speeds of some methods depend.
         """
@@ -27,7 +27,8 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # The last arguments of `rotation` and their results, which the next layer usually reuses.
+    # The last arguments and result of `rotation`; the next layer usually calls it with the same
+    # arguments.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -35,13 +36,13 @@ class Rotary:
     def rotate(self, x: Array, positions: Array, length: int | Array) -> Array:
         """Rotate queries or keys `(..., L, d)` by their positions in a text of `length` tokens.
 
-        `length` may be an array with one number per position, because texts may differ in length.
+        If texts differ in length, `length` is an array: for each position, the length of its text.
         """
         cos, sin = self.rotation(x, positions, length)
         return rotate_pairs(x, cos, sin, interleaved=self.interleaved)
 
     def rotate_back(self, grad: Array, positions: Array, length: int | Array) -> Array:
-        """Compute the gradient for `x` from the gradient for rotated `x`: rotate it backwards."""
+        """Rotate the gradient for rotated `x` backwards, which gives the gradient for `x`."""
         cos, sin = self.rotation(grad, positions, length)
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
@@ -59,7 +60,7 @@ class Rotary:
             lengths, each = np.unique(about[1], return_inverse=True)
             made = [self.scaling.speeds(base, dims, int(length)) for length in lengths]
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
-            # (dims / 2,), or (..., dims / 2) with a row per position
+            # The shape is (dims / 2,) for one length, (..., dims / 2) for a length per position.
             speeds = speeds[each.reshape(about[1].shape)]
             scale = made[0][1] if made else scale  # the scale does not depend on the length
         result = rotation_at(x, positions, speeds, self.interleaved, scale)

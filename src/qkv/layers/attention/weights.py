@@ -40,7 +40,7 @@ class Weights:
 
     @classmethod
     def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
-        """Make `Weights` from w_q, w_k, w_v and w_o (or None); `layout` is that of the arrays."""
+        """Make `Weights` from w_q, w_k, w_v and w_o (or None), which have the layout `layout`."""
         if layout not in ("in_out", "out_in"):
             raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
@@ -57,14 +57,14 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return advice for an error: give the other layout; "" unless that layout would fit."""
+        """Return advice for an error, to give the other layout; "" if that would not help."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
         return f'; if the weights are transposed, give layout="{other}"'
 
     def vectors(self, x: Any, name: str) -> Array:
-        """Return `x` or the context as an array; check its vector size against its weight."""
+        """Return `x` or the context as an array; check that its vectors fit the projection."""
         array = word_vectors(x, call=self.call, name=name)
         weight = "q_proj.weight" if name == "x" else "k_proj.weight"
         rows, columns = self.parameters[weight].shape
@@ -118,7 +118,7 @@ class Weights:
         return Sizes(query[0], key[0], output, num_heads, kv_heads, size, value[1] // kv_heads)
 
     def _check_names(self) -> None:
-        """Raise an error for an unknown or missing parameter, or a wrong number of axes."""
+        """Raise an error if a parameter is unknown, is missing or has a wrong number of axes."""
         call = self.call
         known = [f"{name}.{part}" for name in PROJECTIONS for part in ("weight", "bias")]
         for name in self.parameters:
