@@ -84,7 +84,7 @@ _ROOMS = (
     "text",
 )
 
-# The package of each name that loads on first use. The package qkv.see has a list of further names.
+# The packages from which names load on first use. A name that is not listed loads from qkv.see.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",

@@ -198,16 +198,16 @@ def _overlap(array: Array, other: Array) -> bool:
 def _overlaps_itself(array: Array) -> bool:
     """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the bytes from the first to the last element along the axes so far
+    reach = array.itemsize  # the number of bytes that the checked axes span in memory
     for step, size in axes:
         if size > 1 and step < reach:
             break
         reach += step * (size - 1)
     else:
-        return False  # no stride ends inside the memory of the axes before it
+        return False  # each axis steps over all bytes of the axes before it
     for axis in range(array.ndim):
-        # Check whether the two halves along this axis share memory. Both halves have the same
-        # layout, so the loop continues with one of them.
+        # Check whether the two halves of this axis share memory. Both halves have the same layout,
+        # so it is enough to halve and check one of them again.
         part = np.moveaxis(array, axis, 0)
         while (half := (len(part) + 1) // 2) < len(part):
             if _overlap(part[:half], part[half:]):

@@ -40,7 +40,7 @@ class Plan:
     size: int  # d.
     rows: Shape  # (*lead, Hq, L), or (L,) for 2-D input.
     out: Shape  # (*lead, Hq, L, dv), or (L, dv).
-    groups: Shape  # (*lead, Hkv, G), with at least one leading axis.
+    groups: Shape  # (*lead or 1, Hkv, G): G query heads share each key head.
     is_spread: bool  # Whether the query array is broadcast along leading dimensions.
     is_native: bool  # Whether the kernel can compute the call.
 
@@ -193,7 +193,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) 
 
 
 def check_per_head(call: str, name: str, shape: Shape, dtype: DType, heads: int) -> None:
-    """Raise an error unless slopes have one number per head; sinks may have several."""
+    """Raise an error unless the shape is `(heads,)`; sinks may also have `(heads, n)`."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: give floats")
     most = 2 if name == "sinks" else 1
@@ -221,7 +221,7 @@ class Call(NamedTuple):
     offset: int | Array  # The position of query 0 among the keys, () or (*lead,).
     query_lengths: Array | None  # (*lead,).
     key_lengths: Array | None  # (*lead,).
-    left: int | None  # The left side of the window.
+    left: int | None  # How many keys a query sees before its own position; None means all.
     right: int | None
     softcap: float | None
     scale: float
@@ -240,7 +240,7 @@ class Packed(NamedTuple):
     `key_starts[b]` to `key_starts[b + 1] - 1`.
     """
 
-    call: Call  # Treats all rows as one sequence; its arrays are (heads, total, size).
+    call: Call  # A call in which all rows form one sequence: (heads, total, size).
     starts: Array  # (B + 1,).
     key_starts: Array  # (B + 1,).
     offsets: Array  # (B,).
@@ -252,7 +252,7 @@ class Packed(NamedTuple):
 
     @property
     def rows(self) -> tuple[Array, Array, Array]:
-        """Query, key and value as given, `(total, heads, size)`."""
+        """Query, key and value in the user's layout, `(total, heads, size)`."""
         call = self.call
         return call.query.swapaxes(0, 1), call.key.swapaxes(0, 1), call.value.swapaxes(0, 1)
 
@@ -301,7 +301,10 @@ def check_call(
 
 
 def check_options(options: Options, call: str, without: Container[str] = (), why: str = "") -> None:
-    """Raise an error for unknown options and for options in `without`; `why` ends its message."""
+    """Raise an error for an unknown option, or for an option in `without`.
+
+    The message about an option in `without` ends with `why`.
+    """
     for name in options:
         if name in without:
             raise TypeError(f"{call}: {name} is not an option here{why}")
@@ -366,7 +369,7 @@ def _cells(call: str, name: str, value: Any, plan: Plan) -> Array:
 
 
 def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
-    """Return slopes `(Hq,)` or sinks `(Hq, n)` for the kernel; None for sinks with n = 0."""
+    """Return slopes `(Hq,)` or sinks `(Hq, n)` for the kernel; return None if n is 0."""
     array = as_array(value, call=call, name=name)
     check_per_head(call, name, array.shape, array.dtype, plan.heads)
     if name == "sinks":
@@ -375,7 +378,7 @@ def _per_head(call: str, name: str, value: Any, plan: Plan) -> Array | None:
 
 
 def _for_float32(number: float) -> float:
-    """Return the number; convert it to np.float64 if it is too large or too small for float32."""
+    """Return `number`, as an np.float64 if it is too large or too small for float32."""
     return number if 1e-30 < abs(number) < 1e30 or number == 0 else np.float64(number)
 
 

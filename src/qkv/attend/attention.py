@@ -17,7 +17,7 @@ from qkv.ops.threads import one_blas_thread, run_all
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
-FAR = 1e9  # A log-sum-exp above this number is rounded so much that its weights would be wrong.
+FAR = 1e9  # If a log-sum-exp exceeds this number, its rounding error makes the weights wrong.
 SHARES = 8  # The sums of weights per key are computed in 8 parts, which are added in a fixed order.
 
 
@@ -58,7 +58,10 @@ def answer(
 
 
 def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) -> list[Result]:
-    """Compute checked calls: sequentially in the kernel, or in parallel with NumPy."""
+    """Compute checked calls with the kernel if possible, otherwise with NumPy.
+
+    The kernel computes one call after the other. NumPy computes the tiles of all calls in parallel.
+    """
     begun = [_begun(call, weights, lse, None) for call in calls]
     run_all(tiled.attend, [case for *_, cases in begun for case in cases])
     return [Result(out, sums, shown) for out, sums, shown, _ in begun]
@@ -67,12 +70,13 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the arrays of a `Result`, and arguments of the `tiled.attend` calls that fill them.
+    """Return the three arrays of a `Result`, and the arguments of `tiled.attend` to fill them.
 
-    With the kernel, the arrays are already filled, and no `tiled.attend` call is needed. The kernel
-    writes directly to `out` if the memory layout of `out` allows it.
+    If the kernel or `tiled.attend_one_block` has filled the arrays, no arguments are returned. The
+    kernel writes directly to `out` if the memory layout of `out` allows it.
     """
-    plan, chosen = call.plan, body()  # an unavailable QKV_BACKEND raises an error here
+    # `body` raises an error if the backend that QKV_BACKEND names is unavailable.
+    plan, chosen = call.plan, body()
     sums = np.empty((*plan.rows, 1), np.float64) if lse else None
     shown = np.zeros((*plan.rows, plan.keys), plan.kind) if weights else None
     if chosen is not None and plan.is_native:
@@ -143,7 +147,8 @@ def attention(
 
     Returns:
         `out (..., Hq, L, dv)`, or a tuple `(out, weights)`, `(out, lse)` or `(out, weights, lse)`.
-        `out` has the dtype of the inputs. Weights and lse are float32; for float64 inputs, float64.
+        `out` has the dtype of the inputs. Weights and lse are float64 if the inputs are float64,
+        otherwise float32.
         If a query sees no key, its output and weights are 0, and its lse is -inf.
         With sinks, the lse of such a query is the log-sum-exp of the sinks.
 
@@ -211,7 +216,7 @@ def softmax_of(call: Call, scores: Array) -> Array:
 
 
 def weighed(call: Call, pattern: Array) -> Array:
-    """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights, without padding."""
+    """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights; padding weighs 0."""
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
     with one_blas_thread(), np.errstate(all="ignore"):
@@ -219,12 +224,12 @@ def weighed(call: Call, pattern: Array) -> Array:
 
 
 def without_padding(call: Call, cells: Array, nothing: float) -> Array:
-    """Replace the scores or weights of padded queries and keys with the number `nothing`."""
+    """Set the scores or weights of padded queries and keys to `nothing`, which is 0 or -inf."""
     return np.asarray(np.where(_real(call), cells, nothing), cells.dtype)
 
 
 def _real(call: Call) -> Array:
-    """Return booleans `(*lead or 1, 1, L or 1, S or 1)`, False for a padded query or key."""
+    """Return a mask `(*lead or 1, 1, L or 1, S or 1)` that is False for padded queries and keys."""
     lead, real = call.plan.lead, np.array(True)
     if call.query_lengths is not None:
         lengths = np.broadcast_to(call.query_lengths, lead)[..., None, None, None]
@@ -348,13 +353,14 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
         return tile.index, tile.queries.start * SHARES // max(1, call.shape[-1])
 
     def summarize(tiles: list[tiled.Tile], sums: Array) -> None:
-        """Compute the weights of some tiles in a second pass over the keys."""
+        """Compute the weights of `tiles` again, and add each key's weights to `sums`."""
         kept = indices.shape[-1]
         with np.errstate(all="ignore"):
             for tile in tiles:
                 exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
                 base = exact.astype(call.kind)
-                rest = np.exp(base - exact).astype(call.kind)  # corrects `base`, which is rounded
+                # `base` is the log-sum-exp in lower precision; `rest` corrects the weights.
+                rest = np.exp(base - exact).astype(call.kind)
                 far = np.abs(exact) > FAR
                 if far.any():
                     rest = np.where(far, 1 / tiled.exp_sums(call, tile, base), rest)
@@ -384,7 +390,7 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
 def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array]:
     """Return the `count` largest numbers of each row, and their positions.
 
-    Of equal numbers, the first counts as the largest.
+    Equal numbers keep their order.
     """
     largest = np.empty((*weights.shape[:-1], count), weights.dtype)
     chosen = np.empty(largest.shape, np.int64)
@@ -397,10 +403,11 @@ def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array
 
 
 def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed | None:
-    """Record scores and weights, or a summary of the weights, if `record` wants them.
+    """Give `record` what it wants: the scores and weights, or a summary of the weights.
 
     Returns:
-        The output of attention and the weights; None if the output was not computed.
+        The output of attention and the weights, or None if this function did not compute the
+        output.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
@@ -410,8 +417,8 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # If no scores are recorded, `answer` takes half the time of the formula. A trace always
-        # uses the formula, so that its weights are the same with and without recorded scores.
+        # No scores are recorded, so `answer` is used, which is twice as fast as `formula`. A trace
+        # always uses `formula`, so that recording the scores does not change its weights.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)

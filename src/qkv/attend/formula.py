@@ -99,7 +99,7 @@ def weigh(weights: Array, value: Array, visible: Array | None) -> Array:
     if visible is None or np.isfinite(out).all():
         return out
     used = np.swapaxes(visible.any(axis=-2, keepdims=True), -1, -2)  # (..., S, 1).
-    value = np.where(used, value, 0)  # set values that no query sees to 0
+    value = np.where(used, value, 0)  # Values that no query sees become 0.
     finite = np.isfinite(value)
     out = weights @ np.where(finite, value, 0)
     for j in np.flatnonzero(~finite.all(axis=(*range(value.ndim - 2), -1))):

@@ -21,12 +21,18 @@ from qkv.trace.activations import PATTERN, SCORES
 
 Keep = Callable[[str, Array], Array]  # a `Recorder`, or `unkept`
 _NOT_PACKED = {*arguments.OPTIONS} - {*arguments.PACKED} | {"return_lse"}
-EXACT = 64.0  # Up to this float32 log-sum-exp, recomputed weights are as exact as the formula's.
-EXACT_WIDE = 1e3  # The same limit for a float64 log-sum-exp.
+# The weights `exp(score - lse)` are accurate if the log-sum-exp `lse` is at most EXACT in float32,
+# or at most EXACT_WIDE in float64.
+EXACT = 64.0
+EXACT_WIDE = 1e3
 
 
 class AttentionGradient(NamedTuple):
-    """The gradients for the inputs of attention, in their shapes; None for an input not given."""
+    """The gradients for the inputs of attention.
+
+    Each gradient has the shape of its input. If the bias, the sinks or the slopes are not given,
+    their gradient is None.
+    """
 
     query: Array
     key: Array
@@ -147,7 +153,7 @@ def varlen_attention_grad(
             of `qkv.varlen_attention`.
 
     Returns:
-        The gradients of `qkv.attention_grad`, with packed rows.
+        The same gradients as `qkv.attention_grad` returns, for packed rows.
         The gradients for sinks and slopes are summed over all sequences.
 
     Raises:
@@ -379,7 +385,7 @@ def _summed(weights: Array, rows: Array, visible: Array | None) -> Array:
 
 
 def _is_padding(call: Grouped, tile: Tile) -> Array | bool:
-    """Return which queries of a tile are padding, `(..., 1, l, 1)`."""
+    """Return booleans `(..., 1, l, 1)` that are True where a query of a tile is padding."""
     lengths = call.visibility.query_lengths
     if lengths is None:
         return False
@@ -395,7 +401,7 @@ def _grouped_shape(shape: Shape, plan: arguments.Plan) -> Shape:
 
 
 def _add_to_bias(bias: Array, tile: Tile, keys: slice, change: Array) -> None:
-    """Add a block's gradient to `bias`, the gradient for a bias that may have axes of length 1."""
+    """Add a block's gradient `change` to `bias`, summed over the axes where `bias` has length 1."""
     index = (*tile.at, keys)
     repeated = tuple(axis for axis, size in enumerate(bias.shape) if size == 1)
     at = tuple(slice(None) if axis in repeated else part for axis, part in enumerate(index))

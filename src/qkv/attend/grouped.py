@@ -10,14 +10,17 @@ from qkv.attend.visibility import Visibility
 
 
 class Grouped(NamedTuple):
-    """A call for NumPy code: all arrays have one dtype and at least one leading axis."""
+    """A call whose query heads are grouped by key head, as the NumPy code needs it.
 
-    query: Array  # (*lead, Hkv, G, L, d)
-    key: Array  # (*lead, Hkv, 1, S, d)
-    value: Array  # (*lead, Hkv, 1, S, dv)
+    Query, key and value have the same dtype, and `lead` has at least one axis.
+    """
+
+    query: Array  # (*lead, Hkv, G, L, d).
+    key: Array  # (*lead, Hkv, 1, S, d).
+    value: Array  # (*lead, Hkv, 1, S, dv).
     visibility: Visibility
-    bias: Array | None  # float, (*lead, Hkv, G, L, S).
-    mask: Array | None  # float, (*lead, Hkv, G, L, S).
+    bias: Array | None  # Floats (*lead, Hkv, G, L, S).
+    mask: Array | None  # Floats (*lead, Hkv, G, L, S).
     slopes: Array | None  # (Hkv, G, 1, 1).
     sinks: Array | None  # (Hkv, G, 1, n).
     softcap: float | None
@@ -45,7 +48,7 @@ class Grouped(NamedTuple):
 
 
 def grouped(call: Call) -> Grouped:
-    """Group the query heads of a call by key head, and convert the arrays to one dtype."""
+    """Group the query heads of a call by key head; convert query, key and value to one dtype."""
     plan = call.plan
     *lead, kv_heads, group = plan.groups
 

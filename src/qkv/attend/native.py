@@ -25,12 +25,12 @@ class Gradients(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The results of a call, and the gradient for its output: the input of the backward pass."""
+    """The inputs of the backward pass: a call's results, and the gradient for the call's output."""
 
     grad_out: Array  # (*lead, Hq, L, dv); for packed rows (total, Hq, dv).
     out: Array  # The shape of `grad_out`.
     lse: Array  # (*lead, Hq, L, 1); for packed rows (total, Hq, 1).
-    exact: float  # Up to this log-sum-exp, recomputed weights are as exact as the formula's.
+    exact: float  # The largest `lse` for which the weights `exp(score - lse)` are accurate.
 
     def each(self, change: Callable[[Array], Array]) -> "Outputs":
         """Return the outputs with `change` applied to each array."""
@@ -130,7 +130,7 @@ def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):
-        # broadcast axes stay broadcast in the copy
+        # Copy one entry of each broadcast axis, and broadcast the copy again.
         steps = array.strides[: array.ndim - contiguous]
         once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
         array = np.broadcast_to(once.astype(native(array.dtype), order="C"), array.shape)

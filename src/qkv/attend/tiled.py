@@ -19,16 +19,16 @@ from qkv.attend.formula import weigh
 from qkv.attend.grouped import Grouped
 from qkv.ops.threads import go_on, one_blas_thread
 
-QUERIES = 256  # The maximum number of queries in a block, of all heads that share a key head.
+QUERIES = 256  # The maximum number of queries in a block, counted over all heads of a group.
 KEYS = 512  # The maximum number of keys in a block.
-CELLS = QUERIES * KEYS  # The maximum number of scores in a block; small heads share a block.
-FEW = 16  # With fewer queries than this, the keys of a head are not transposed in memory.
-NEAR = 8.0  # No maximum is subtracted from scores between -NEAR and NEAR.
+CELLS = QUERIES * KEYS  # The maximum number of scores in a block, which may have several heads.
+FEW = 16  # The transposed keys are copied only for at least this number of queries.
+NEAR = 8.0  # If a head's scores lie between -NEAR and NEAR, no maximum is subtracted from them.
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One unit of work: some rows, some key heads, and one block of queries."""
+    """A part of a call: some rows of the batch, some key heads, and one block of queries."""
 
     rows: tuple[Any, ...]  # The tile's rows, as an index into (*lead,).
     index: tuple[Any, ...]  # The tile's rows and key heads, as an index into (*lead, Hkv).
@@ -59,12 +59,12 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the piece size, at most `most`, that divides `count` as evenly as possible."""
+    """Return the size of nearly equal pieces of at most `most`: `_even(9, 8)` is 5, for 5 + 4."""
     return -(-count // max(1, -(-count // most)))
 
 
 def scores_of(call: Grouped, tile: Tile, keys: slice) -> tuple[Array, Array | None]:
-    """Return the masked scores `(texts, heads, G, queries, keys)` of one block, and its mask."""
+    """Return the masked scores `(texts, heads, G, queries, keys)` of a block, and the mask."""
     return masked(call, tile, keys, capped_of(call, tile, keys))
 
 
@@ -135,7 +135,7 @@ def key_blocks(call: Grouped, tile: Tile, keys: int = KEYS) -> Iterator[slice]:
 
 
 def is_one_block(call: Call) -> bool:
-    """Return whether a call has no options and its scores fit in one block."""
+    """Return whether a call has no options except `scale`, and its scores fit in one block."""
     plan, (query, key, value) = call.plan, (call.query, call.key, call.value)
     return (
         plan.length <= QUERIES
@@ -150,7 +150,7 @@ def is_one_block(call: Call) -> bool:
 
 
 def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
-    """Compute a call for which `is_one_block` is true, with the same bits as `attend`.
+    """Compute a call for which `is_one_block` is true; the result is bit for bit that of `attend`.
 
     `lse` is `(..., L, 1)` or None. Return False if numbers overflow; the caller then calls
     `attend`.
@@ -172,8 +172,8 @@ def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
 def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute one tile, and write it to `out (*lead, Hkv, G, L, dv)`.
 
-    Unless they are None, also fill the tile's part of `lse (*lead, Hkv, G, L, 1)` and of `weights
-    (*lead, Hkv, G, L, S)`. `weights` must contain zeros.
+    If `lse (*lead, Hkv, G, L, 1)` or `weights (*lead, Hkv, G, L, S)` is given, the tile's part of
+    this array is filled too. `weights` must contain zeros.
     """
     context = out[tile.at]
     with np.errstate(all="ignore"):  # no warnings: NaN and infinity appear in the result
@@ -190,8 +190,8 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
 def log_sums(call: Grouped) -> tuple[Array, Array]:
     """Return two arrays `(*lead, Hkv, G, L, 1)`, whose sum is the log-sum-exp of each row.
 
-    The first array is usually the largest score of each row. A single array would not be exact: the
-    sum of a score of -3e38 and the logarithm of the number of keys is rounded to -3e38.
+    The first array is usually the largest score of each row. A single array would not be exact: if
+    the largest score is -3e38, adding the logarithm of the number of keys does not change it.
     """
     bases, logs = (np.zeros((*call.shape, 1)) for _ in range(2))
     with np.errstate(all="ignore"), one_blas_thread():
@@ -218,14 +218,15 @@ def _pass_over_keys(
 ) -> tuple[Array | None, Array]:
     """Compute one tile's `context`; return each row's base and its sum of `exp(score - base)`.
 
-    Keys are read block by block. If a block has a larger base, the sums of earlier blocks are
-    scaled down. A base of None means 0 for all rows. With `weights`, all keys form one block.
-    Values are first divided by `unit`, so that their sums do not overflow.
+    The base is subtracted from a row's scores, so that `exp` does not overflow. A base of None
+    means 0 for all rows. Keys are read block by block. If a later block needs a larger base, the
+    sums of the earlier blocks are scaled down. With `weights`, all keys form one block. Values are
+    first divided by `unit`, so that their sums do not overflow.
     """
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # `fresh`: `total` has no sum yet; `empty`: `context` has none
+    fresh, empty = True, True  # whether `total` and whether `context` still lack a first sum
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)
@@ -272,10 +273,10 @@ def _pass_over_keys(
 
 
 def _base(scores: Array) -> Array | None:
-    """Return the base of a block's scores: each row's largest score, or 0 for some heads.
+    """Return the base of each row of scores: the row's largest score, or 0 if it is not needed.
 
-    The base of a head is 0 if all scores of the head lie between -NEAR and NEAR. If the base is 0
-    for all heads, return None.
+    The base is 0 for a head whose scores all lie between -NEAR and NEAR. If the base is 0 for all
+    heads, return None.
     """
     if scores.max() <= NEAR and scores.min() >= -NEAR:
         return None
@@ -295,7 +296,7 @@ def _all_finite(array: Array) -> bool:
         return True
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        # If any number were NaN or infinite, the dot product would not be finite.
+        # A single NaN or infinite number would make the dot product NaN or infinite.
         if math.isfinite(np.dot(flat, flat)):
             return True
     return bool(np.isfinite(array.min()) and np.isfinite(array.max()))

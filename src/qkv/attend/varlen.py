@@ -40,8 +40,8 @@ def varlen_attention(
             to `cu[b + 1] - 1`.
         cu_key_lengths: `(B + 1,)`, like `cu_query_lengths`, for the rows of key and value.
         is_causal: as for `qkv.attention`.
-        q_offset: one number for all sequences, or one per sequence; `"start"` and `"end"` hold for
-            each sequence by itself.
+        q_offset: one number for all sequences, or one per sequence. `"start"` and `"end"` mean the
+            start and the end of each sequence's own keys.
         window: `(left, right)`, as for `qkv.attention`.
         softcap: as for `qkv.attention`.
         alibi_slopes: `(Hq,)`, as for `qkv.attention`.
@@ -71,7 +71,7 @@ def check_packed(
 ) -> Packed:
     """Check the arguments of `varlen_attention`; `call` is the function name in errors.
 
-    `rows` are query, key and value. `cu` are `cu_query_lengths` and `cu_key_lengths`.
+    `rows` contains query, key and value. `cu` contains `cu_query_lengths` and `cu_key_lengths`.
     """
     arrays = []
     for name, given in zip(("query", "key", "value"), rows, strict=True):
@@ -100,7 +100,7 @@ def in_rows(call: Call, rows: Sequence[Array], starts: Array) -> Packed:
     Args:
         call: the call, without mask and bias.
         rows: query, key and value, `(heads, total, size)`, which are not checked.
-        starts: int64, the first row of each text, and the total number of rows.
+        starts: `(B + 1,)`: the first row of each text, then the total number of rows, as int64.
     """
     whole = call.of(*rows)._replace(offset=0, query_lengths=None, key_lengths=None)
     offsets = np.full(len(starts) - 1, call.offset, np.int64)
@@ -153,7 +153,7 @@ def as_call(packed: Packed, first: int, last: int) -> Call:
 
 
 def as_batch(rows: Array, starts: Array, first: int, last: int) -> Array:
-    """View sequences of one length L in packed rows `(total, H, n)` as `(texts, H, L, n)`."""
+    """View the rows `(total, H, n)` of sequences of equal length L as `(texts, H, L, n)`."""
     part = rows[starts[first] : starts[last]]
     texts = last - first
     return np.swapaxes(part.reshape(texts, len(part) // texts, *part.shape[1:]), 1, 2)

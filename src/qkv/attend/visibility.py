@@ -9,7 +9,7 @@ import numpy as np
 from qkv.arrays import Array, Shape, as_array, shown
 
 Index = tuple[Any, ...]  # Integers and slices along the leading axes.
-FAR = 2**60  # The largest offset and window size. It is larger than any length.
+FAR = 2**60  # The largest offset and window size, which is larger than any length.
 
 
 class Visibility(NamedTuple):
@@ -17,8 +17,8 @@ class Visibility(NamedTuple):
 
     Query i of a row has the position `i + offset` among the keys. The query sees key j if
     `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`,
-    `given[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. Numbers that
-    differ between rows are arrays `(*lead,)`.
+    `given[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. The offset and
+    the lengths are arrays `(*lead,)` with one number for each row.
     """
 
     length: int
@@ -127,7 +127,7 @@ def _side(call: str, side: Any) -> int | None:
 def check_offset(
     call: str, q_offset: Any, length: int, keys: int, lead: Shape, *, needed: bool
 ) -> int | Array:
-    """Return the position of query 0 among the keys: a number for all rows, or `(*lead,)`."""
+    """Return the position of query 0 among the keys: one int, or an array `(*lead,)` per row."""
     if q_offset is None:
         if needed and length != keys:
             raise ValueError(

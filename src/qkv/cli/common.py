@@ -102,8 +102,8 @@ class Program(click.Group):
 def _fill_closed_streams() -> None:
     """Connect standard streams that the shell closed (`2>&-`) to the null device.
 
-    Otherwise, the next opened file gets the descriptor of a closed stream, and messages of
-    libraries go into this file.
+    Otherwise, the next file to be opened would get the descriptor of a closed stream, and
+    libraries would write their messages into this file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
