@@ -14,7 +14,7 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # From this number of tokens on, views show only each query's largest weights.
+LONG = 512  # In texts of this length or more, views show only each query's largest weights.
 _MOST = 1e30  # Weights above this number are replaced by NaN.
 
 Index = int | None  # The index of a layer or a head. None means that the view chooses.
@@ -59,7 +59,7 @@ class Axis:
 
     @cached_property
     def content(self) -> tuple[Array, Array]:
-        """Return `(flags, numbers)` of the tokens, as `qkv.see.analysis.words.content` does."""
+        """Return the result of `qkv.see.analysis.words.content` for the tokens of this axis."""
         return content(self.tokens, self.special)
 
     @cached_property
@@ -68,7 +68,7 @@ class Axis:
         return is_word(self.tokens, self.special)
 
     def position(self, row: int) -> int:
-        """Return the position in the text of the first token of word number `row`."""
+        """Return the text position of the word at index `row`: the position of its first token."""
         return row if self.spans is None else self.spans[row][0]
 
     def rows_of(self, positions: Iterable[int]) -> list[int]:
@@ -172,8 +172,8 @@ class Heads:
             keys: the positions of the keys; by default all content words.
 
         Returns:
-            `(weights, keys)`, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept.
-            Weights of all other pairs are -1.
+            `(weights, keys)`, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept. The
+            weight of any pair that is not a link is -1.
         """
         index = self.layers.index(layer)
         if self.weights:
@@ -236,7 +236,7 @@ class Heads:
         return np.asarray(weights[head])
 
     def excerpt(self, layer: int, head: int, most: int) -> tuple[list[int], list[int], Array]:
-        """Return the largest kept links with at most `most` queries and `most` keys.
+        """Return the largest of the kept links, from at most `most` queries to at most `most` keys.
 
         Returns:
             `(queries, keys, weights)`: weights that were not kept are NaN.
@@ -268,8 +268,8 @@ class Heads:
     def _joined(self, at: Array, queries: Indices = None, keys: Indices = None) -> Array:
         """Return a bool array: True where a query and a key are two different content words.
 
-        `at` holds the positions of keys, `(S,)` or `(..., L, k)`. The positions in `queries` and
-        `keys` count as content words.
+        `at` holds the positions of keys, `(S,)` or `(..., L, k)`. If `queries` or `keys` is given,
+        its positions are used instead of the content words.
         """
         (flags, numbers), (key_flags, key_numbers) = self.queries.content, self.keys.content
         if queries is not None:
@@ -318,7 +318,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
 
     Args:
         trace: a trace of one text, with weights or with the summaries of `top_k`.
-        parameters: the model's parameters, which give the length of each key's contribution.
+        parameters: the model's parameters, which `value_norms` needs.
         name: a name that distinguishes the text from the others in a view.
     """
     own = (layer for layer in range(trace.num_layers) if layer not in trace.other_layers)
@@ -342,7 +342,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Choose at most `most` queries and `most` keys with the largest links; sort both."""
+    """Return the queries and the keys of the largest links, sorted, at most `most` of each."""
     rows: set[int] = set()
     columns: set[int] = set()
     for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
@@ -371,9 +371,9 @@ def _scale(trace: Trace, layer: int) -> float | None:
 
 
 def value_norms(v: Array, out_proj: Array) -> Array:
-    """Compute the length of each key's contribution, `|v_j W_O|`, for each query head `(Hq, S)`.
+    """Compute the length of `v_j W_O` for each query head and each key j, `(Hq, S)`.
 
-    A weight times this length is the length of the key's contribution to the output.
+    A key adds its weight times `v_j W_O` to the output of attention.
 
     Args:
         v: the values `(S, Hkv, dv)`, including their bias.
@@ -381,7 +381,7 @@ def value_norms(v: Array, out_proj: Array) -> Array:
 
     Source:
         Kobayashi et al. 2020, "Attention is Not Only a Weight", section 2.2; the paper writes f(x)
-        for the contribution.
+        for `v_j W_O`.
 
     >>> value_norms(np.array([[[3.0, 4.0]], [[0.0, 1.0]]]), np.eye(2))
     array([[5., 1.]])
@@ -464,7 +464,7 @@ def _merged_summary(part: Summary, rows: Sequence[Span], columns: Sequence[Span]
     heads, _, top_k = part.indices.shape
     there = part.indices >= 0
     head, query, _ = np.nonzero(there)
-    line = head * len(rows) + row_of[query]  # a number for each (head, query word)
+    line = head * len(rows) + row_of[query]  # the row number of a query word in (H * words, k)
     cells, at = np.unique(line * len(columns) + key_of[part.indices[there]], return_inverse=True)
     sizes = np.array([end - first for first, end, _ in rows])
     shares = np.nan_to_num(part.weights[there]).astype(np.float64) / sizes[row_of[query]]

@@ -80,7 +80,7 @@ def reader_of(model: Named, texts: list[str], call: str) -> Model:
 def positions_in(
     trace: Trace, model: Model | None, word: str | int, call: str, name: str
 ) -> list[int]:
-    """Find the tokens of every occurrence of a word in the text, or check one position.
+    """Return the positions of all tokens that spell a word; if `word` is a position, check it.
 
     Raises:
         ValueError: the word is not in the text; the message lists the words of the text.
@@ -155,7 +155,7 @@ def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> 
 
 
 def _last(similarity: Array) -> float:
-    """Return the last similarity; infinity for NaN, so that the minimum is never a NaN."""
+    """Return the last number; return infinity instead of NaN, so that `min` does not choose it."""
     value = float(similarity[-1]) if len(similarity) else 0.0
     return math.inf if math.isnan(value) else value
 
@@ -239,8 +239,9 @@ def heads_from(
     """Convert plain arrays of weights to `Heads`.
 
     Args:
-        given: the weights: one array `(layers, heads, L, S)`, or for each layer an array or a
-            tensor `(heads, L, S)` or `(1, heads, L, S)`, as `transformers` returns them.
+        given: the weights, as one array `(layers, heads, L, S)` or as a list with one array or
+            tensor per layer, `(heads, L, S)` or `(1, heads, L, S)`. The library `transformers`
+            returns such a list.
         tokens: the L queries.
         keys: the S keys, if they differ from the queries.
         call: the name of the called function, for error messages.

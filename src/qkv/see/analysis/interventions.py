@@ -59,7 +59,7 @@ class Removal:
 
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
-    """Return the position of the first mask token; None if there is none or no guess for it."""
+    """Return the position of the first mask token; None if the model makes no guess for one."""
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None
@@ -102,7 +102,7 @@ def removal_of(
 
 
 def moved_in_both(model: Model, traces: Sequence[Trace], gaps: list[int]) -> Moved | None:
-    """Compute the mean effect of each head's removal on two gaps; return None without two gaps."""
+    """Compute the mean effect of removing each head on the guesses at the gaps of two texts."""
     if [gap_of(model, trace) for trace in traces] != gaps:
         return None
     layers = removed_in_turn(model)
@@ -115,10 +115,10 @@ def moved_in_both(model: Model, traces: Sequence[Trace], gaps: list[int]) -> Mov
 def removals(
     model: Model, trace: Trace, position: int, layers: Iterable[int]
 ) -> tuple[Array, Effects]:
-    """Compute the logits at a position, and how the removal of each head changes the guess.
+    """Compute the logits at a position, and the effect of removing each head on the guess there.
 
-    Each layer needs one batch: one copy of the text per head, run without this head. Lower layers
-    are not computed again.
+    The heads of a layer are removed in one batch: copy n of the text runs without head n. The
+    layers below are not computed again.
 
     Returns:
         The logits (V), and for each (layer, head) two probabilities: the probability that moves to
@@ -175,13 +175,13 @@ class Opening:
 
 
 def opening_of(model: Model, trace: Trace) -> Opening:
-    """Choose the position and the hidden word with which a page opens.
+    """Choose the position and the hidden word that a page shows when it opens.
 
-    For an encoder, the position is the first mask token; without a mask token, the last content
-    word. For a decoder, the position is the last token, and the guess is the next word. The hidden
-    word is a content word, preferably a word whose hiding changes the likeliest guess. Among
-    several such words, the function chooses the word whose hiding changes the probabilities most
-    (half the sum of the absolute changes).
+    For an encoder, the position is the first mask token. If the text has no mask token, the
+    position is the last content word. For a decoder, the position is the last token, and the guess
+    is the next word. The hidden word is a content word. Words whose hiding changes the likeliest
+    guess come first. Among them, the function chooses the word whose hiding moves the most
+    probability (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

@@ -12,8 +12,8 @@ from qkv.see.analysis.head_weights import Heads, Summary
 # The thresholds of the rule by which views choose a head. The file assets/store/rule.js has the
 # same thresholds, and docs/views.md explains them.
 #
-# STANDS_OUT: the least difference for which a view says that a head stands out. It is the excess of
-# a weight over the usual weight, or the probability that removing the head moves.
+# STANDS_OUT: a view says that a head stands out if a weight exceeds the usual weight by this
+# number, or if removing the head moves this much probability to other words.
 # OF_POSITIONS: a head with an average weight of at least 0.4 on one position attends to positions
 # rather than to words.
 STANDS_OUT = 0.1
@@ -26,8 +26,8 @@ Measure = Callable[[Array], Array]
 def measures_of(heads: Heads) -> dict[str, Array | None]:
     """Compute each measure for all heads, `(layers, heads)`; unknown measures are None.
 
-    If only the largest weights of a text were kept, only `first` and `separators` are known. These
-    two measures need only the summed weight on each key.
+    If only the largest weights of a text were kept, the only known measures are the weight on the
+    first token and the weight on separators. They need only the summed weight on each key.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]
@@ -220,7 +220,7 @@ class Link:
         query: the position of the token that attends.
         key: the position of the token that is attended to.
         weight: the weight.
-        usual: the average weights at the same distance and on the same key, from `Heads.usual`.
+        usual: the two average weights with which the weight is compared, from `Heads.usual`.
     """
 
     layer: int
@@ -232,7 +232,7 @@ class Link:
 
     @property
     def of_positions(self) -> bool:
-        """Return whether the head attends to this distance or this key regardless of the words."""
+        """Return whether an average weight in `usual` is 0.4 or more, whatever the words are."""
         return max(self.usual) >= OF_POSITIONS
 
     @property
@@ -253,7 +253,7 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
     Of equal weights, the earlier query comes first, then the earlier key. Weights of 0 are left
     out.
     """
-    # (L, S), or (L, k) if only the k largest are kept
+    # both are (L, S), or (L, k) if only the k largest weights are kept
     weights, keys = (part[head] for part in heads.links(layer))
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
     cells = zip(*np.unravel_index(order, weights.shape), strict=True)

@@ -18,7 +18,7 @@ _WEAK = 0.1  # If all links between content words are below this weight, other l
 
 
 class Notation(NamedTuple):
-    """How sentences write a head ("head 3.1"), a share ("14%") and a difference of two shares."""
+    """Formats for a head ("head 3.1"), a share ("14%") and a difference of shares in sentences."""
 
     head: str
     share: Callable[[float], str]
@@ -41,7 +41,7 @@ TERMINAL = Notation("layer {}, head {}", "{:.2f}".format, "{:.2f}".format)
 PAGE = Notation("head {}.{}", percent, lambda share: f"{100 * share:.0f} percentage points")
 
 Asked = tuple[Index, Index]  # The layer and the head that the caller chose.
-Side = tuple[Heads, Sequence[int]]  # The heads of one text, and the rows of a word.
+Side = tuple[Heads, Sequence[int]]  # The heads of one text, and the positions of one word.
 # A function that finds the head whose removal changes the guess at a gap most. The function's
 # arguments limit the search to a layer and a head.
 Removing = Callable[[Index, Index], Removal | None]
@@ -54,8 +54,8 @@ class ChosenHead:
     Attributes:
         layer: the layer.
         head: the head.
-        link: the head's strongest link, if it has one; for a text with a gap, the link from the
-            gap.
+        link: the head's strongest link, if it has a link. If the head was chosen for its effect on
+            a gap, the link has the largest weight from the gap.
         reason: a clause that says why this head is shown.
         stands_out: whether the head stands out from all others; None if the caller chose the head.
         headline: a sentence with further information about the head; may be empty.
@@ -99,9 +99,9 @@ def rank_heads(
 
 
 def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
-    """Choose up to 5 links that stand out, in other heads; each pair of words appears once.
+    """Choose up to 5 links of other heads that stand out, with a different pair of words in each.
 
-    If `one_link` is true, `links` has the same pair of words in each head; up to 8 are chosen.
+    If `one_link` is true, all `links` join the same two words, and up to 8 of them are chosen.
     """
     pairs = {(shown.link.query, shown.link.key)} if shown.link else set()
     kept = []
@@ -134,9 +134,9 @@ def choose_head(
     strongest link is furthest above the usual weight. If the difference is below 0.1, or the model
     is untrained, the headline says that no head stands out.
 
-    `layer` and `head` restrict the choice to a layer or a head. All links lead from positions in
-    `queries` to positions in `keys`. If a requested head has no link between content words, its
-    largest link to any word is shown.
+    `layer` and `head` restrict the choice to a layer or a head. `queries` and `keys` restrict the
+    links to those that lead from these queries to these keys. If a requested head has no link
+    between content words, its largest link to any word is shown.
 
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.
@@ -182,7 +182,7 @@ def choose_head(
 
 
 def _none(layer: Index, head: Index, untrained: bool) -> str:
-    """Say that none of the heads to choose from stands out."""
+    """Say that no head of the requested layers and heads stands out."""
     which = "No head" if layer is None else f"No head of layer {layer}"
     which = which if head is None else f"Head {head} of no layer"
     return f"{which} stands out in this sentence" + untrained * ", because the model is untrained"
@@ -272,10 +272,11 @@ def contrasting_head(
 
     For each link from the word, the usual weight (see `rank_heads`) is subtracted from the weight.
     A head's difference is half the sum of the absolute changes of these numbers between the texts.
-    If these differences are equal, the head whose weights changed most is chosen (half the sum of
-    the absolute changes). Ties go to the lowest layer, then the lowest head.
+    If several heads have the largest difference, the weights themselves are compared, without
+    subtraction. Ties go to the lowest layer, then the lowest head.
 
-    A head of trained models stands out if any link differs by at least 0.1 between the texts.
+    The chosen head stands out if one of these numbers differs by at least 0.1 between the texts. No
+    head of an untrained model stands out.
 
     If the word is the gap in both texts, the head with the largest effect in `moved` is chosen. The
     effect is the change of the guesses when the head is removed.
@@ -320,12 +321,12 @@ def contrasting_head(
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Return the weights from a word, keyed by token name; weights of equal names are summed."""
+    """Return the summed weight from a word to all tokens of the same name, keyed by the name."""
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Return how far a word's links exceed the usual weights, summed per key word."""
+    """Return how far a word's links exceed their usual weights, summed over equal key words."""
     weights = attended(heads, layer, head, rows)
     query = rows[0]
     links = (
@@ -382,7 +383,7 @@ def _elsewhere(a: Heads, b: Heads, layer: int, head: int) -> float:
         for seen in (a, b)
     )
     share = np.abs(x - y.astype(np.float64)).sum(axis=1).mean() / 2
-    return float(np.nan_to_num(share, nan=-1.0))  # an unknown share must never be the largest
+    return float(np.nan_to_num(share, nan=-1.0))  # NaN must not count as the largest share
 
 
 def heads_among(heads: Heads, layer: Index, head: Index, call: str) -> list[tuple[int, int]]:

@@ -34,7 +34,8 @@ class Run:
     Attributes:
         name: the name of the run.
         steps: the steps of the run's snapshots, in order.
-        losses: the logged loss by training step, in order; empty without a log.
+        losses: a pair (training step, loss) for each logged loss, in order; an empty list if the
+            run has no log.
         open: the function that returns the model or the trace of a step.
     """
 
@@ -202,8 +203,8 @@ class Score(NamedTuple):
 
     Attributes:
         name: a short name.
-        of: a phrase for the measured weight.
-        head: the name for heads with a high score.
+        of: a phrase for the measured weight, such as "weight on the next token".
+        head: the name for heads with a high score, such as "a next-token head".
     """
 
     name: str
@@ -233,9 +234,9 @@ class Replay:
         scores: the measures.
         values: the value of each measure, `(steps, layers, heads, scores)` float64.
         shown: the indices in `steps` of the snapshots whose weights are kept.
-        weights: `(shown, layers, heads, L, L)`.
+        weights: the attention weights of the shown snapshots, `(shown, layers, heads, L, L)`.
         hidden: the masked cells, `(layers, heads, L, L)`, if they are known.
-        losses: the logged loss by training step.
+        losses: a pair (training step, loss) for each logged loss.
     """
 
     run: str
@@ -262,7 +263,7 @@ class Replay:
 
     @property
     def knots(self) -> list[int]:
-        """The steps on the axis of charts: all snapshots, and the first and last logged step.
+        """The steps on a chart's axis: those of the snapshots, and the first and last logged step.
 
         In charts, these steps are equally spaced, because most runs take snapshots at growing
         intervals.
@@ -356,7 +357,7 @@ def spread(count: int, most: int) -> list[int]:
 
 
 def _scores(heads: Heads) -> dict[Score, Measure]:
-    """Choose the measures that the text and the mask allow: induction needs a repeated token."""
+    """Choose the measures that this text allows; induction, for example, needs a repeated token."""
     measured: dict[Score, Measure] = {}
     if len(heads.queries.tokens) > 1:
         measured[PREVIOUS] = lambda layer: measures.on_offset(layer, -1)

@@ -156,8 +156,8 @@ class Plane(NamedTuple):
     """The positions of two sets of vectors in a plane.
 
     Attributes:
-        original: `(n, 2)`, the first set.
-        contextual: `(n, 2)`, the second set.
+        original: `(n, 2)`, the positions of the first set.
+        contextual: `(n, 2)`, the positions of the second set.
         explained: `(2,)`, the share of the variance along each axis.
         axes: `(2, D)`, the two directions, each of length 1.
     """
@@ -179,7 +179,7 @@ def fit_plane(
     decomposition in float64.
 
     Args:
-        original: `(n, D)`, finite numbers.
+        original: `(n, D)`, the vectors of n words before attention, all finite.
         contextual: `(n, D)`, the vectors of the same words after attention.
         unit: whether each vector is scaled to length 1 first, so that only directions count, as in
             a cosine.
@@ -303,7 +303,7 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Shift:
-    """The words of one or more sentences before attention and at each stage, in one plane.
+    """The positions of words in a plane: before attention, and at each stage of the forward pass.
 
     All vectors are scaled to length 1, as in a cosine. The plane is fitted to the static vectors
     and to the vectors of the last stage; each set is centred on its own mean over all sentences
@@ -315,7 +315,7 @@ class Shift:
         sentences: the sentences.
         tokens: the n tokens of all sentences, without special tokens.
         of: `(n,)`, the index of each token's sentence.
-        before: `(n, 2)`, the static vectors.
+        before: `(n, 2)`, the positions of the static vectors in the plane.
         explained: `(2,)`, the share of the variance along each axis.
         stages: the stages, from the embeddings to the last layer.
         labelled: the positions of the labelled tokens, at most 20: the tokens that moved furthest.
@@ -332,7 +332,7 @@ class Shift:
     pairs: list[Pair]
 
     def moved(self, stage: Stage) -> Array:
-        """Compute the length of each word's arrow, from the static vector to a stage, `(n,)`."""
+        """Compute each word's distance in the plane from its static vector to a stage, `(n,)`."""
         return np.asarray(np.linalg.norm(stage.points - self.before, axis=1))
 
 
@@ -388,8 +388,8 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
 
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
-    """Find the words that two sentences share, at the first occurrence in each sentence."""
-    positions: dict[str, dict[int, int]] = {}  # word -> sentence -> position
+    """Find the words that two sentences share; only a word's first place in a sentence counts."""
+    positions: dict[str, dict[int, int]] = {}  # keyed by word and sentence
     for position, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):
             positions.setdefault(token, {}).setdefault(sentence, position)

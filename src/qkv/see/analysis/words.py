@@ -130,7 +130,7 @@ def is_word(tokens: Texts, special: Flags) -> Array:
 
 
 def content(tokens: Texts, special: Flags) -> tuple[Array, Array]:
-    """Return `(flags, numbers)`: which tokens are content words, and the index of each word.
+    """Return `(flags, numbers)`: which tokens are in content words, and the index of each word.
 
     Equal words have the same index. Content words are the words that the model knows, except
     function words: articles, pronouns, prepositions, conjunctions and auxiliaries. The list of
@@ -149,7 +149,7 @@ def content(tokens: Texts, special: Flags) -> tuple[Array, Array]:
     sizes = [end - first for first, end, _ in spans]
     words = is_word(tokens, special)
     little = [name in FUNCTION_WORDS or name in UNKNOWN for name in names]
-    for i, name in enumerate(names):  # the "s" of "king ' s" and the "t" of "don ' t" are no words
+    for i, name in enumerate(names):  # the "s" in "king ' s" and the "t" in "don ' t" do not count
         little[i] |= name in LEFT_OVER and not _APOSTROPHES.isdisjoint(names[max(0, i - 1) : i + 2])
     each = np.repeat(numbers, sizes)
     flags = words & ~np.repeat(np.array(little, dtype=bool), sizes)
@@ -157,7 +157,7 @@ def content(tokens: Texts, special: Flags) -> tuple[Array, Array]:
 
 
 def words_of(tokens: Texts, special: Flags, *, only_content: bool = False) -> list[str]:
-    """List the words of a text, or only its content words, each once and without punctuation.
+    """List the distinct words of a text, or only the content words; leave out punctuation.
 
     >>> tokens = ["the", "bank", "##er", "of", "the", "bank", "."]
     >>> words_of(tokens, [False] * 7), words_of(tokens, [False] * 7, only_content=True)
@@ -201,12 +201,12 @@ def explained(tokens: Texts, special: Flags, name: str = "", written: Texts = ()
 
 
 def spans_of(tokens: Texts, special: Flags) -> list[Span]:
-    """List a text's words, `(first, last + 1, word)`; without subwords, each token is a word."""
+    """List each word as `(first, last + 1, word)`, where first and last are positions of tokens."""
     return word_spans(tokens, special) or [(i, i + 1, t) for i, t in enumerate(tokens)]
 
 
 def word_spans(tokens: Texts, special: Flags) -> list[Span] | None:
-    """Join subwords into words, `(first, last + 1, word)`; return None without subwords.
+    """Join subwords into words as `spans_of` does; return None if no token is a subword.
 
     The function knows the marks of WordPiece ("##ing" continues a word), of byte-level BPE and
     SentencePiece ("Ġa" and "▁a" begin a word), and of older BPE ("a</w>" ends a word). A

@@ -21,7 +21,7 @@ class Theme(NamedTuple):
         lines: the colours of lines in a chart. No line is orange, because orange marks the reader's
             changes. The second line is not red, because red marks numbers below 0.
         cells: indices into the 256 colours of a terminal, from the smallest weight to the largest.
-        cells_less: the corresponding indices for numbers below 0.
+        cells_less: indices into the same 256 colours for the numbers below 0, from 0 to -1.
     """
 
     more: tuple[str, ...]
@@ -117,9 +117,10 @@ def scale_end(weights: Iterable[Array], stretch: bool) -> float:
 
 
 def signed_end(values: Array, ground: float = 0.0) -> tuple[float, float]:
-    """Return the ends `(low, high)` of a scale of numbers, by default from 0.
+    """Return the ends `(low, high)` of a scale that contains all finite numbers.
 
-    The scale begins at `ground`. If a number is smaller, `ground` is the middle of the scale.
+    The scale begins at `ground`. If a number is smaller than `ground`, `ground` is instead the
+    middle of the scale.
 
     >>> signed_end(np.array([-2.0, 1.0, np.inf])), signed_end(np.array([0.5, 1.0]))
     ((-2.0, 2.0), (0.0, 1.0))

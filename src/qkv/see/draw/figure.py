@@ -80,7 +80,7 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
                 pad = 28.0  # above the legend
             _plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
     if arrows and (layout := figure.get_layout_engine()):
-        for _ in range(2):  # the layout is stable after two rounds; the code below measures it
+        for _ in range(2):  # the second round no longer changes the layout
             layout.execute(figure)
         figure.set_layout_engine("none")
         for axes, panel in arrows:
@@ -165,7 +165,7 @@ def _frame(axes: Axes, box: panels.Box, color: str, line: float, **style: Any) -
 
 
 def _links(axes: Axes, panel: panels.Links, tone: Tone) -> None:
-    """Draw lines, wider and darker for larger weights; the lines of one query are highlighted."""
+    """Draw a line for each weight, wider for a larger weight; highlight the lines of one query."""
     shown = panel.map.part
     query = next(iter(shown.outlined), 0)
     for (i, j), weight in np.ndenumerate(np.clip(np.nan_to_num(shown.values), 0, 1)):
@@ -268,7 +268,7 @@ def _chart(axes: Axes, panel: panels.Lines, tone: Tone) -> None:
 
 
 def _arrows(axes: Axes, panel: panels.Arrows, tone: Tone) -> None:
-    """Draw an arrow from each point before attention to the point after; `_label` adds names."""
+    """Draw arrows from the points before attention to the points after it; `_label` adds names."""
     faint = np.ones(len(panel.before), dtype=bool)
     faint[list(panel.named)] = False
     clear = {"arrowstyle": "-|>", "color": tone.line, "lw": 1.0, "shrinkA": 3, "shrinkB": 4}
@@ -342,7 +342,7 @@ def _image(axes: Axes, panel: panels.Image, tone: Tone) -> None:
 
 
 def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
-    """Draw words in lines, on darker backgrounds for larger shares; frame the marked word."""
+    """Draw words in lines; a larger share darkens a word's background. Frame the marked word."""
     label, lines = _wrapped(panel)
     y = 0.0  # in points, like all positions in this function
     if panel.explained:
@@ -365,7 +365,7 @@ def _passages(axes: Axes, panel: panels.Passages, tone: Tone) -> None:
 
 
 def _wrapped(panel: panels.Passages) -> tuple[float, list[list[list[int]]]]:
-    """Return `(width of the labels, lines of words beside the labels)`."""
+    """Return the width of the labels, and each passage's lines as lists of word indices."""
     label = _SPACE + max([_width_of(passage.label) for passage in panel.passages], default=0)
     return label, panel.wrapped(lambda word: _width_of(word) + _SPACE, _CARD - label)
 
@@ -404,7 +404,7 @@ def _plain(text: Text, size: float) -> None:
 def _write(
     axes: Axes, at: panels.Point, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write words in any script at a point of a chart, and a second text under them."""
+    """Write `words` at a point of a chart, in fonts that can draw them, and `below` under them."""
     text = axes.text(*at, drawable([words])[0] + below, **style)
     _plain(text, size)
     return text
