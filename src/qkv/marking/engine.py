@@ -39,7 +39,7 @@ NO_FIT = (ValueError, IndexError)  # errors about shapes that do not match
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Set the random seed of test inputs in a `with` block; seed 0 gives short printed inputs."""
+    """Set the random seed of test inputs in a `with` block; with seed 0, the inputs are short."""
     before = _SEED.set(seed)
     try:
         yield
@@ -73,14 +73,14 @@ def per_seed(make: Callable[[], _T]) -> Callable[[], _T]:
 
 
 def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = False) -> bool:
-    """Do these steps give the result, or the error, that a call gave?
+    """Do these steps give the same result, or the same error, as the call `run`?
 
     Args:
         run: the call of the student's function, with its result.
         steps: the steps of the computation.
         compute: a function that computes a case from given steps.
         exactly: whether two errors are equal only if their messages are equal. If false, two errors
-            are also equal if they report the same two sizes that do not match.
+            with other messages are equal if both report the same mismatch, such as 12 and 24.
     """
     try:
         predicted = compute(run.case, steps)
@@ -100,8 +100,8 @@ def explain(runs: Runs, steps: Steps, known: Sequence[Mistake], compute: Compute
     """Find the fewest mistakes (at most two) that give the results of all runs.
 
     Returns:
-        `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if no two known
-        mistakes give the results.
+        `(steps, mistakes)`: the wrong steps, and the mistakes in these steps. None if neither one
+        known mistake nor two known mistakes give the results.
     """
     if not all(map(_can_be_reproduced, runs)):
         return None
@@ -135,7 +135,7 @@ class Group:
     """A test: its calls, and the mistakes that these calls may reveal.
 
     Attributes:
-        what: the subject of the test, as in "Tried: one row, scores of 1000".
+        what: the inputs of the test in a few words, such as "scores of 1000".
         cases: the calls, smallest first.
         known: mistakes that this test can reveal, but earlier tests cannot.
         otherwise: a function that creates a finding from the first wrong call if no known mistake
@@ -163,7 +163,8 @@ class Marking:
         compute: a function that computes a case from given steps.
         steps: the right steps.
         returns: the statement that returns the right result.
-        nothing_done: creates a finding if the function returns its input, or always one number.
+        nothing_done: a function that creates a finding if the student's function returns its input
+            unchanged, or the same number for every input.
     """
 
     task: str
@@ -174,9 +175,9 @@ class Marking:
     _: KW_ONLY
     returns: str = "return the result"
     nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
-    # cases with a single key: its weight is 1, even if the function truncates weights to integers
+    # cases with one key: its weight is 1, which does not change if a function truncates weights
     of_weight_one: Sequence[Case] = field(default=(), init=False)
-    # whether known steps give an array that the function returned; equal errors do not count
+    # whether known steps give the same array as the function; an equal error is not enough
     explained: bool = field(default=False, init=False)
     found: list[Finding] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
@@ -186,7 +187,7 @@ class Marking:
 
     @property
     def wrong(self) -> bool:
-        """Has a test found a mistake, as opposed to fragile code or another convention?"""
+        """Has a test found a mistake? Fragile code and another convention are no mistakes."""
         return any(finding.kind == "wrong" for finding in self.found)
 
     def run(self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None) -> Runs:
@@ -228,7 +229,7 @@ class Marking:
             self.limits.append(sentence(f"The function refuses {group.what}: {in_words(error)}"))
             return
         if self.steps is None:
-            return  # an earlier test found a mistake of unknown cause, which spoils this test too
+            return  # an earlier test found an error of unknown cause, which may also occur here
         self.runs += runs
         nothing = None if self.tried else self.nothing_done(runs)
         self.tried.append(group.what)
@@ -336,7 +337,7 @@ def mark_values(
         name: the name of the values.
         tried: the subject of the tests.
         found: the mistakes in the values.
-        unread: keys of mistakes that make the values impossible to test.
+        unread: keys of mistakes that give 0 points, because the values cannot be tested.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]

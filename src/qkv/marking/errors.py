@@ -14,7 +14,7 @@ _MOST = 1000  # The maximum length of an error message.
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
-# messages about two sizes that must be equal: of a @ b, np.dot and np.concatenate, then of torch
+# patterns for error messages about two sizes that must be equal: of NumPy, then of torch
 _PAIRS = (
     re.compile(r"size (\d+) is different from (\d+)"),
     re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),
@@ -120,14 +120,14 @@ def clash(error: BaseException) -> frozenset[int]:
             return frozenset({int(match["size"]), math.prod(known)})
     if "broadcast" in text:
         _, remapped, shapes = text.rpartition("->remapped]: ")
-        if remapped:  # in (4,1,6)->(4,newaxis,newaxis), keep only the shape after ->
+        if remapped:  # of (4,1,6)->(4,newaxis,newaxis), keep the shape after ->
             shapes = re.sub(r"\([^)]*\)->", "", shapes)
         return _apart([_sizes(shape) for shape in _SHAPE.findall(shapes)])
     return frozenset()
 
 
 def _sizes(shape: str) -> list[int]:
-    """Parse the sizes of a printed shape; a new axis has the size 1."""
+    """Return the sizes in a printed shape, such as [4, 1] for "4,newaxis"."""
     return [int(n) if n.strip().isdigit() else 1 for n in shape.split(",") if n.strip()]
 
 
@@ -146,6 +146,6 @@ def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # in products, the sizes (12, 24) and (24, 12) are two errors
+        exactly = True  # for a @ b, the sizes 12 and 24 are another error than 24 and 12
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

@@ -1,6 +1,6 @@
 """Call the attention functions of other libraries as documented.
 
-Features that a library lacks are absent from its report.
+In the report, features that a library does not offer have the status "absent".
 """
 
 import functools
@@ -48,7 +48,7 @@ def _flex() -> Callee:
     from torch.nn.attention import flex_attention as flex  # type: ignore[import-not-found,unused-ignore]
 
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
-        """Call flex_attention; turn the options into a score_mod and a mask_mod, as documented."""
+        """Call flex_attention with a score_mod and a mask_mod that apply the options."""
         B, H, L = query.shape[:3]
         S = key.shape[2]
         offset = options.get("q_offset", 0)
@@ -175,7 +175,7 @@ _Kinds = tuple[tuple[str, str, int], ...]  # for each input, (name, dtype, numbe
 
 
 def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
-    """Return the name, dtype and number of axes of each input; None gives `("", "", 0)`."""
+    """Return `(name, dtype, number of axes)` for each input, or `("", "", 0)` if it is None."""
     return tuple(
         (name, x.dtype.name, x.ndim) if x is not None else ("", "", 0) for name, x in inputs.items()
     )

@@ -43,8 +43,8 @@ class Callee:
         names: the function's argument names, keyed by the name in qkv.
         absent: features that the function does not support, although it has arguments for them.
         arrays: the library of the function's arrays.
-        aligned: whether queries align with the "start" or the "end" of the keys if there is no
-            `q_offset`.
+        aligned: "start" if the function aligns the first query with the first key, "end" if it
+            aligns the last query with the last key, None if unknown.
         says: the name and version of the function's library.
     """
 
@@ -65,8 +65,8 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
 
     Args:
         function: the function.
-        names: argument names that differ from qkv's: a mapping from the function's names to qkv's
-            names, or from qkv's names to the function's names.
+        names: the arguments whose names differ from qkv's. The mapping may lead from the function's
+            names to qkv's names, or from qkv's names to the function's names.
         also: the names of the function's arguments, if the function has no signature.
     """
     taken: dict[str, str] = {}
@@ -86,7 +86,7 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Return a mapping from qkv's names to the function's names, given either direction."""
+    """Return a mapping from qkv's names to the function's names; `names` may be its inverse."""
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):
@@ -106,12 +106,11 @@ class Library(NamedTuple):
 
     Attributes:
         give: a function that converts a NumPy array to an array of the library, on the device.
-        take: a function that converts an array of the library to NumPy; half precision becomes
-            float32.
+        take: a function that converts an array of the library to NumPy, and bfloat16 to float32.
         halves: the library's half-precision dtypes.
         absent: features and layouts that the library cannot express.
-        backward: a function that computes gradients from a function, inputs and the upstream
-            gradient.
+        backward: a function that differentiates another function: it takes this function, the
+            inputs and the upstream gradient, and returns the gradients of the inputs.
     """
 
     give: Callable[[Array], Any]

@@ -62,7 +62,8 @@ def conform(
             or the name of another library's attention, such as `"torch.sdpa"`.
         arrays: the library of the function's arrays: `"numpy"`, `"torch"` or `"jax"`.
         names: argument names that differ from `qkv.attention`, for example `{"mask": "attn_mask"}`.
-        dtypes: the dtypes in which all features are judged. Half precision is a separate feature.
+        dtypes: the dtypes in which all features are judged. One more feature, "half precision",
+            judges the other half-precision dtypes of the library.
         gradient: the backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
             Its first three results are the gradients of query, key and value, as in
             `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
@@ -76,11 +77,11 @@ def conform(
         waiting: a function to call several times per second during the run.
 
     Returns:
-        A `Report`, which is true if nothing is wrong. Print the report to read the card.
+        A `Report`, which is true if nothing is wrong. `print(report)` shows the report card.
 
     Raises:
-        ValueError: a library, dtype or feature is unknown; or the function cannot be loaded or
-            refuses a call without options.
+        ValueError: a library, dtype or feature is unknown, the function cannot be loaded, or the
+            function raises an error in a call without options.
         TypeError: `function` cannot be called.
 
     >>> import numpy as np
@@ -198,7 +199,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """If a refusal is about shapes and the feature has right cases, count it as wrong."""
+    """Count an error about shapes as a wrong result if other cases of the feature are right."""
     needed = [result for result in results if not result.case.optional]
     fits = {result.feature for result in needed if result.status == "right"}
     return [
@@ -216,8 +217,8 @@ def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
 def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], dict[str, Finding]]:
     """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
-    A finding holds the smallest case with the error. If a case of feature B fails only because of
-    a defect in an earlier feature A, the case does not make B wrong.
+    A finding holds the smallest case with the error. A case of "window" may fail only because of a
+    defect in "causal". The feature "window" can then still be right.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}
@@ -247,7 +248,7 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """If a case is also wrong without the tested feature, blame the simpler call's feature."""
+    """If the call is also wrong without the tested feature, attribute the error to another one."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -275,7 +276,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """If `before` aligns its last query with the last key, do the same in `after`."""
+    """If `q_offset` is S - L in `before`, set it to S - L in `after`, which has other sizes."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

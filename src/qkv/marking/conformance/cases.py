@@ -15,7 +15,7 @@ from qkv.attend.arguments import OPTIONS
 _TABLES = tomllib.loads(files(__package__).joinpath("cases.toml").read_text("utf-8"))
 _ROWS = {feature: table["cases"] for feature, table in _TABLES.items() if feature != "once"}
 FEATURES = tuple(_ROWS)
-# options that are arrays: `Case.options` describes their shapes as text
+# options that may be arrays, which `Case.options` describes as text
 DRAWN = ("attn_mask", "bias", "sinks", "query_lengths", "key_lengths", "alibi_slopes", "q_offset")
 _POSITIONAL = ("is_causal", "window", "alibi_slopes")  # options that depend on positions
 
@@ -27,17 +27,17 @@ class Case:
     Attributes:
         feature: the feature that the call tests.
         name: a short name, unique among the cases of the feature.
-        options: arguments of `qkv.attention`. A text stands for an array: "bool B1LS" is a bool
-            array of shape (B, 1, L, S).
+        options: arguments of `qkv.attention`. A text such as "bool B1LS" describes an array: its
+            dtype is bool and its shape is (B, 1, L, S).
         layout: the memory layout of query, key and value.
         spread: the factor by which the scores are multiplied.
         sign: 1 if all scores are positive, -1 if all are negative, 0 if their signs differ.
-        constant: whether the value vectors of all keys of a head are equal. An output then equals
-            this vector if the weights sum to 1.
+        constant: whether all value vectors of a head are equal. Each output must then equal this
+            value vector, because the weights sum to 1.
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
-        unsaid: options that the function always applies, although it has no parameter for these
-            options. Only the formula receives these options.
+        unsaid: options that the function applies although it has no parameters for them. They are
+            passed only to the formula that computes the right answer.
     """
 
     feature: str
@@ -131,8 +131,8 @@ class Case:
 
         Args:
             offered: the arguments of the function.
-            aligned: whether queries align with the "start" or the "end" of the keys if L and S
-                differ and the function has no `q_offset`.
+            aligned: "start" if a function without `q_offset` aligns the first query with the first
+                key, "end" if it aligns the last query with the last key.
             absent: features and layouts that the function lacks, such as "causal, L != S".
         """
         kind = str(self.options.get("attn_mask", "")).partition(" ")[0]
@@ -211,7 +211,7 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Combine the options of two cases in a case of the feature that is later in `FEATURES`."""
+    """Create a case with the options of both cases; it tests the later of their two features."""
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))
     return replace(
         later,

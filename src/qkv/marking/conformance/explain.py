@@ -15,12 +15,12 @@ from qkv.marking.conformance.runs import Answer, CaseResult, answer, parts
 _MOST = 120  # An explanation is compared with at most this many cases.
 _LARGE = 10_000  # Cases with more array elements are skipped to save time.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
-_ENOUGH = 0.8  # The search ends if earlier defects explain more than this share of the cases.
+_ENOUGH = 0.8  # No new defect is tried if known ones explain more than this share of cases.
 # A wrong output must be this many times closer to the output of a defect than to the right output.
 _CLOSER = 3.0
 # A defect that predicts only the size of errors scores as if it explained at most 60% of the cases.
 _ROUGH = 0.6
-_LIKE = 3.0  # If a defect predicts an error of 1, an actual error below this number fits.
+_LIKE = 3.0  # An actual error may be up to this many times as large as the predicted error.
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,13 @@ class Explanation:
     """Known defects that give the results of a wrong feature.
 
     Attributes:
-        says: the defects as text that completes the sentence "as if ...".
+        says: the defects as text, such as "the kernel ignored softcap".
         defects: the short names of the defects.
         lines: pairs `(line of the formula, its replacement)`.
-        explains: `(explained, tried)`: the number of cases that the defects explain, and the number
-            of cases of the feature that were tried.
-        beside: earlier features whose defects, together with `defects`, give these results.
+        explains: `(explained, tried)`: `tried` cases of the feature were compared with the defects,
+            and the defects give the results of `explained` cases.
+        beside: the earlier features whose defects are needed, in addition to `defects`, to give
+            these results.
     """
 
     says: str
@@ -79,7 +80,7 @@ class _Seen:
         return self.known[name]
 
     def unlike(self, candidates: tuple[Defect, ...]) -> float:
-        """Return |log(predicted error / actual error)|, where 0 means equal errors."""
+        """Return |log(predicted error / actual error)|, which is 0 if both errors are equal."""
         expected = _with(candidates, self.values)
         error = 0.0
         if expected is not None:
@@ -137,10 +138,13 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
 
 
 class Explainer:
-    """Finds defects for the features in order; defects of earlier features are tried first.
+    """Finds known defects that explain the results of a feature, in the order of the features.
+
+    The defects that explain earlier features are tried first.
 
     Args:
-        results: the results of all cases, including right results, which rule out some defects.
+        results: the results of all cases. A defect that would make right results wrong gets a lower
+            score.
     """
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
@@ -240,5 +244,5 @@ def _spread(results: Sequence[CaseResult], count: int) -> list[CaseResult]:
 
 
 def _some(known: tuple[Defect, ...]) -> list[tuple[Defect, ...]]:
-    """Return candidates: each known defect alone, then all known defects combined."""
+    """Return sets of defects to try: each known defect alone, then all of them together."""
     return [*((defect,) for defect in known), *([known] if len(known) > 1 else [])]

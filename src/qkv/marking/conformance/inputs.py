@@ -50,7 +50,7 @@ def draw(case: Case) -> Drawn:
 
 
 def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
-    """Return the value of an option; if `words` describes an array, draw the array."""
+    """Return the value of an option; for a description such as "bool B1LS", draw the array."""
     if name in ("attn_mask", "bias"):
         return _mask(case, words, rng)
     if name == "alibi_slopes":

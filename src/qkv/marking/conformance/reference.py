@@ -48,7 +48,7 @@ LINES = MappingProxyType(
 
 
 _SCORES = ("scores", "softcap", "bias", "alibi", "added")
-# lines whose result is rounded, and the variable that holds the result
+# maps the name of a line to the variable that the line sets, which `run` rounds to `dtype`
 _RESULTS = MappingProxyType(
     {**dict.fromkeys((*_SCORES, "hide"), "s"), "finite top": "top", "exp": "e", "sinks": "total"}
     | {"weights": "w", "out": "out", "lse": "lse"}
@@ -80,7 +80,7 @@ class Expected(NamedTuple):
     weights: Array
     lse: Array
     seen: Array
-    largest: float  # the largest absolute score of unmasked keys in any step
+    largest: float  # the largest absolute score of a visible key, before or after any step
     d_query: Array | None = None
     d_key: Array | None = None
     d_value: Array | None = None
@@ -124,7 +124,7 @@ class Defect(NamedTuple):
 
     Attributes:
         key: the short name of the defect.
-        says: completes the sentence "as if ...".
+        says: the defect as text, such as "the kernel ignored softcap".
         lines: replacements for lines of the formula, keyed by the name of the line.
         number: a number in the lines, such as a tile size, or None.
         rough: whether the defect predicts only the size of errors and not the exact outputs,
@@ -151,7 +151,7 @@ class Defect(NamedTuple):
         }
 
     def words(self, values: Mapping[str, Any]) -> str:
-        """Describe the defect for a case with these values, to complete "as if ..."."""
+        """Return `says` for a case with these values, such as "the kernel ignored softcap"."""
         if self.number is None:
             return self.says
         tile = int(self.number) if self.number >= 1 else 1
@@ -175,7 +175,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key, return the largest of the sinks and of the scores up to the end of its tile."""
+    """For each key, return the largest score up to the end of its tile, or a larger sink."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]

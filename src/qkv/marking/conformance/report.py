@@ -23,7 +23,7 @@ class Finding:
     Attributes:
         case: the smallest case that shows the error.
         explanation: the known defects that give this result, or None.
-        like: the earlier feature in which these defects were found, or "".
+        like: another feature that has the same error, or "".
     """
 
     case: CaseResult
@@ -40,8 +40,8 @@ class Report:
         features: the status of each feature: "right", "wrong", "refused" (the function raises an
             error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
-        findings: the smallest case of each wrong or refused feature, and the known defects that
-            explain the case, keyed by feature.
+        findings: a `Finding` for each wrong or refused feature, keyed by feature. It holds the
+            smallest case with the error, and the known defects that explain this case.
     """
 
     name: str
@@ -207,8 +207,8 @@ def _number(value: float | None) -> float | str | None:
 def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature; one wrong case makes the feature wrong.
 
-    The function may refuse optional cases. Cases that another feature's defect explains are
-    ignored, unless this feature has no other cases.
+    The function may refuse optional cases. A case is ignored if a defect of another feature
+    explains it. If this would ignore all cases, none is ignored.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

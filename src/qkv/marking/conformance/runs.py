@@ -14,9 +14,9 @@ from qkv.marking.conformance.reference import Expected, run
 from qkv.marking.files.wire import unpack
 from qkv.marking.isolated import Ended, Isolated
 
-_LOADING = 12  # the time limit for loading, in multiples of a call's time limit
-_EXACT = 1e-13  # the allowed relative error for float64
-# the allowed relative error for float32, and its increase per unit of the largest score
+_LOADING = 12  # The time limit for loading is this many times the time limit of a call.
+_EXACT = 1e-13  # The allowed relative error for float64.
+# The allowed relative error for float32, and its increase per unit of the largest score.
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
 _ROUNDINGS = 5  # The factor on the bound of gradients, which have more rounding errors.
 _JUDGED = 1e4  # Larger scores than this number do not increase the bound.
@@ -29,12 +29,12 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: the largest error of an array relative to its bound; None if results cannot be
-            compared.
-        bound: the allowed error.
+        error: the largest error in one of the returned arrays: the array with the largest ratio of
+            error to bound. None if the results cannot be compared.
+        bound: the allowed error in this array.
         message: an explanation, if `error` alone does not explain the status.
         outputs: the returned arrays.
-        ended: whether the process has ended, on its own or at its time limit.
+        ended: whether the process crashed, exited or reached its time limit.
         like: another feature whose defect explains the case, or "".
     """
 
@@ -68,7 +68,7 @@ class Runs:
 
     def __init__(self, start: Callable[[], Isolated]) -> None:
         self._start = start
-        self._processes = ExitStack()  # ends the process, if one was started
+        self._processes = ExitStack()  # closing it ends the process
         self._process: Isolated | None = None
 
     def load(self) -> Mapping[str, Any]:
@@ -153,7 +153,7 @@ class Answer:
     def errors(self, outputs: Sequence[Array]) -> list[float]:
         """Return the largest error of each array.
 
-        The error is infinite if an output is NaN and the right number is not, or the reverse.
+        If only the output or only the right number is NaN, the error is infinite.
         """
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
@@ -217,7 +217,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 
 
 def _half_bounds(case: Case, drawn: Drawn, right: Expected, judged: Any) -> list[float]:
-    """Return twice the error of the formula in half precision, plus one rounding error."""
+    """Return error bounds: twice the formula's own error in half precision, plus one rounding."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)
@@ -232,7 +232,7 @@ def _half_bounds(case: Case, drawn: Drawn, right: Expected, judged: Any) -> list
 
 
 def _distance(right: Array, outputs: Array) -> float:
-    """Return the largest difference of two arrays; equal infinities and pairs of NaN count as 0."""
+    """Return the largest difference of two arrays; two equal infinities or two NaN differ by 0."""
     with np.errstate(invalid="ignore"):
         away = np.abs(right - outputs)
     away = np.where((right == outputs) | (np.isnan(right) & np.isnan(outputs)), 0, away)

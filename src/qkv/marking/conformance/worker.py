@@ -30,7 +30,7 @@ _LAID = ("query", "key", "value")
 
 
 def main() -> None:
-    """Load the function from the first command-line argument, then answer requests."""
+    """Read a task from the first command-line argument, then answer requests."""
     task, seconds = json.loads(sys.argv[1]), float(sys.argv[2])
     sys.path[:] = dict.fromkeys([*task.pop("path"), *sys.path])
     worker = Worker(task, lambda target: load(target, task["names"]))
@@ -84,8 +84,8 @@ class Worker:
     Args:
         task: a dict. `"target"` is the judged function, and `"gradient"` is its backward pass or
             None. `"arrays"` is the library of their arrays; `"device"` is the arrays' device.
-        load: a function that takes the target or the gradient, which may be a name, and returns a
-            `Callee`.
+        load: a function that returns a `Callee`. Its argument is the judged function, the backward
+            pass, or the name of one of them.
     """
 
     def __init__(self, task: Mapping[str, Any], load: Callable[[Any], Callee]) -> None:
@@ -173,7 +173,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return a case that only sets the memory layout of `a`: transposed if the inputs are."""
+    """Return a case with the memory layout of `a`, which is not a query, key or value."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

@@ -47,7 +47,7 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # objects by number; kept, so that ids stay unique
+        self.things: list[Any] = []  # keeps all objects, so that no two have the same id
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
@@ -122,7 +122,7 @@ class _Submission:
                 return words_of(thing)[:_LONGEST]
 
     def _values(self, names: list[str]) -> list[Packed] | str:
-        """Return the values of these names, or the first name that the file lacks."""
+        """Return the values of these names. If the file lacks a name, return only this name."""
         for name in names:
             if not hasattr(self.module, name):
                 return name

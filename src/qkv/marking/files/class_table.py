@@ -179,7 +179,7 @@ class ClassTable:
 
     @property
     def commonest(self) -> list[tuple[int, str, str]]:
-        """Mistakes as `(number of verdicts, task, name)`, most common first."""
+        """The mistakes, most common first, as tuples `(number of verdicts, task, name)`."""
         counted = Counter(
             (result.task or "file", key)
             for result in self._results()
