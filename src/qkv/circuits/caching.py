@@ -20,7 +20,7 @@ from qkv.trace.activations import meant, numbers_of
 _CALL = "cache"
 MANIFEST = "cache.json"
 BYTES = 2**28  # The approximate size of a file with activations.
-_IDS, _STARTS = "ids", "starts"  # The arrays of token ids and of first rows.
+_IDS, _STARTS = "ids", "starts"  # Names of arrays: token ids; first row of each text.
 
 
 class Cache:
@@ -64,7 +64,7 @@ class Cache:
         )
 
     def arrays(self, name: str | tuple[Any, ...]) -> list[Array]:
-        """Return one read-only memory map (tokens, ...) per file, with the rows of an activation.
+        """Return a list of one read-only memory map (tokens, ...) of an activation for each file.
 
         `np.concatenate(cache.arrays(name))` loads the rows of all texts into memory.
 
@@ -122,11 +122,11 @@ def cache(
 ) -> Cache:
     """Run many texts and write their activations to files.
 
-    The folder holds "cache.json", and safetensors files of about 256 MB each with the rows of
-    consecutive texts, without padding. At most the content of one file is in memory. If a call is
-    interrupted, repeat the call. Texts in complete files are not run again: only their tokens are
-    compared with the stored tokens. To add texts later, repeat the call with the earlier texts
-    followed by the new texts.
+    The folder holds "cache.json" and safetensors files of about 256 MB each. A file stores the rows
+    of consecutive texts, without padding. Memory holds only the rows that are not yet written. If a
+    call is interrupted, repeat the call. Texts in complete files are not run again: only their
+    tokens are compared with the stored tokens. To add texts later, repeat the call with the earlier
+    texts followed by the new texts.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
@@ -200,7 +200,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Sequence[str]) -> None:
-    """Check that the texts have the cached tokens, and that text 0 has the cached activations."""
+    """Raise an error if the texts have other tokens, or text 0 other activations, in the cache."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -220,7 +220,10 @@ def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Seq
 
 
 def _groups(texts: Sequence[inputs.Read]) -> Iterator[list[inputs.Read]]:
-    """Yield groups of texts in order; a group is a text or has at most `MOST_POSITIONS` tokens."""
+    """Yield groups of texts in order.
+
+    A group of two or more texts has at most `MOST_POSITIONS` positions, with padding.
+    """
     group: list[inputs.Read] = []
     for text in texts:
         longest = max(len(other.ids) for other in [*group, text])

@@ -18,7 +18,7 @@ from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder
 
-_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # The number of averaged gradients.
+_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # How many gradients each averages.
 _SAMPLE = 200  # The number of edges whose estimates are compared with exact scores.
 
 
@@ -47,8 +47,8 @@ def edges(
         corrupted: another text, with the same number of tokens as `clean`.
         metric: (position, token) for one logit, or (position, token, other token) for the
             difference of two logits. Negative positions count from the end. A token is an id or a
-            one-token string. With "exact", a function that turns logits (1, T, V) into a number
-            also works.
+            one-token string. If the method is "exact", the metric can also be a function that turns
+            logits (1, T, V) into a number.
         method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the sender's
             corrupted output minus its clean output, times the gradient of the metric at the
             receiver's input in the clean run. One backward pass covers all edges. "eap-ig" averages
@@ -59,12 +59,12 @@ def edges(
         with their exact scores.
 
     Raises:
-        TypeError: an argument has a wrong type; the metric does not return a number; or the method
-            is "eap" or "eap-ig", and the metric is a function or the model is in half precision.
+        TypeError: an argument has a wrong type; the metric does not return a number; or "eap" or
+            "eap-ig" is used with a metric that is a function, or with a model in half precision.
         ValueError: the texts have different numbers of tokens, or an argument has several texts;
-            the method, position or token does not exist; the model has no LM head, has norms
-            only after its parts (BERT), or has a joint norm for the queries of all heads
-            (OLMo 2); or the metric returns an array.
+            the method, position or token does not exist; the metric returns an array; or the model
+            has no LM head, has norms only after attention and MLPs (BERT), or normalizes the
+            queries of all heads together (OLMo 2).
 
     Source:
         Exact: Wang et al. 2022, "Interpretability in the Wild", and Conmy et al. 2023, "Towards
@@ -91,10 +91,10 @@ def path(
 ) -> float:
     """Path patching: measure the effect of a sender on a metric through chosen receivers.
 
-    In the clean run, these receivers read the sender's output from the corrupted run, and all later
-    parts are recomputed. The effect is the change of the metric. With one receiver, the effect is
-    the exact score of the edge from the sender to the receiver. With several receivers, the effect
-    includes changes that earlier receivers pass on to later receivers.
+    In the clean run, the chosen receivers read the sender's output from the corrupted run, and all
+    later parts are recomputed. The effect is the change of the metric. With one receiver, the
+    effect is the exact score of the edge from the sender to the receiver. With several receivers,
+    the effect includes changes that earlier receivers pass on to later receivers.
 
     Args:
         model: as for `edges`.
@@ -111,7 +111,7 @@ def path(
     Raises:
         KeyError: the sender or a receiver does not exist; the message lists the nearest names.
         TypeError: as for `edges`.
-        ValueError: as for `edges`; or a receiver does not read the sender.
+        ValueError: as for `edges`; or the model has no edge from the sender to a receiver.
 
     Source:
         Wang et al. 2022, "Interpretability in the Wild", section 3.1; Goldowsky-Dill et al. 2023,
@@ -158,10 +158,10 @@ def discover(
 ) -> Graph:
     """Find the circuit of a metric: the edges with the largest effects, and their faithfulness.
 
-    To measure `.faithfulness`, the clean text runs once more, with all edges outside the circuit
-    corrupted: these edges carry the outputs of the corrupted run. `.faithfulness` is the metric of
-    this run, scaled so that the corrupted run scores 0 and the clean run scores 1; it can be below
-    0 or above 1. Only edges on a path from "embed" to "logits" affect `.faithfulness`.
+    To measure `.faithfulness`, the clean text runs once more. In this run, the edges outside the
+    circuit carry the outputs of the corrupted run. `.faithfulness` is the metric of this run,
+    scaled so that the corrupted run scores 0 and the clean run scores 1; it can be below 0 or above
+    1. Only edges on a path from "embed" to "logits" affect `.faithfulness`.
 
     Args:
         model: as for `edges`.
@@ -227,7 +227,7 @@ def discover(
 
 
 def _checked(model: Any, metric: Any, method: Any, call: str) -> Model:
-    """Return the model; raise an error if the method does not support the metric or the model."""
+    """Return the model, or raise an error if the method cannot use this metric or this model."""
     if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"{call}: method is {shown(method)}: choose among {', '.join(_METHODS)}")
     if method != "exact" and callable(metric):
@@ -261,7 +261,8 @@ def _correlation(stream: Stream, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
     Half of the sample consists of the edges with the largest estimates. The other half is drawn at
-    random from the remaining edges and weighted to represent all of these edges.
+    random from the remaining edges. Each drawn edge counts several times, so that the half has the
+    weight of all remaining edges.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))
@@ -302,9 +303,9 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
 
     Args:
         stream: both runs.
-        of: the logit, or the difference of two logits.
-        steps: the number of evenly spaced points, between the corrupted and the clean embeddings,
-            whose gradients are averaged; None for a single gradient in the clean run.
+        of: the metric: one logit, or the difference of two logits.
+        steps: the number of gradients to average. They are computed at evenly spaced points between
+            the corrupted and the clean embeddings. None computes one gradient, in the clean run.
     """
     model, layers, last = stream.model, stream.layers, len(stream.layers) - 1
     clean, corrupted = (run["resid_pre", 0] for run in (stream.pair.clean, stream.pair.corrupted))
@@ -352,7 +353,7 @@ _SILENT = GradientRecorder(lambda name: False, {}, {})
 def _scores(stream: Stream, slopes: Array, count: int | None = None) -> Array:
     """Estimate the effects (n, count) of the first `count` senders on n receivers.
 
-    `slopes` (m, n, T, D) holds the gradient at each receiver's input, in each of m runs.
+    `slopes` (m, n, T, D) holds the gradients at the inputs of n receivers, from m runs.
     """
     slope = slopes.mean(0, dtype=np.float64)[:, stream.span]
     deltas = stream.deltas[:count].astype(np.float64)

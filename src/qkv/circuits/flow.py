@@ -15,10 +15,10 @@ from qkv.trace import Trace
 def rollout(trace: Trace) -> Result:
     """Attention rollout: estimate how much each token contributes to the vector of each position.
 
-    In each layer, the weights are averaged over the heads. The residual connection has the same
-    weight as attention: the identity matrix is added to these averages, and each row is divided by
-    its sum. The matrices of all layers are then multiplied. Rollout uses only the weights and
-    ignores MLPs and values, so parallel blocks (GPT-NeoX) need no special treatment.
+    In each layer, the attention weights are averaged over the heads. The identity matrix is added
+    to this average for the residual connection, and each row is divided by its sum. The matrices of
+    all layers are then multiplied. Rollout uses only the weights and ignores MLPs and values, so
+    parallel blocks (GPT-NeoX) need no special treatment.
 
     Args:
         trace: a trace of one text or image, with the "pattern" of all layers.
@@ -30,7 +30,8 @@ def rollout(trace: Trace) -> Result:
 
     Raises:
         TypeError: `trace` is not a trace.
-        ValueError: the trace has several texts, or its queries and keys are different tokens.
+        ValueError: the trace has several texts, or its queries and its keys belong to different
+            tokens.
         KeyError: the trace lacks the pattern of a layer.
 
     Source:
@@ -60,8 +61,8 @@ def rollout(trace: Trace) -> Result:
 def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> Result:
     """Multiply attention weights by the norms of the value vectors.
 
-    An idle head attends to a token whose value vector is near 0 ([CLS], the first word): the weight
-    is large, but the head's output is small.
+    For example, a head that does nothing gives a large weight to a token whose value vector is near
+    0, such as [CLS]: the weight is large, but the head's output is small.
 
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
@@ -80,7 +81,7 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
 
     Source:
         Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector
-        Norms", equations 3 to 5: with `model`, the norm of `weight * f(x)`.
+        Norms", equations 3 to 5. With `model`, the result is the paper's norm of `weight * f(x)`.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -123,16 +124,16 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     for "v" (values), where `|M|` is the root of the sum of squares. Even random matrices have
     scores above 0, especially if D is small, so compare a score with the scores of other heads. The
     weights are raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so
-    its scores differ by the norm's weight.) Rotary positions and norms of queries and keys are left
-    out. If norms follow attention and MLPs (BERT), the norms rescale an output before a later
-    head reads it, but the score ignores these norms.
+    its scores differ by the norm's weight.) The score ignores rotary positions, and the norms that
+    some models apply to queries and keys. If norms follow attention and MLPs (BERT), the norms
+    rescale an output before a later head reads it, but the score ignores these norms.
 
     The result has the axes "layer" and "head" for the writing head, and "reader_layer" and
     "reader_head" for the reading head. Query heads that share a key head have separate scores.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
-        kind: the input of the later head.
+        kind: "q", "k" or "v": the input through which the later head reads.
 
     Returns:
         (layers, Hq, layers, Hq), float64, between 0 and 1; 0 unless the reader is in a later layer.
@@ -161,7 +162,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     for layer in range(layers):
         weights = model.head_weights(layer)
         q, k, v, o = (getattr(weights, f"W_{name}").astype(np.float64) for name in "QKVO")
-        write.append(_triangle(v) @ o)  # (Hq, d, D); its norm is the norm of OV
+        write.append(_triangle(v) @ o)  # (Hq, d, D), with the norms of the OV matrices
         first, second = {"q": (q, k.transpose(0, 2, 1)), "k": (k, q.transpose(0, 2, 1))}.get(
             kind, (v, o)
         )
@@ -190,7 +191,7 @@ def _triangle(tall: Array) -> Array:
 
 
 def _lengths(matrices: Array) -> Array:
-    """Return the norm of each matrix, (H,): the root of the sum of squares."""
+    """Return the Frobenius norm (H,) of each matrix."""
     return np.asarray(np.linalg.norm(matrices, axis=(1, 2)))
 
 
@@ -200,9 +201,9 @@ def copying_scores(model: Model) -> Result:
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, where
     `OV` is from `model.head_weights(layer)`. The score is the sum of the eigenvalues of that
     matrix, divided by the sum of their absolute values. The score is 1 if all eigenvalues are
-    positive (the head raises the tokens that it reads), -1 if all are negative, and near 0 if their
-    directions are random. The weights are raw: norms are not folded in, and the contributions of
-    position embeddings and MLPs are ignored.
+    positive (the head raises the tokens that it reads), -1 if all are negative, and near 0 if they
+    point in random directions of the complex plane. The weights are raw: norms are not folded in,
+    and the contributions of position embeddings and MLPs are ignored.
 
     Args:
         model: a model whose LM head consists of a norm and a matrix.
@@ -235,7 +236,7 @@ def copying_scores(model: Model) -> Result:
     scores = np.empty((model.num_layers, model.num_heads))
     for layer in range(model.num_layers):
         ov = model.head_weights(layer).ov
-        # The (Hq, d, d) matrices have the nonzero eigenvalues of the (V, V) matrices.
+        # A head's (d, d) matrix has the same nonzero eigenvalues as its (V, V) matrix.
         values = np.linalg.eigvals(ov.right.astype(np.float64) @ there_and_back @ ov.left)
         with np.errstate(invalid="ignore"):  # 0 / 0 is NaN
             scores[layer] = values.sum(-1).real / np.abs(values).sum(-1)

@@ -18,9 +18,9 @@ from qkv.text.tokenizer import check_text
 from qkv.trace import Recorder, Trace
 from qkv.trace.activations import activation, parse, short_name
 
-Texts = Iterable[Any] | Array  # texts, or the token ids of one text
-Names = str | Iterable[str]  # one name or several
-Target = tuple[Any, ...]  # (position, token) or (position, token, other token)
+Texts = Iterable[Any] | Array  # Texts, or the token ids of one text.
+Names = str | Iterable[str]  # One name or several.
+Target = tuple[Any, ...]  # (position, token) or (position, token, other token).
 
 
 class Logit(NamedTuple):
@@ -38,7 +38,7 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Return the logit, or the difference of two logits, in float64; `logits` are (..., V)."""
+        """Read this logit, or difference, from `logits` (..., V); return it in float64."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
@@ -172,7 +172,7 @@ class Read(NamedTuple):
 
     number: int  # The index of the text.
     given: str | Array  # The text as given: a string, or token ids.
-    ids: Array  # (T,), truncated as in `trace`.
+    ids: Array  # The token ids (T,), truncated as in `trace`.
 
 
 class _Reader:
@@ -254,9 +254,9 @@ def _is_ids(texts: Any) -> bool:
 def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length.
 
-    A batch has at most `MOST_POSITIONS` positions and `most` weights per head; a longer text runs
-    alone. If a batch fills half of `MOST_POSITIONS`, the next shorter text starts a new batch,
-    so that short texts need less padding.
+    A batch has at most `MOST_POSITIONS` positions, and at most `most` attention weights per head. A
+    text that exceeds a limit runs alone. After half of `MOST_POSITIONS`, a text that is shorter
+    than the others starts a new batch, because it would need padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -285,11 +285,11 @@ Use = Callable[[int, int, Array], None]
 
 
 class _Enough(Exception):
-    """Raised to stop the run after the weights of the last layer."""
+    """An exception that ends a run once it has computed the last layer's attention weights."""
 
 
 def room(model: Model) -> int:
-    """Return the maximum number of attention weights of one head that are in memory at once."""
+    """Return how many attention weights of one head may be in memory at once."""
     return CELLS // model.num_heads
 
 
@@ -328,7 +328,7 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
 
 
 def _in_parts(model: Model, ids: Array, use: Use) -> None:
-    """Call `use` as `watch` does, for one long text, with a part of its queries at a time."""
+    """Split the queries of one long text into parts, and pass each part's weights to `use`."""
     rotated = any(layer.attn.rotary or layer.attn.q_norm for layer in model.layers)
     trace = model.trace(ids, names=["q", "k", "v", *["rot_q", "rot_k"] * rotated])
     step = max(1, room(model) // len(ids))
@@ -395,11 +395,11 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
         texts: any iterable of texts. A text is a string or an array of token ids.
         name: the full name of the activation.
         call: the function name for error messages.
-        may_be_empty: for texts without any token, True yields nothing and False raises an error.
+        may_be_empty: whether the texts may hold no token at all. The function then yields nothing.
 
     Yields:
         `(texts, rows)`: the texts of a batch and the rows of their tokens, (tokens, n). If the
-        activation has heads, a row joins the vectors of all heads.
+        activation has one vector per head, a row is the concatenation of these vectors.
 
     Raises:
         ValueError: the texts hold no token and `may_be_empty` is false.
@@ -415,7 +415,7 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
-    """Run texts in a batch, up to the last requested activation; return rows of activations."""
+    """Return activations of texts, one row per token; compute no layer that they do not need."""
     keep = set(names).__contains__
     record = Recorder(keep)
     stop = layers_to_run(model.network.hook_names, keep)

@@ -20,7 +20,7 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     """Apply the final norm and the LM head to the hidden states before and after each layer.
 
     In a model with norms after attention and MLPs (BERT), the hidden state after a layer is the
-    output of the layer's last norm, and the LM head has a layer, a norm and a matrix.
+    output of the layer's last norm.
 
     Args:
         model: a model with an LM head.
@@ -29,8 +29,9 @@ def logit_lens(model: Model, trace: Trace) -> Result:
 
     Returns:
         An array (layers + 1, T, V) of float32, or of float64 for a float64 model.
-        Entry 0 is computed from the embeddings, entry `l` from the output of layer `l - 1`.
-        Several texts add a first axis, (B, layers + 1, T, V), with 0 in the padding.
+        Entry 0 is computed from the embeddings. Entry 1 is computed from the output of layer 0, and
+        so on. For several texts, the array is (B, layers + 1, T, V), and its entries in the padding
+        are 0.
 
     Raises:
         TypeError: `model` is not a model, or `trace` is not a trace.
@@ -53,8 +54,8 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     trace = check_trace(trace, "logit_lens", model, many=True)
     layers = range(model.num_layers)
     names = [(("resid_pre", 0), "full_embed"), *(handed_on(model, layer) for layer in layers)]
-    hidden = [kept(trace, "logit_lens", *either) for either in names]  # (B, T, D) each
-    first = model.unembed(hidden[0])  # (B, T, V)
+    hidden = [kept(trace, "logit_lens", *either) for either in names]  # (B, T, D) each.
+    first = model.unembed(hidden[0])  # (B, T, V).
     lens = np.empty((len(first), len(hidden), *first.shape[1:]), first.dtype)
     lens[:, 0] = first
     for row, vectors in enumerate(hidden[1:], 1):
@@ -97,9 +98,9 @@ def attribute_logits(
 
     The share "embed" belongs to the token and position embeddings. The shares "mlp" include the
     biases of the MLPs; the share of a block without an MLP is 0. The share "bias" sums the biases
-    of the output projections, the final norm and the head. With `by="neuron"`, the result also has
-    "neurons", a split of "mlp": `shares["mlp"] - shares["neurons"].sum(-1)` is the share of the
-    MLPs' output biases.
+    of the attention layers' output projections, the final norm and the LM head. With `by="neuron"`,
+    the result also has "neurons": the share of each neuron of each MLP. The shares of an MLP's
+    neurons and of its output bias sum to the share of the MLP.
 
     Args:
         model: a decoder with norms before attention and MLPs (GPT-2, Llama), and with an LM head
@@ -115,15 +116,17 @@ def attribute_logits(
         by: "neuron" splits the shares of MLPs into shares of their neurons.
 
     Returns:
-        "embed" and "bias", numbers; "heads" (layers, Hq); "mlp" (layers,); "neurons" (layers, F).
-        For several texts, each result has a first axis, (B, ...). All results are float64.
+        A dictionary with the numbers "embed" and "bias", and with the arrays "heads" (layers, Hq),
+        "mlp" (layers,) and, if requested, "neurons" (layers, F). For several texts, each value is
+        an array with B as its first axis. All values are float64.
 
     Raises:
         TypeError: an argument has a wrong type.
         ValueError: the model has no LM head; its LM head is not linear (BERT's LM head has a layer
-            with an activation function); it has norms only after its parts; `by` is "neuron" and a
-            block has no MLP or has a mixture of experts; the trace is from another model; `by`, the
-            position or the token does not exist; or the list `of` does not have one tuple per text.
+            with an activation function); it has norms after attention and MLPs (BERT), but not
+            before; `by` is "neuron" and a block has no MLP or has a mixture of experts; the trace
+            is from another model; `by`, the position or the token does not exist; or the list `of`
+            does not have one tuple per text.
         KeyError: the trace lacks an activation; the message says what to trace.
 
     Source:
@@ -166,11 +169,11 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
     cells = np.arange(len(logits)), [logit.position for logit in logits]
 
     def at(*names: Any) -> Array:
-        """Return the row of an activation at each logit's position, (B, ...)."""
+        """Return the activation (B, ...) at the position of each text's logit."""
         return _wide(kept(trace, "attribute_logits", *names)[cells])
 
     def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
-        """Convert factors of a norm's outputs to `(factors, bias)` of the norm's inputs."""
+        """Rewrite `(norm(x) * towards).sum()` as `(x * factors).sum() + bias`; return both."""
         if norm is None:
             return towards, 0.0
         before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
@@ -256,9 +259,9 @@ def integrated_gradients(
 ) -> Result:
     """Integrated gradients: split a logit into shares of the text's embeddings.
 
-    A share is the difference between an embedding and the baseline, times the average gradient of
-    the logit on the straight line from the baseline to the embeddings. The shares sum to the logit
-    of the text minus the logit of the baseline. Position embeddings are not changed.
+    A share is `(embedding - baseline) * gradient`. This gradient of the logit is an average over
+    the straight line from the baseline to the embeddings. The shares sum to the logit of the text
+    minus the logit of the baseline. Position embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.
@@ -266,11 +269,12 @@ def integrated_gradients(
         of: (position, token) for one logit, or (position, token, other token) for the difference of
             two logits. Negative positions count from the end. A token is an id or a one-token
             string.
-        baseline: an input without content: a token (an id or a string such as "[PAD]" or "[MASK]")
-            at every position; vectors (D,) or (T, D) instead of the embeddings; or None for zero
-            vectors. In a model without position embeddings (Llama), the first norm scales even tiny
-            vectors to full size, so a token is the better baseline.
-        steps: the number of points at which the gradient is computed (Gauss-Legendre points).
+        baseline: an input without content. It is a token that is put at every position ("[PAD]",
+            "[MASK]" or an id), or vectors (D,) or (T, D) that replace the embeddings. None means
+            zero vectors. In a model without position embeddings (Llama), the first norm scales even
+            tiny vectors to full size, so a token is the better baseline.
+        steps: the number of points at which the gradient is computed. They are Gauss-Legendre
+            points.
 
     Returns:
         (T, D), float64; the sum over D gives one share per token.
@@ -280,8 +284,8 @@ def integrated_gradients(
 
     Raises:
         TypeError: an argument has a wrong type, or the model is in half precision.
-        ValueError: the model has no LM head; `text` is several texts; the position or the token
-            does not exist; `baseline` has another shape; or `steps` is below 1.
+        ValueError: the model has no LM head; `text` is a list of several texts; the position or the
+            token does not exist; `baseline` has another shape; or `steps` is below 1.
 
     Source:
         Sundararajan, Taly and Yan 2017, "Axiomatic Attribution for Deep Networks", equation 1 and

@@ -42,7 +42,7 @@ class Measured:
         self.ids = padded(packed, starts)  # (B, T), 0 in the padding.
         self.ends = np.diff(starts)
         self.there = padded(np.ones(len(packed), bool), starts)
-        # (B, T): the keys that `STRONGEST` includes
+        # (B, T), true for the keys that `STRONGEST` compares
         self.words = padded(~np.isin(packed, special), starts)
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
@@ -54,7 +54,7 @@ class Measured:
         return len(self._pairs(0, self.ids.shape[1]).groups)
 
     def values(self, name: str, weights: Array, first: int) -> Array:
-        """Return the value of a measure for each query, (B, H, Q); 0 for excluded queries.
+        """Return the measure (B, H, Q) of each query; 0 for a query that the measure leaves out.
 
         Args:
             name: the name of the measure.
@@ -66,9 +66,10 @@ class Measured:
         return np.asarray(_MEASURES[name](self, weights, first))
 
     def key(self, name: str, weights: Array, text: Array, query: Array) -> Array:
-        """Return the key that determines a measure's value for each query.
+        """Return, for each query, the position of the key whose weight the measure reads.
 
-        If several keys contribute to a value, the key with the largest weight is returned.
+        If the measure sums the weights of several keys, the result is the key with the largest
+        weight.
 
         Args:
             name: the name of the measure.
@@ -77,7 +78,7 @@ class Measured:
             query: (n,), the position of each query.
 
         Returns:
-            (n,); -1 if the measure belongs to no single key ("entropy").
+            Positions (n,); -1 for "entropy", which reads the weights of all keys.
         """
         keys = {"previous": query - 1, "next": query + 1, "first": np.zeros_like(query)}
         keys |= {"last": self.ends[text] - 1, "entropy": np.full_like(query, -1)}
@@ -113,7 +114,7 @@ class _Pairs:
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """For each query, sum the weights on the keys of its pairs, moved by `shift` positions."""
+        """Sum each query's weights on the keys `shift` positions after those of its pairs."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -163,7 +164,7 @@ _MEASURES = {
 
 @dataclass(frozen=True)
 class HeadSums:
-    """The sums of measures over queries, and the numbers of queries, for `head_scores`.
+    """The sum of each measure over queries, and the number of these queries.
 
     `one + other` adds the sums and the numbers of two parts of a corpus.
 
@@ -211,8 +212,8 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
             - "entropy": the entropy of the query's weights, in nats.
 
     Returns:
-        Arrays (layers, heads) of float64, keyed by measure. A measure without queries is NaN, such
-        as "induction" if no text repeats a token.
+        Arrays (layers, heads) of float64, keyed by measure. A measure that applies to no query is
+        NaN: for example, "induction" if no text repeats a token.
 
     Raises:
         TypeError: a text is neither a string nor ids, or `model` is not a model.
@@ -220,8 +221,9 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
             is outside the model's vocabulary.
 
     Source:
-        Induction: Olsson et al. 2022, "In-context Learning and Induction Heads", prefix matching.
-        Entropy: Clark et al. 2019, "What Does BERT Look At?", section 3.3.
+        Induction: Olsson et al. 2022, "In-context Learning and Induction Heads", which calls the
+        measure "prefix matching". Entropy: Clark et al. 2019, "What Does BERT Look At?", section
+        3.3.
 
     >>> import qkv
     >>> found = head_scores(qkv.load("random"), ["the cat sat", "I love you"], ["first", "entropy"])
@@ -232,7 +234,7 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
 
 
 def head_sums(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> HeadSums:
-    """Return the sums behind `head_scores`; the sums for parts of a corpus can be added."""
+    """Return the sums whose means `head_scores` returns. Sums of parts of a corpus can be added."""
     call = "head_scores"
     return summed(
         inputs.check_model(model, call), texts, checked_names(of, call, NAMES), call, None, None
@@ -258,7 +260,7 @@ Keep = Callable[[Sequence[Read]], None] | None
 def summed(
     model: Model, texts: Any, names: Sequence[str], call: str, add: Add = None, keep: Keep = None
 ) -> HeadSums:
-    """Return the sums of `head_scores`, given checked arguments.
+    """Return the sums of measures over all queries, for a checked model and checked names.
 
     Args:
         model: a text encoder or decoder.
@@ -419,7 +421,7 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
                     "same tokenizer"
                 )
         for batch in inputs.batches(window, inputs.MOST_POSITIONS * inputs.MOST_POSITIONS):
-            # smaller batches, so that the logits fit in memory
+            # batches are split, so that their logits fit in memory
             step = max(1, inputs.MOST_POSITIONS // 4 // len(batch[0].ids))
             for first in range(0, len(batch), step):
                 yield batch[first : first + step]

@@ -20,7 +20,8 @@ NEURONS = ("pre", "post")
 SITES = (*POSITIONS, *HEADS, *NEURONS)
 TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
 
-Metric = Callable[[Array], Any] | Target  # a function turns logits (1, T, V) into a number
+# A function that turns logits (1, T, V) into a number, or the position and tokens of logits.
+Metric = Callable[[Array], Any] | Target
 
 
 def attribution_patch(
@@ -29,15 +30,15 @@ def attribution_patch(
     """Attribution patching: estimate the changes of `patch` with one backward pass.
 
     An estimate is the clean activation minus the corrupted activation, times the gradient of the
-    metric at this activation in the corrupted run. Estimates are accurate for small differences,
-    and least accurate for "resid_pre" of early layers. To check the estimates, correlate them with
-    the result of `patch` for one pair of texts (`np.corrcoef`).
+    metric at this activation in the corrupted run. Estimates are accurate if the two activations
+    differ little. They are least accurate for "resid_pre" of early layers. To check the estimates,
+    correlate them with the result of `patch` for one pair of texts (`np.corrcoef`).
 
     Args:
         model: as for `patch`, in float32 or float64.
         clean: as for `patch`, one text.
         corrupted: as for `patch`, one text.
-        at: as for `patch`, but neither "pre" nor "post" (neurons), and no list.
+        at: one activation, as for `patch`. "pre" and "post" are not supported.
         metric: (position, token) or (position, token, other token), but not a function.
         normalize: as for `patch`.
 
@@ -104,7 +105,7 @@ class Pair:
 
     @property
     def words(self) -> dict[str, list[str]]:
-        """The tokens of both texts, as "a/b" where they differ."""
+        """The tokens of both texts. Where the texts differ, the entry is "queen/king"."""
         one, other = map(words_of, (self.clean, self.corrupted))
         return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
 
@@ -122,7 +123,7 @@ class Pair:
         return float(self.values(self.handed(trace, self.model.num_layers)[None])[0])
 
     def handed(self, trace: Trace, layer: int) -> Array:
-        """Return the input (T, D) of a layer, or the last output if `layer` is `num_layers`."""
+        """Return the input (T, D) of a layer; for layer `num_layers`, the last layer's output."""
         count = self.model.num_layers
         name = ("resid_pre", layer) if layer < count else handed_on(self.model, count - 1)[0]
         return np.asarray(trace[name][0])
@@ -170,7 +171,7 @@ def pair_of(model: Model, texts: Any, at: str, metric: Any, call: str, which: st
 
 
 def _first_order(pair: Pair, at: str, layer: int, gradient: Array) -> Array:
-    """Estimate the metric's change to first order for each patched position or head."""
+    """Estimate the metric's change for each patched position or head, by a linear approximation."""
     clean, corrupted = (array.astype(np.float64) for array in pair.both(layer))
     each = (clean - corrupted) * gradient  # (T, ...), or (Hq, T, T) for "pattern"
     each = np.moveaxis(each, 1, 0) if at in HEADS and at != "pattern" else each
@@ -187,7 +188,7 @@ def patch(
     by: Literal["position", "head", "neuron"] | None = None,
     normalize: bool = False,
 ) -> Result:
-    """Activation patching: run `corrupted` with single activations from `clean`.
+    """Activation patching: run `corrupted`, but with one activation at a time taken from `clean`.
 
     If an activation restores the clean metric, it carries the difference between the two texts. All
     patches of a layer run in one batch, also for several pairs of texts. Earlier layers are not
@@ -197,31 +198,32 @@ def patch(
 
     Args:
         model: a model with an LM head.
-        clean: one text as a string or token ids, or a list of texts. A list of one text, or ids (1,
-            T), counts as one text.
-        corrupted: one text or a list, like `clean`, with the same number of texts. Both texts of a
-            pair must have the same number of tokens. Different pairs may differ in length.
+        clean: one text as a string or token ids, or a list of texts. A list of one text is treated
+            as one text, and so are ids of shape (1, T).
+        corrupted: one text or a list, with as many texts as `clean`. Both texts of a pair must have
+            the same number of tokens. Different pairs may differ in length.
         at: the activation. "resid_pre", "resid_mid", "resid_post", "attn_out" and "mlp_out" are
-            patched at one position at a time; "z", "pattern", "q", "k" and "v" for one head at a
-            time; "pre" and "post" (the MLP's neurons before and after the activation function) for
-            one neuron at a time. A patch of a head or neuron covers all positions. The
-            activations of a list are patched separately; all results must have the same shape.
+            patched at one position at a time. "z", "pattern", "q", "k" and "v" are patched in one
+            head at a time. "pre" and "post" are the MLP's neurons before and after the activation
+            function, and are patched in one neuron at a time. A patch of a head or neuron covers
+            all positions. If `at` is a list, its activations are patched separately, and all
+            results must have the same shape.
         metric: (position, token) for one logit, (position, token, other token) for the difference
             of two logits, or a function that turns logits (1, T, V) into a number. Negative
             positions count from the end. A token is an id or a one-token string. A tuple is faster
             than a function, because only the logits of one position are computed. For several
             pairs, a list may give each pair its own metric.
-        by: "position" patches each head or neuron at each position separately (for "pattern", the
-            weights of one query). "head" is the default for activations with heads, and
+        by: "position" patches a head or neuron at one position at a time. For "pattern", the
+            position is that of the query. "head" is the default for activations with heads, and
             "neuron" for activations of neurons.
         normalize: scale the metric so that `corrupted` scores 0 and `clean` scores 1.
 
     Returns:
-        float64: (layers, T) for activations of positions, (layers, Hq) for heads ((layers, Hkv) for
-            "k" and "v"), (layers, F) for neurons; with `by="position"`, (layers, Hq, T) and
-            (layers, F, T). Several pairs add a first axis, (pairs, layers, ...), and the results of
-            shorter texts are padded with NaN. A list `at` adds the axis "site" before all other
-            axes.
+        A float64 array of metrics. Its shape is (layers, T) for positions, (layers, Hq) for heads,
+        (layers, Hkv) for "k" and "v", and (layers, F) for neurons. With `by="position"`, it is
+        (layers, Hq, T), (layers, Hkv, T) or (layers, F, T). For several pairs, the first axis is
+        the pair, and the results of shorter texts are padded with NaN. If `at` is a list, the first
+        axis is "site".
 
     Raises:
         TypeError: an argument has a wrong type, or the metric does not return a number.
@@ -308,7 +310,7 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:
-    """Return the axes of one text's activation that a patch indexes; the token axis comes last."""
+    """Return the axes of an activation whose indices choose a patch: head or neuron, then token."""
     _check_site(at, SITES, "patch")
     unit, own = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
     axes = (0, 1) if at == "pattern" else (own, 0)
@@ -370,8 +372,8 @@ class _Group:
         first, base = layer, self._inputs(layer)
         is_resid = self.at in POSITIONS
         if is_resid and self.at != "resid_pre":
-            # After attention, a block treats positions independently. So one run with all positions
-            # patched gives the same results as one run per patched position.
+            # After attention, a block treats positions independently. So this layer needs only one
+            # run, with all positions patched.
             clean = self.model.run_layers(base, layer, layer + 1, edit={(self.at, layer): clean})
             first, base = layer + 1, self._inputs(layer + 1)
         for parts in self._batches(np.nonzero(differ)):
@@ -391,7 +393,7 @@ class _Group:
         return metrics
 
     def _cut(self, array: Array) -> Array:
-        """Return a view of an activation (n, ...) with the patched axes right after axis 0."""
+        """Return a view of an activation (n, ...) that has the axes `self.axes` after axis 0."""
         return np.moveaxis(array, [1 + axis for axis in self.axes], range(1, 1 + len(self.axes)))
 
     def _inputs(self, layer: int) -> Array:
@@ -399,7 +401,7 @@ class _Group:
         return np.array([pair.handed(pair.corrupted, layer) for pair in self.pairs])
 
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-        """Group parts up to a total of `TOKENS` tokens; a larger part forms its own group."""
+        """Yield groups of patches whose runs have at most `TOKENS` tokens, or of one patch."""
         step = max(1, TOKENS // self.length)
         for first in range(0, len(parts[0]), step):
             yield tuple(numbers[first : first + step] for numbers in parts)

@@ -20,10 +20,10 @@ class PlotView(View):
     """A drawn result of `qkv.circuits`.
 
     Attributes:
-        said: a sentence about the number that differs most from "no effect".
+        said: a sentence about the number with the largest effect.
         facts: other sentences about the numbers.
         rows: the panels of the picture, row by row.
-        numbers: the entries of `to_dict` besides "sentence".
+        numbers: all entries of the result of `to_dict`, except "sentence".
     """
 
     said: str
@@ -33,7 +33,7 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """A sentence about the number that differs most from "no effect", and its position."""
+        """A sentence about the number with the largest effect, and its position."""
         return self.said
 
     @property
@@ -55,17 +55,17 @@ class PlotView(View):
 MOST_CARDS = 24
 MOST_EDGES = 150
 _LISTED = 20  # The maximum number of edges in a terminal.
-_MEASURES = {  # Names of graph attributes in the view.
+_MEASURES = {  # Attributes of a graph, as the view names them.
     "faithfulness": "Faithfulness of these edges",
     "correlation": "Correlation with exact scores on a sample",
 }
 _NODE = re.compile(r"(embed|logits)|attn\.(\d+)\.(\d+)|mlp\.(\d+)")
-_BEFORE, _AFTER = 12, 7  # words to show before and after the main word of a long text
+_BEFORE, _AFTER = 12, 7  # numbers of shown words before and after the main word of a long text
 _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a view of cards, one per shown neuron, feature or head; `whole` counts all of them."""
+    """Return a view with a card for some of `whole` neurons, features or heads."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(
@@ -87,7 +87,7 @@ def in_rows(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
 
 
 def passage_of(value: float, tokens: list[str], values: Array, at: int, top: float) -> Passage:
-    """Return the words around position `at`; a word's shade is its value divided by `top`."""
+    """Return the words around position `at`; color each by its value (`top`: the full color)."""
     words = plain_tokens(tokens, [False] * len(tokens))
     first, end = max(0, at - _BEFORE), min(len(words), at + _AFTER + 1)
     before, after = ["…"] * (first > 0), ["…"] * (end < len(words))

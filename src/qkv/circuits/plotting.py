@@ -18,7 +18,7 @@ from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
 Scale = tuple[float, float]  # The numbers at both ends of a color scale.
-_SHARES = ("weight", "mean weight", "probability")  # Their scale runs from 0 to 1.
+_SHARES = ("weight", "mean weight", "probability")  # These numbers have a scale from 0 to 1.
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
@@ -29,8 +29,8 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     - One axis: a bar for each number.
     - Two axes: a heat map of the numbers.
     - Three axes: a small heat map for each index of the first axis, and a large heat map for the
-      index with the number that differs most from "no effect" (for `rollout`, the last layer).
-    - Four axes: like three axes, after layers and heads are joined into one axis.
+      index with the largest effect (for `rollout`, the last layer).
+    - Four axes: the axes of layers and heads are joined; the picture is then that of three axes.
     - Logits (`logit_lens`): the most probable token of each position, with its probability.
     - Vectors (`integrated_gradients`): a number for each token, the sum of its vector.
     - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: all of its results.
@@ -123,7 +123,7 @@ class _Drawing:
 
     @property
     def kind(self) -> tuple[str, float]:
-        """The attributes `of` and `ground`; drawings that agree in both share a scale."""
+        """The pair `(of, ground)`. Drawings with the same pair share a scale."""
         return self.of, self.ground
 
     @property
@@ -172,7 +172,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry of a dict; for a plain number, `of` comes from the dict's first `Result`."""
+    """Read each entry of a dict. A plain number has the same `of` as the dict's first `Result`."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [
@@ -279,7 +279,7 @@ def _together(parts: Sequence[_Drawing]) -> str:
 
 
 def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
-    """Return panels; drawings of one kind with at most one axis share a bar chart."""
+    """Return rows of panels. Drawings of one kind share a bar chart if they have 0 or 1 axes."""
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])

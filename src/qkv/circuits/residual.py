@@ -67,7 +67,7 @@ class Wiring:
 
 
 def check_residual(model: Model, call: str) -> Model:
-    """Return the model; raise an error unless its parts read sums of earlier outputs."""
+    """Return the model, or raise an error if a part's input is not a sum of earlier outputs."""
     for block in model.layers:
         if block.post_norm:
             raise ValueError(
@@ -121,7 +121,7 @@ def mlp_parts(block: Block) -> list[Any]:
 
 
 class Kept(NamedTuple):
-    """Activations of a layer in the clean run, at the computed positions."""
+    """Activations of a layer in the clean run, at the n positions that `Stream` recomputes."""
 
     pre: Array  # The input of the layer (n, D).
     parts: dict[str, Array]  # "q", "k" and "v" (1, H, n, d).
@@ -132,7 +132,7 @@ class Kept(NamedTuple):
 
 
 class _Edges(NamedTuple):
-    """Edges as arrays (n,): the layer, kind and head of the receivers, and the senders."""
+    """n edges: arrays (n,) of their receivers' layers, kinds and heads, and of their senders."""
 
     layer: Array
     kind: Array
@@ -146,14 +146,14 @@ Changed = Iterator[tuple[Array, Array]]  # Edges, and the outputs of their layer
 class Stream:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
-    In a decoder, positions before the first differing token are skipped. If the metric is a logit,
-    positions after the metric's position are skipped, and the last MLP computes only the metric's
-    position.
+    In a decoder, positions before the first token that differs between the runs are not recomputed.
+    If the metric is a logit, positions after its position are not recomputed either, and the last
+    MLP runs only at its position.
 
     Attributes:
         wiring: the senders and receivers.
-        deltas: (senders, n, D), the corrupted output of each sender minus its clean output, at the
-            computed positions.
+        deltas: the corrupted output of each sender minus its clean output, (senders, n, D). The n
+            positions are those that are recomputed.
         base: the metric of the clean run.
         low: the metric of the corrupted run.
     """
@@ -223,12 +223,12 @@ class Stream:
             corrupted: masks (n,) of the corrupted senders, keyed by receiver. A receiver without a
                 mask has no corrupted senders.
         """
-        now = np.zeros_like(self.deltas)  # corrupted outputs minus the outputs of this run
+        now = np.zeros_like(self.deltas)  # each sender's corrupted output minus its output here
         now[0] = self.deltas[0]
         x = self.clean[0].pre
 
         def read(x: Array, *names: str) -> Array:
-            """Return the inputs (names, n, D) that receivers read from a stream (n, D)."""
+            """Return the inputs (names, n, D) of receivers at the residual stream `x` (n, D)."""
             count = self.wiring.receivers[names[0]].senders
             none = np.zeros(count, bool)
             masks = np.array([corrupted.get(name, none) for name in names], now.dtype)
@@ -286,7 +286,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt edges that end in heads; yield `(edges, outputs)`, the outputs of the layer."""
+        """Corrupt edges that end in heads of a layer; yield edges and the layer's outputs."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -318,7 +318,7 @@ class Stream:
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
 
     def _parts(self, numbers: Array) -> Iterator[Array]:
-        """Group edges up to a total of `TOKENS` positions, at least one edge per group."""
+        """Yield groups of edges whose runs have at most `TOKENS` positions, or of one edge."""
         step = max(1, TOKENS // self.deltas.shape[1])
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]
@@ -347,8 +347,8 @@ class Stream:
     def _attend(self, layer: int, parts: Arrays, before: Arrays, first: int = 0) -> Array:
         """Return the outputs of heads, (n, H, t, dv).
 
-        `first` is the index of the first query among the computed positions, and `before` holds the
-        keys and values of earlier positions.
+        `first` is the index of the first query among the recomputed positions. `before` holds the
+        keys and values of the positions that are not recomputed.
         """
         query, key, value = (parts[kind] for kind in INPUTS)
         if self.span.start:

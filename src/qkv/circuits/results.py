@@ -52,7 +52,7 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """Name the axes of an array; drop the words of an axis unless each index has a word."""
+        """Name the axes of an array. If an axis has fewer or more words than indices, drop them."""
         result = np.asarray(values).view(cls)
         sizes = dict(zip(axes, result.shape, strict=True))
         result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground
@@ -68,7 +68,7 @@ class Result(np.ndarray[Any, Any]):
 
         Raises:
             ValueError: the array was computed from a result, so its axes have no names.
-            ImportError: xarray is missing (the extra `tables`).
+            ImportError: xarray is not installed.
         """
         if not self.axes:
             raise ValueError(
@@ -139,8 +139,8 @@ class Graph:
         corrupted: the metric of the corrupted run.
         correlation: Pearson's correlation between estimated and exact scores, on a sample of edges.
             None for exact scores; NaN if all estimates or all exact scores are equal.
-        faithfulness: for the edges that `discover` keeps, the share of the metric's change that
-            these edges restore; None for the graph of all edges.
+        faithfulness: the metric of a run with only these edges clean, scaled so that the corrupted
+            run scores 0 and the clean run scores 1. None for the graph of all edges.
     """
 
     nodes: list[str]

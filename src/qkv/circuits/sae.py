@@ -29,11 +29,11 @@ class SAE:
     `decode(features)` is `features @ W_dec + b_dec`, which should be close to `x`. The arguments
     determine how `encode` works:
 
-    - `relu((x - b_dec) @ W_enc + b_enc)`;
-    - with `k`, only the k largest of these numbers are kept per row; all others become 0 (TopK);
-    - with `threshold`, only numbers above the threshold are kept; all others become 0 (JumpReLU);
-    - with `b_gate`, `b_mag` and `r_mag` (gated): let `y = (x - b_dec) @ W_enc`. A feature is
-      `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0.
+    - the features are `relu((x - b_dec) @ W_enc + b_enc)`;
+    - with `k` (TopK), the k largest features of each vector are kept, and the others become 0;
+    - with `threshold` (JumpReLU), features at or below their threshold become 0;
+    - with `b_gate`, `b_mag` and `r_mag` (gated), `y = (x - b_dec) @ W_enc` is computed first. A
+      feature is `relu(y * exp(r_mag) + b_mag)` if `y + b_gate` is above 0, and otherwise 0.
 
     An SAE can edit an activation: `model.trace(text, edit={sae.at: sae})` replaces the activation
     by the decoded vectors. The trace then also holds the features, named as in SAELens:
@@ -150,13 +150,13 @@ class SAE:
         Texts run in small batches, and their activations are shuffled in a pool of 64 MB, so memory
         does not grow with the number of texts. The optimizer is Adam, with one step per 1,024
         tokens. The learning rate rises during the first 5% of the run and then falls to 0. Features
-        that have been inactive for 32,768 tokens learn to reconstruct the error of the other
-        features.
+        that have been inactive for 32,768 tokens are trained to reconstruct what the active
+        features leave out.
 
         Args:
             model: a text encoder or decoder from `qkv.load`.
-            texts: any iterable of texts. A text is a string or an array of ids. A list is read
-                again if it has too few tokens; an iterator is read once.
+            texts: any iterable of texts. A text is a string or an array of ids. If the texts have
+                too few tokens, a list is read again from its start, and an iterator is not.
             at: one activation of one layer, with one vector per token.
             features: n, the number of features.
             k: the maximum number of active features per token.
@@ -295,7 +295,7 @@ class SAE:
         return linear(array, self.parameters["W_dec"], self.parameters["b_dec"])
 
     def __call__(self, x: ArrayLike) -> Array:
-        """Reconstruct vectors: `decode(encode(x))`, of the shape of `x`."""
+        """Return `decode(encode(x))`, in the shape of `x`."""
         return self.run(self._float(x, "encode", "x"))
 
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
@@ -355,10 +355,10 @@ class SAE:
         """Evaluate the autoencoder on texts, which should not be its training texts.
 
         "explained_variance" and "l0" are measured over all tokens. "dead" is the share of features
-        that are never active. For a decoder, there are also mean losses per token, in nats: "loss"
-        of the unchanged model, "loss_spliced" with the activation replaced by its reconstruction,
-        and "loss_mean" with the activation replaced by its mean. "loss_recovered" is `(loss_mean -
-        loss_spliced) / (loss_mean - loss)`.
+        that are never active. For a decoder, there are also mean losses per token, in nats. "loss"
+        is the loss of the unchanged model, "loss_spliced" the loss if each activation is replaced
+        by its reconstruction, and "loss_mean" the loss if each is replaced by their mean.
+        "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`.
 
         Args:
             model: the model whose activations the autoencoder encodes.
@@ -384,7 +384,7 @@ class SAE:
         return measures(model, texts, at, self, call)
 
     def _rows(self, x: ArrayLike, call: str) -> Array:
-        """Return vectors (..., D) in the dtype of the parameters, with heads joined."""
+        """Return vectors (..., D) in the dtype of the parameters; join the vectors of heads."""
         array = self._float(x, call, "x")
         if array.shape[-1:] == (self.dim,):
             return array
@@ -446,7 +446,7 @@ def _full_name(at: Any) -> str | None:
 
 
 def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
-    """Yield the rows (n, D) of all texts; repeat this endlessly unless `texts` is an iterator."""
+    """Yield the rows (n, D) of all texts. Start again at the end, unless `texts` is an iterator."""
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return

@@ -28,7 +28,7 @@ _FORMER = {
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys of cfg.json that could change the computation, each with its values without effect.
+# Keys of cfg.json that can change the computation. Only these values, which do not, are supported.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
@@ -63,7 +63,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
     metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
     about = {"architecture": "standard", "activation_fn": "relu", **metadata, **config}
     if (about["architecture"], about["activation_fn"]) == ("standard", "topk"):
-        # SAELens before version 3.17 wrote TopK autoencoders with these two values.
+        # For a TopK autoencoder, SAELens before version 3.17 wrote "standard" and "topk".
         about |= {"architecture": "topk", "activation_fn": "relu"}
     architecture = about["architecture"]
     supported = {"architecture": tuple(ARCHITECTURES), "activation_fn": ("relu", architecture)}
@@ -90,7 +90,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
     """Read the arrays of a file in float32 or float64, keyed by name."""
     stored = header(path)
-    scale = stored.pop("scaling_factor", None)  # Old versions of SAELens wrote it.
+    scale = stored.pop("scaling_factor", None)  # Old versions of SAELens wrote this array.
     if scale is not None and (scale.read() != 1).any():
         raise ModelError(
             f"{path}: scaling_factor is not 1 everywhere, which is not supported: multiply the "

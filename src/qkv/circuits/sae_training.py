@@ -33,11 +33,11 @@ def largest(x: Array, k: int) -> Array:
 
 
 def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float, Arrays, Array]:
-    """Return `(loss, gradients, fired)` of one step; `fired` is a mask (n,) of active features.
+    """Return `(loss, gradients, fired)`; `fired` (n,) is true for features that were above 0.
 
     The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add a second loss,
-    multiplied by `AUXILIARY`: the D / 2 dead features with the largest activations reconstruct the
-    error of the other features.
+    multiplied by `AUXILIARY`. It measures how well the D / 2 dead features with the largest
+    activations reconstruct the error of the first reconstruction.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).
@@ -99,8 +99,8 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
     """Train an autoencoder; return its parameters and the number of training rows.
 
     Features start in random directions, and the encoder starts as the transposed decoder. For
-    training, rows are scaled to a root mean square distance of sqrt(D) from their mean; the
-    returned parameters apply to unscaled rows. The rows of the decoder keep length 1.
+    training, rows are scaled so that the mean of their squared distances from their mean is D. The
+    returned parameters apply to unscaled rows. Each row of the decoder always has length 1.
 
     Args:
         rows: arrays (rows, D) of activations.
@@ -132,7 +132,7 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
             _, grads, fired = gradients(parameters, x, k, np.flatnonzero(quiet > DEAD))
             for name, slope in grads.items():
                 slopes[name][...] = slope
-            # remove the component along each row of the decoder, because rows keep length 1
+            # Remove each gradient's component along its decoder row, because rows keep length 1.
             along = (slopes["W_dec"] * decoder).sum(1, keepdims=True)
             slopes["W_dec"] -= along * decoder
             seen += len(x)
@@ -150,7 +150,7 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
 
 
 def _named(flat: Array, size: int, features: int) -> dict[str, Array]:
-    """Return the parameters as consecutive views of an array."""
+    """Split an array (n,) into views, one per parameter."""
     parts = np.split(flat, np.cumsum([size * features, features * size, features]))
     shapes = {"W_enc": (size, -1), "W_dec": (features, -1), "b_enc": (-1,), "b_dec": (-1,)}
     pairs = zip(shapes.items(), parts, strict=True)

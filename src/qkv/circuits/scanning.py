@@ -20,7 +20,7 @@ _NAMES = (*NAMES, STRONGEST)
 
 
 class Best:
-    """The texts with the largest values of each unit: a neuron, a feature or a head's measure.
+    """The texts with the largest values of each unit: a neuron, a feature, or a measure of a head.
 
     A text is kept at most once per unit, and only if its value is above 0. Among texts with equal
     values, the earlier text comes first.
