@@ -2,7 +2,7 @@
 
 For one token of a small model, checking arguments in Python takes longer than the computation. The
 code here checks no arguments, and looks up constants only once. If `steps_for` returns None, the
-caller runs the blocks themselves.
+caller must call each block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,8 @@ class Steps:
     ) -> Array:
         """Apply the blocks to token vectors (B, 1, D) at `positions` (B, 1).
 
-        `lengths` (B,) is 1 for a text with a new token, otherwise 0. None means 1 for all texts.
+        `lengths` (B,) is 1 for a text with a new token, otherwise 0. If `lengths` is None, every
+        text has a new token.
         """
         rotation = {
             key: _rotation(rotary, size, positions)
@@ -94,7 +95,7 @@ def steps_for(
 def made_of(blocks: Sequence[Any]) -> list[Any]:
     """Return the parts and arrays from which `Steps` is built.
 
-    If the caller replaces one of them, it must build `Steps` again.
+    After a part or an array is replaced, the caller must build `Steps` again.
     """
     objects: list[Any] = []
     for block in blocks:
@@ -147,7 +148,7 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # in a parallel block without norm2, both parts read norm1
+        elif self.norm2 is None:  # A parallel block without norm2 shares norm1.
             mlp_in = attn_in if self.parallel else mid
         else:
             mlp_in = self.norm2(x if self.parallel else mid)
@@ -167,7 +168,7 @@ class _Step:
         residual: Array | None = None,
     ) -> Array:
         heads, kernel = self.heads, self.kernel
-        both, values = self.qkv(kernel.handed(x))  # (B, Hq + Hkv, d), (B, Hkv, dv)
+        both, values = self.qkv(kernel.handed(x))  # Shapes (B, Hq + Hkv, d) and (B, Hkv, dv).
         if self.q_norm is not None and self.k_norm is not None:
             parts = ((*self.q_norm, both[:, :heads]), (*self.k_norm, both[:, heads:]))
             both = np.concatenate(
@@ -182,7 +183,8 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        # The plan is for one key. This is no error: the kernel reads the number of keys from `key`.
+        # `self.plan` was made for one key. The kernel still uses all cached keys, because it reads
+        # the number of keys from `key`.
         call = self.plan._replace(
             query=both[:, :heads, None],
             key=cached["key"],
@@ -255,7 +257,7 @@ def _mlp(mlp: Any, kernel: Prepared) -> Callable[[Array, Array | None], Array]:
 
 
 def _swapped(rotary: Rotary, size: int) -> Array:
-    """For each column of a head, return the index of the other column of its pair."""
+    """Return, for each column of a head, the index of the column with which it is rotated."""
     dims = size if rotary.dims is None else rotary.dims
     indices = np.arange(size)
     pairs = indices[:dims].reshape((-1, 2) if rotary.interleaved else (2, -1))
@@ -266,7 +268,7 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
     """Return the cosines and signed sines (B, 1, d) with which `_rotated` rotates pairs of columns.
 
-    The new column is `cosine * column + sine * other`, where `other` is the other of the pair.
+    The new column is `cosine * column + sine * other`, where `other` is the column's partner.
     """
     cos, sin = rotary.rotation(
         np.empty((len(positions), 1, size), np.float32),

@@ -70,7 +70,7 @@ def electra(config: Config) -> Design:
     """Return the design of an ELECTRA: a BERT whose token embeddings may be smaller than D."""
     width = config.size("embedding_size")
     plain = encoder(config, token_types=config.size("type_vocab_size"))
-    if config.head() == "PreTraining":  # a discriminator with one logit per token
+    if config.head() == "PreTraining":  # A discriminator with one logit per token.
         options: dict[str, Any] = {"flat": True, "dense": True, "activation": plain.activation}
         top: Head | None = Head(1, bias=True, classes=True, **options)
     else:
@@ -79,7 +79,7 @@ def electra(config: Config) -> Design:
 
 
 def _narrow(top: Head | None, width: int) -> Head | None:
-    """Return the head; if it predicts words, its word vectors get the size `width`."""
+    """Return the head; if the head predicts words, set the size of its word vectors to `width`."""
     return replace(top, width=width) if top is not None and top.norm else top
 
 
@@ -100,9 +100,9 @@ def albert(config: Config) -> Design:
 def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
     """Yield `(first, group, part)` for each layer in the network.
 
-    `first` is the first layer in the network with the same parameters, `group` is the index of the
-    layer's group, and `part` is the layer's index in the group. For each layer in the config, the
-    network runs all layers of a group.
+    `first` is the index of the first layer with the same parameters. `group` is the index of the
+    layer's group. `part` is the layer's index in its group. For each layer in the config, the
+    network runs all layers of one group.
     """
     count, groups = config.layers(), config.size("num_hidden_groups")
     if groups > count:
@@ -119,7 +119,7 @@ def _albert_groups(config: Config) -> Iterator[tuple[int, int, int]]:
 
 
 def _albert_names(names: PartNames, config: Config) -> PartNames:
-    """Return the names of all layers: replace each `*` by the number of a group or a layer."""
+    """Return the parameter names: `*` in `names` becomes the number of a group or a layer."""
     return {
         ours.replace("*", str(first)): str(theirs)
         .replace("*", str(group), 1)
@@ -150,7 +150,7 @@ def _behind_padding(shared: Design, padding: int, config: Config) -> Design:
 
 
 def mpnet(config: Config) -> Design:
-    """Return the design of an MPNet: a RoBERTa without segments, with relative biases."""
+    """Return the design of an MPNet: a RoBERTa with relative position biases, without segments."""
     buckets = Buckets(32, 128)
     config.only(
         "relative_attention_num_buckets", buckets.count
@@ -183,9 +183,9 @@ def modernbert(config: Config) -> Design:
 
 
 def _modernbert_layers(config: Config) -> tuple[Attention, ...]:
-    """Return each layer's attention: every third layer sees all tokens, the others a window.
+    """Return each layer's attention: by default, two of three layers have a window.
 
-    The rotary bases of layers with and without windows may differ.
+    The base of the rotary positions may differ between layers with and without a window.
     """
     _, heads, size = config.heads()
     every = config.size("global_attn_every_n_layers")

@@ -74,7 +74,9 @@ def gpt_neo(config: Config) -> Design:
 
 
 def gpt_neo_kinds(config: Config, count: int) -> list[str]:
-    """Return "global" or "local" for each layer, from pairs [list of kinds, repetitions].
+    """Return "global" or "local" for each layer, from the key `attention_types`.
+
+    The key holds pairs: a list of kinds, and how often the list is repeated.
 
     >>> types = [[["global", "local"], 1], [["global"], 1]]
     >>> gpt_neo_kinds(Config({"attention_types": types}, "config.json"), 3)
@@ -92,7 +94,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
         fine = fine and is_whole(pair[1]) and 0 <= pair[1] * len(pair[0]) <= count - len(kinds)
         kinds += [*pair[0]] * pair[1] if fine else []
     config.need(fine and len(kinds) == count, "attention_types", types, must, 80)
-    again = config.given("attention_layers", kinds)  # old files repeat the kinds here
+    again = config.given("attention_layers", kinds)  # Old files repeat the kinds here.
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
@@ -123,7 +125,7 @@ def gptj(config: Config) -> Design:
 
 
 def gpt_neox(config: Config) -> Design:
-    """Return the design of a GPT-NeoX: attention and MLP in parallel, 25% of each head rotated."""
+    """Return the design of a GPT-NeoX: attention and MLP in parallel, and partly rotated heads."""
     layer, bias = attention(config), config.flag("attention_bias")
     config.only("head_dim", layer.head_size, None)
     base = config.positive("rotary_emb_base")
@@ -143,7 +145,7 @@ def gpt_neox(config: Config) -> Design:
 
 
 def opt(config: Config) -> Design:
-    """Return the design of an OPT: positions skip masked tokens and begin at row 2 of the table."""
+    """Return the design of an OPT: masked tokens have no position, and position 0 is row 2."""
     plain = decoder(config, hidden=config.size("intermediate_size"))
     dim, first, top = plain.dim, 2, plain.head
     embedded = config.size_or_none("word_embed_proj_dim") or dim
@@ -177,7 +179,7 @@ def opt(config: Config) -> Design:
 
 
 def bloom(config: Config) -> Design:
-    """Return the design of a BLOOM: scores that decrease with distance (ALiBi), no positions."""
+    """Return the design of a BLOOM: scores that decrease with distance (ALiBi)."""
     plain = decoder(
         config,
         layers=attention(config, alibi=True),
@@ -197,7 +199,7 @@ def bloom(config: Config) -> Design:
 
 
 def _by_head(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names for files that store each head's Q, K and V side by side."""
+    """Return the parameter names; the files store Q, K and V of head 0, then of head 1, ..."""
     heads = config.size("num_attention_heads")
     return {
         ours: replace(theirs, groups=heads) if isinstance(theirs, Fused) else theirs

@@ -60,7 +60,7 @@ class AttentionOnly(Block):
 
 @dataclass(frozen=True, kw_only=True)
 class Lesson(Design):
-    """The design of the model in lessons: one attention layer without residual connections.
+    """The design of a model for lessons: one attention layer without residual connection.
 
     Attributes:
         sinusoidal: whether the model adds sinusoidal positions.
@@ -97,7 +97,7 @@ def lesson(config: Config) -> Lesson:
     )
 
 
-# no MLP, so the activation has no effect
+# Without an MLP, the activation has no effect.
 _ATTENTION_ALONE: dict[str, Any] = {"hidden": 0, "activation": "relu", "eps": 1e-5}
 _ATTENTION_ALONE |= {"qkv_bias": False, "out_bias": False}
 

@@ -38,8 +38,8 @@ def attention(config: Config, **fields: Any) -> Attention:
 def windows(config: Config, every: int) -> tuple[int | None, ...]:
     """Return the window of each layer, in tokens; None for a layer that sees all tokens.
 
-    By default, one layer in `every` sees all tokens: the last layer of each group of `every`
-    layers.
+    By default, layers `every`, `2 * every`, ... (counted from 1) see all tokens, and the other
+    layers have windows.
     """
     turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)
@@ -98,7 +98,7 @@ def mistral(config: Config) -> Design:
 
 
 def qwen2(config: Config) -> Design:
-    """Return the design of a Qwen2: biases for Q, K and V; the last layers may have windows."""
+    """Return the design of a Qwen2: Q, K and V have biases; the last layers may have windows."""
     config.only("use_mrope", False, None)
     return decoder(config, _last_windowed(config, attention(config)), qkv_bias=True)
 
@@ -116,7 +116,10 @@ def _window(config: Config) -> int | None:
 
 
 def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
-    """Return the attention of each layer of a Qwen; layers >= `max_window_layers` have windows."""
+    """Return the attention of each layer of a Qwen.
+
+    By default, layer `max_window_layers` and all later layers have windows.
+    """
     window, first = _window(config), config.whole("max_window_layers")
     numbers = range(config.layers())
     kinds = config.kinds([FULL if window is None or n < first else SLIDING for n in numbers])
@@ -129,11 +132,14 @@ def _last_windowed(config: Config, layer: Attention) -> list[Attention]:
 
 
 def olmo2(config: Config) -> Design:
-    """Return the design of an OLMo 2: norms after sublayers, and norms of Q and K across heads."""
+    """Return the design of an OLMo 2.
+
+    A norm follows each attention and each MLP. Queries and keys are normalised over all heads.
+    """
     return decoder(config, attention(config, qk_norm="width"), norms="behind", **biases(config))
 
 
-# in early files, "su" and "yarn" mean "longrope"
+# In early files, "su" and "yarn" mean "longrope".
 _PHI3_KINDS = {"default": "default", **dict.fromkeys(("longrope", "su", "yarn"), "longrope")}
 
 
@@ -147,7 +153,7 @@ def phi3(config: Config) -> Design:
 
 
 def _phi3_names(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names; one tensor holds Q, K and V, and Q and K may differ in size."""
+    """Return the parameter names: one tensor holds Q, K and V, with the sizes from the config."""
     heads = config.size("num_attention_heads")
     kv_heads = config.size_or_none("num_key_value_heads") or heads
     shares = (heads, kv_heads, kv_heads)
@@ -155,11 +161,11 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 
 
 def gemma(config: Config) -> Design:
-    """Return the design of a Gemma: a Llama with wide heads, and norms that add 1 to weights."""
+    """Return the design of a Gemma: a Llama with GELU, and norms that add 1 to their weights."""
     config.only("use_bidirectional_attention", False, None)
-    config.size("head_dim")  # raises an error if `head_dim` is null
+    config.size("head_dim")  # This call raises an error if `head_dim` is null.
     activation = config.activation("hidden_act")
-    if config.values.get("hidden_act") == "gelu":  # early files say "gelu" for "gelu_tanh"
+    if config.values.get("hidden_act") == "gelu":  # Early files say "gelu" for "gelu_tanh".
         activation = "gelu_tanh"
     return gemma_decoder(config, attention(config), activation=activation)
 
@@ -171,20 +177,20 @@ def gemma_decoder(config: Config, layers: Attention | Sequence[Attention], **fie
 
 
 def gemma2(config: Config) -> Design:
-    """Return the design of a Gemma 2: soft caps on scores and logits, alternating windows."""
+    """Return the design of a Gemma 2: capped scores and logits; every second layer has a window."""
     config.only("use_bidirectional_attention", False, None)
     scores = {
         "is_causal": True,
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,
         "softcap": config.positive_or_none("attn_logit_softcapping"),
     }
-    config.size("head_dim")  # raises an error if `head_dim` is null
+    config.size("head_dim")  # This call raises an error if `head_dim` is null.
     full = attention(config, options=scores)
     return _capped(config, [full.within(width) for width in windows(config, 2)])
 
 
 def _capped(config: Config, layers: Sequence[Attention]) -> Design:
-    """Return the design that Gemma 2 and 3 share: pre-norms, post-norms, and capped logits."""
+    """Return the design that Gemma 2 and 3 share: norms before and after parts, capped logits."""
     softcap = config.positive_or_none("final_logit_softcapping")
     plain = gemma_decoder(config, layers, norms="both")
     if plain.head is None or config.head() != "CausalLM":
@@ -193,7 +199,7 @@ def _capped(config: Config, layers: Sequence[Attention]) -> Design:
 
 
 def gemma3_text(config: Config) -> Design:
-    """Return the design of a Gemma 3: windows in five of six layers, normalised Q and K."""
+    """Return the design of a Gemma 3: five of six layers have windows; Q and K are normalised."""
     config.only("attn_logit_softcapping", None)
     config.only("use_bidirectional_attention", False, None, True)
     keys = {FULL: OlderKeys("rope_theta", 1e6)}
@@ -267,10 +273,10 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 def gpt_oss(config: Config) -> Design:
     """Return the design of a GPT-OSS: experts, and one attention sink per head."""
     config.only("hidden_act", "silu")
-    config.size("head_dim")  # raises an error if `head_dim` is null
+    config.size("head_dim")  # This call raises an error if `head_dim` is null.
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # old files also give `top_k` here
+    config.only("experts_per_token", top_k, None)  # Old files repeat `top_k` here.
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

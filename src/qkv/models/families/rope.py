@@ -15,16 +15,16 @@ from qkv.models.network.rope_scaling import Dynamic, Linear, Llama3, LongRope, P
 
 
 class RotaryDefaults(NamedTuple):
-    """The values that a family uses for keys of rotary positions that a config lacks.
+    """The values of rotary positions in a family whose config lacks their keys.
 
     Attributes:
         base: the base, if the config has no `rope_theta`.
         table: the value of `rope_parameters`, if the config has neither this key nor
             `rope_scaling`.
-        partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`;
-            None for families that always rotate whole heads.
-        spellings: maps each `rope_type` that this family uses to a kind of scaling, such as "su" to
-            "longrope"; empty if the family uses the usual names of kinds.
+        partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`.
+            In families that always rotate whole heads, it is None.
+        spellings: maps the family's own names for kinds of scaling to qkv's names, such as "su" to
+            "longrope". It is empty if both names are the same.
     """
 
     base: float = 10000.0
@@ -69,7 +69,7 @@ def read_rotary(config: Config, size: int, defaults: RotaryDefaults = _USUAL) ->
 
 
 class OlderKeys(NamedTuple):
-    """The keys for one kind of layer in older configs, e.g. for layers with windows.
+    """The rotary keys of older configs for one kind of layer, e.g. for layers with windows.
 
     Attributes:
         theta: the key that holds the base.
@@ -120,8 +120,8 @@ class _Sizes(NamedTuple):
     """The sizes of a model that determine the scaling of its rotary positions."""
 
     dims: int
-    positions: int  # the value of max_position_embeddings
-    original: int | None  # original_max_position_embeddings at the top of the config
+    positions: int  # The value of max_position_embeddings.
+    original: int | None  # The value of original_max_position_embeddings outside rope_parameters.
 
     @classmethod
     def of(cls, config: Config, dims: int, original: int | None) -> "_Sizes":
@@ -134,11 +134,11 @@ class _Sizes(NamedTuple):
         return cls(dims, config.size("max_position_embeddings"), original)
 
 
-Kind = Callable[[Config, _Sizes], Scaling | None]  # a function that reads one kind of scaling
+Kind = Callable[[Config, _Sizes], Scaling | None]  # A function that reads one kind of scaling.
 
 
 def _inner(config: Config, key: str, table: Mapping[str, Any]) -> Config:
-    """Return the JSON object `table`, found at `key`, as a `Config` of its own.
+    """Return a new `Config` with the entries of `table`, the JSON object at the key `key`.
 
     If the object lacks `partial_rotary_factor`, the value comes from the model's config.
     """
@@ -179,7 +179,7 @@ def _rotary(table: Config, base: float, sizes: _Sizes, own: RotaryDefaults = _US
 
 
 def _rotated(config: Config, size: int, default: float) -> int | None:
-    """Return the number of rotated dimensions of a head with `size` dimensions; None for all."""
+    """Return how many of a head's `size` dimensions are rotated; None if all are rotated."""
     part = config.positive_or_none("partial_rotary_factor") or default
     dims = int(size * part)
     if part > 1 or dims < 2 or dims % 2:
@@ -199,7 +199,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """Return the value at a key, a number above 0; raise an error if the key is missing."""
+    """Return the number at a key; raise an error if it is missing or not above 0."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: {key} is missing: add it")
     return config.positive(key, 1.0)
@@ -230,7 +230,7 @@ def _dynamic(config: Config, sizes: _Sizes) -> Scaling:
 
 def _yarn(config: Config, sizes: _Sizes) -> Scaling:
     limit = _original(config, sizes)
-    if "factor" not in config.values:  # a factor of null is allowed
+    if "factor" not in config.values:  # The value null is allowed.
         raise ModelError(f"{config.source}: factor is missing: add it")
     factor = config.positive_or_none("factor") or sizes.positions / limit
     scale = config.positive_or_none("attention_factor")
@@ -291,7 +291,7 @@ _KINDS: Mapping[str, Kind] = {
     "llama3": _llama3,
     "proportional": _proportional,
 }
-# Keys that qkv ignores. "finetuned" describes the training. In old files,
-# "original_max_position_embeddings" also stands beside kinds of scaling that do not use it.
+# Keys that qkv ignores. "finetuned" describes the training. Old files contain
+# "original_max_position_embeddings" even if their kind of scaling does not use this key.
 _HARMLESS = frozenset({"finetuned", "original_max_position_embeddings"})
-_LARGEST = 2**16  # the maximum number of dimensions of a head
+_LARGEST = 2**16  # The maximum number of dimensions of a head.

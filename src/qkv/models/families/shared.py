@@ -18,21 +18,22 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     begins with _ is not a family; other tables extend it.
 
     Keys:
-        like: the name of the table that this table extends. Lists are joined to the lists of that
-            table; other values replace the values of that table.
+        like: the name of the table that this table extends. The table gets the other table's
+            entries; its own lists are added to those, and its other values replace those.
         defaults: the values for keys missing in a config, as in transformers.
-        spellings: a key's names in this family, the usual name first; [] if the key is unused.
-        names: qkv's name of each part -> the name in the model's files.
-        block: qkv's name of each part of a block -> the end of the name in the files.
+        spellings: maps each key to its names in this family, the usual name first. If the family
+            does not use the key, the list of names is empty.
+        names: maps qkv's name of each part to the part's name in the model's files.
+        block: maps qkv's name of each part of a block to the end of the part's name in the files.
         layer: the beginning of a block's names in the files; `*` stands for the block's number.
-        fused: tensors in the files that each hold several parts of a block.
-        heads: the names of a head's parts, for each kind of head that does not predict words.
+        fused: maps each tensor that holds several parts of a block to qkv's names of these parts.
+        heads: maps each kind of head that does not predict words to the names of its parts.
 
     Args:
         file: the name of a TOML file in this folder.
         designs: for each family, the function that turns a config into a design.
-        renames: for some families, a function that takes the table's names and a config, and
-            returns all names.
+        renames: functions for families whose parameter names depend on the config. A function
+            takes the names in the table and a config, and returns all names.
     """
     text = Path(__file__).with_name(file).read_text(encoding="utf-8")
     tables: dict[str, dict[str, Any]] = {}
@@ -103,5 +104,5 @@ def stack(config: Config, **own: Any) -> dict[str, Any]:
     fields |= {name: read() for name, read in readers.items() if name not in fields}
     fields.setdefault("positions", 0 if rotaries else fields["max_seq_length"] or 0)
     if "max_seq_length" not in own and any(isinstance(one.scaling, Dynamic) for one in rotaries):
-        fields["max_seq_length"] = None  # with dynamic scaling, a text may have any length
+        fields["max_seq_length"] = None  # With dynamic scaling, a text may have any length.
     return fields

@@ -19,7 +19,7 @@ FEEDS = {
 
 def t5(config: Config) -> Design | Seq2SeqDesign:
     """Return the design of a T5."""
-    tied = config.flag("tie_word_embeddings")  # false for T5 1.1: its head has a matrix of its own
+    tied = config.flag("tie_word_embeddings")  # In T5 1.1, the head has its own matrix.
     return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 
@@ -33,7 +33,8 @@ def both(config: Config, *, scaled: bool = False) -> Design | Seq2SeqDesign:
     gated, activation = config.choice("feed_forward_proj", FEEDS)
     heads, size = config.size("num_attention_heads"), config.size("head_dim")
     buckets = config.size("relative_attention_num_buckets", least=4)
-    # half of the buckets hold one distance each, so the maximum distance must be above buckets / 2
+    # In the decoder, the first half of the buckets hold one distance each. The other buckets hold
+    # larger distances, so the maximum distance must be above buckets / 2.
     furthest = config.size("relative_attention_max_distance", least=buckets // 2 + 1)
     layers = config.layers()
     same = config.size_or_none("num_decoder_layers") is None

@@ -13,7 +13,7 @@ from qkv.models.network.head import Head
 
 
 def cut(config: Config) -> dict[str, Any]:
-    """Return the fields of a design for the sizes of images and patches."""
+    """Return the fields of a design that hold the sizes of images and patches."""
     image, part = config.pair("image_size"), config.pair("patch_size")
     if part[0] > image[0] or part[1] > image[1]:
         raise ModelError(
@@ -52,7 +52,7 @@ def vit(config: Config) -> VisionDesign:
 
 
 def dinov2(config: Config) -> VisionDesign:
-    """Return the design of a DINOv2: scaled outputs of attention and MLP, images of any size."""
+    """Return the design of a DINOv2: it scales outputs of attention and MLP, and takes any size."""
     parts = cut(config)
     image, patch = parts["image"], parts["patch"]
     rows, columns = image[0] // patch[0], image[1] // patch[1]
@@ -84,7 +84,7 @@ def _dinov2_names(names: PartNames, config: Config) -> PartNames:
     return {**names, **fused(f"{mlp}weights_in", *parts), **down}
 
 
-_OLD_END = 2  # a wrong id of the end token, in early configs
+_OLD_END = 2  # Early configs have this wrong id of the end token.
 
 
 def clip_text(config: Config) -> Design:
@@ -119,7 +119,7 @@ def clip_vision(config: Config) -> VisionDesign:
 
 
 def _projection(config: Config, **fields: Any) -> Head:
-    """Return a tower's head; it projects if the model's class ends with "WithProjection"."""
+    """Return a tower's head; it has a projection if the class ends with "WithProjection"."""
     projects = config.architecture().endswith("WithProjection")
     outputs = config.size("projection_dim" if projects else "hidden_size")
     return Head(outputs, embeds=True, projects=projects, **fields)
@@ -154,7 +154,7 @@ def _tower(side: str) -> Family:
 
 
 def _tower_values(config: Config, side: str) -> dict[str, Any]:
-    """Return a tower's config as the config of a separate model.
+    """Return a tower's config, completed so that the tower can be read as a model by itself.
 
     Old files have two configs per tower, e.g. `text_config` and `text_config_dict`. As in
     transformers, the design reads only the second config, with defaults for missing keys. The other

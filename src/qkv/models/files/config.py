@@ -26,7 +26,7 @@ HARMLESS = frozenset({
     *("sbert_ce_default_activation_function", "sentence_transformers"),  # keys for `rank`
     *("use_cache",),
 })  # fmt: skip
-# Keys that can change a forward pass in any family, with the values that leave it unchanged.
+# Keys that can change a forward pass, with the values for which it does not change.
 NEUTRAL: Mapping[str, Collection[Any]] = {
     "add_cross_attention": (False, None),
     "cross_attention_hidden_size": (None,),
@@ -60,8 +60,8 @@ MOST_LAYERS = 10_000
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
-_MOST_WHOLE = 2**31 - 1  # the largest integer that a config may hold
-_LEAST, _MOST = 1e-30, 1e30  # float32 can hold these numbers and their inverses
+_MOST_WHOLE = 2**31 - 1  # The largest integer that a config may hold.
+_LEAST, _MOST = 1e-30, 1e30  # The type float32 can hold these numbers and their inverses.
 
 
 @dataclass(eq=False)
@@ -72,8 +72,8 @@ class Config:
         values: the JSON object.
         source: the name of the file in errors.
         defaults: the values for keys missing in the config.
-        spellings: the names of each key in this family, the usual name first. An empty list marks a
-            key that the family does not use; the key keeps its default.
+        spellings: the names of each key in this family, the usual name first. If the family does
+            not use a key, the list is empty, and the key has its default value.
 
     Attributes:
         used: the keys that were read.
@@ -193,7 +193,7 @@ class Config:
         return len(self.table("id2label")) or self.size("num_labels", 2)
 
     def spelling(self, *keys: str) -> str:
-        """Return the key out of `keys` that the config has; by default, return the first of `keys`.
+        """Return the first of `keys` that the config has; if it has none, return `keys[0]`.
 
         >>> Config({"hidden_size": 12}, "config.json").spelling("n_embd", "hidden_size")
         'hidden_size'
@@ -213,14 +213,14 @@ class Config:
         return self.spelling(*self.spellings.get(key, (key,)))
 
     def choice(self, key: str, choices: Mapping[str, Choice], default: str | None = None) -> Choice:
-        """Return the entry of `choices` whose key is the value in the config."""
+        """Return `choices[value]`, where `value` is the config's value at `key`."""
         key, value = self._get(key, default)
         known = isinstance(value, str) and value in choices
         self._support(known, f"{key} is {value!r:.80}", choices)
         return choices[value]
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Raise an error unless the value is in `allowed`, which begins with the default."""
+        """Raise an error unless the value is in `allowed`; the default value is `allowed[0]`."""
         key, value = self._get(key, allowed[0])
         self._support(value in allowed, f"{key} is {value!r:.80}", map(repr, allowed))
 
@@ -239,7 +239,7 @@ class Config:
         return dict(value)
 
     def kinds(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the `layer_types` of the config, one for each layer; by default `default`.
+        """Return the config's `layer_types`, one per layer; if they are missing, return `default`.
 
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
@@ -292,7 +292,7 @@ class Config:
             fine: whether the value is allowed.
             key: the name of the key.
             value: the value in the file.
-            must: the allowed values, named in the error.
+            must: the allowed values, as the error names them.
             most: the maximum number of characters of the value in the error.
         """
         if not fine:
@@ -300,7 +300,7 @@ class Config:
             raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
-        """Raise an error about a key and its value, named in `text`, unless `fine` is True."""
+        """Raise an error unless `fine`; `text` names the key and its value."""
         if not fine:
             raise ModelError(
                 f"{self.source}: {text}, which qkv does not support: qkv knows {', '.join(known)}"
@@ -317,7 +317,7 @@ class Config:
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """Say why a folder is not a model, and what to do; `file` is the file that the user gave."""
+    """Say why a folder is not a model, and what to do; `file` is a file that the user gave."""
     files = [] if file is None else [file]
     files += sorted(path for path in folder.glob("*") if path.is_file())
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]

@@ -18,10 +18,10 @@ from qkv.models.files.short_names import SHORT_NAMES, Known
 
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _REVISION = re.compile(r"\w[\w.-]*(/\w[\w.-]*)*")
-DATA = Path(__file__).parents[2] / "data"  # the files that come with qkv
+DATA = Path(__file__).parents[2] / "data"  # The files that come with qkv.
 DEFAULT = "books"
-WRITER = "books-decoder"  # the default model of `qkv generate`
-_EARLIER = ("wordnet", "wordnet-decoder")  # old models, which the next release removes
+WRITER = "books-decoder"  # The default model of `qkv generate`.
+_EARLIER = ("wordnet", "wordnet-decoder")  # Old models, which the next release removes.
 
 
 def shipped() -> dict[str, Path]:
@@ -34,10 +34,10 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
     """Return the folder of a model, given its path or name; download the model if needed.
 
     Args:
-        name: a folder, a short name such as "minilm", the name of a model that comes with qkv, such
-            as "books", or a Hub id ("organisation/name"). qkv searches for a short name or a Hub id
-            in the Hugging Face cache, then in installed packages, then on the Hub.
-        revision: a branch, tag or commit; with a revision, qkv does not search installed packages.
+        name: a folder, a Hub id ("organisation/name"), a short name such as "minilm", or the name
+            of a model that comes with qkv, such as "books". If it is a short name or a Hub id, qkv
+            searches the Hugging Face cache, then installed packages, then the Hub.
+        revision: a branch, tag or commit. With a revision, qkv does not search installed packages.
         download: whether to download the model from the Hub.
 
     Raises:
@@ -97,7 +97,7 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
 
 
 def places() -> list[tuple[str, str, Path | None]]:
-    """Return `(name, source, folder)` for each source of each model.
+    """Return `(name, source, folder)` for each model and each source, such as a package.
 
     The folder is None if the source does not have the model. Models that come with qkv are first,
     then models with a short name, then the other models in the Hugging Face cache. This function
@@ -139,7 +139,7 @@ def cache_folder() -> Path:
             return Path(os.path.expanduser(os.environ[variable]))
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
     home = Path(os.environ.get("HF_HOME") or caches / "huggingface")
-    return Path(os.path.expanduser(home)) / "hub"  # without a home folder, "~" stays in the path
+    return Path(os.path.expanduser(home)) / "hub"  # Without a home folder, "~" stays in the path.
 
 
 def cached(hub_id: str, revision: str | None = None) -> Path | None:
@@ -188,7 +188,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
-    """Download a model from the Hub; the error names each source in which qkv searched."""
+    """Download a model from the Hub; if that fails, the error names every source that qkv tried."""
     tried = f"not in the Hugging Face cache ({cache_folder()}{why})"
     ways = "give the path of a local folder"
     if known is not None:
@@ -199,7 +199,7 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
     try:
         hub = need("huggingface_hub", "hub")
         folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
-    except Exception as error:  # from the Hub's library, HTTP or the operating system
+    except Exception as error:  # The Hub's library, HTTP or the operating system failed.
         raise FileNotFoundError(
             f"load: {name} was not found: {tried}, and not downloaded from the Hub as {hub_id} "
             f"({first_line(error)}). Try one of these: {ways}"
