@@ -47,7 +47,8 @@ class Best:
         """Find the entries of `values` (B, n) that are among their unit's largest values so far.
 
         Returns:
-            The row index (text) and the column index (unit, relative to `units`) of each entry.
+            `(rows, columns)`: the index of each entry's text, and of its unit, counted from the
+            first of `units`.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
         fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
@@ -252,9 +253,9 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     Raises:
         TypeError: a text is neither a string nor ids, `model` is not a model, or `top` is not an
             integer.
-        ValueError: `of` is not one activation of one layer with one row per token; `top` is
-            below 1; the model is not a text encoder or decoder; or an id is outside the model's
-            vocabulary.
+        ValueError: `of` names several activations, or an activation without one row per token;
+            `top` is below 1; the model is not a text encoder or decoder; or an id is outside the
+            model's vocabulary.
         KeyError: the activation does not exist.
 
     Source:
@@ -314,8 +315,8 @@ class HeadExample(_InText):
         text: the given text, as a string or token ids (T,).
         tokens: the token strings.
         query: the position of the query.
-        key: the position of the key that determines the value. If several keys determine the value,
-            `key` is the position with the largest weight. For the entropy, `key` is None.
+        key: the position whose weight is the value. If the value is a sum of weights, `key` is the
+            position with the largest of these weights. For the entropy, `key` is None.
         weights: (T,), the weights of the query.
     """
 
@@ -413,16 +414,18 @@ class HeadScan:
 def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) -> HeadScan:
     """Measure all heads over many texts; keep the texts with the largest values.
 
-    Each text is read once. Memory does not depend on the number of texts, and grows linearly with
-    the length of a text: weights are measured as soon as they are computed, and `top_k` texts are
-    kept per head and measure. A run stops after the weights of the last layer. Texts are truncated
-    as in `trace`, and a warning gives the number of truncated texts.
+    Each text is read once. Weights are measured as soon as they are computed, and only `top_k`
+    texts are kept per head and measure. So memory does not depend on the number of texts, and grows
+    linearly with the length of a text. The model's computation stops at the attention weights of
+    the last layer. Texts are truncated as in `trace`, and a warning gives the number of truncated
+    texts.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
         of: the measures of `head_scores`, or "strongest", the largest weight on one position.
-            "strongest" ignores special tokens and the first position, to which idle heads attend.
+            "strongest" ignores special tokens and the first position, because heads that do nothing
+            attend to them.
         top_k: the number of examples to keep per head and measure, at least 1.
 
     Returns:

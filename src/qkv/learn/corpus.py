@@ -27,7 +27,7 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Source(Protocol):
-    """An endless source of token sequences; the state of a source determines its next sequences."""
+    """An endless source of token sequences. Its state determines which sequences come next."""
 
     def take(self) -> Array:
         """Return the next sequence, (T,) integers."""
@@ -40,7 +40,7 @@ class Source(Protocol):
 
 
 class Sequences:
-    """Sequences in memory, which repeat endlessly; each round has a new random order.
+    """An endless source of sequences in memory. Each pass over them has a new random order.
 
     Args:
         sequences: arrays of token ids, integers (T,).
@@ -63,7 +63,7 @@ class Sequences:
         return self._sequences[next(self._orders)]
 
     def _from_here(self) -> Iterator[int]:
-        """Yield indices of sequences, beginning at the current state; update the state."""
+        """Yield indices of sequences, from the current state on; update the state at each index."""
         while True:
             rng = np.random.default_rng([self._seed, self._epoch])
             for number in rng.permutation(len(self._sequences))[self._next :]:
@@ -101,7 +101,7 @@ class Location:
 
 @dataclass(frozen=True)
 class Line:
-    """A line with its line end, or a part of a very long line; `last` marks the end of a file."""
+    """A line with its line end, or a part of a very long line. `last`: the file ends here."""
 
     text: str
     last: bool
@@ -113,7 +113,7 @@ class Files:
     Attributes:
         paths: the paths of the files.
         sizes: the number of bytes in each file.
-        named: the phrase that names the files in errors, for example a path.
+        named: how error messages name the files, for example by a path.
 
     Raises:
         ValueError: no file is given, or all files are empty.
@@ -243,7 +243,7 @@ class Corpus:
         return next(self._sequences)
 
     def _from_here(self) -> Iterator[Array]:
-        """Yield the sequences, beginning at the current state; update the state."""
+        """Yield sequences, from the current state on; update the state at each sequence."""
         kept, count = None, 1
         while True:
             if kept != self._begin:  # a single block stays in memory
@@ -317,7 +317,7 @@ def paragraphs(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def running(tokenizer: Tokenizer, length: int) -> Cut:
-    """Cut text into parts of `length` + 1 tokens, including line ends.
+    """Cut text into parts of `length` + 1 tokens. Line ends are kept and become tokens too.
 
     The last token of a part is also the first token of the next part, so that the model predicts
     every token. If the tokenizer has an end-of-text token, this token ends each file.
@@ -337,7 +337,7 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
-    """Yield the ids of texts; small batches let Python react to signals."""
+    """Yield the ids of texts, in small batches: Python handles signals only between batches."""
     for part in parts_of(texts, _LONGEST_LINE):
         yield from tokenizer.ids_batch(part)
 
