@@ -149,7 +149,7 @@ class Core:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; for qkv's own classes, raise an error if the attribute is unknown."""
+        """Set an attribute; raise an error if it is unknown, unless a user's subclass sets it."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             public = (known for known in dir(self) if not known.startswith("_"))
@@ -202,7 +202,8 @@ class Core:
     def network(self) -> Transformer:
         """The network.
 
-        For an encoder-decoder model, it is the encoder, and its attribute `decoder` is the decoder.
+        In an encoder-decoder model, this network is the encoder, and the decoder is
+        `network.decoder`.
         """
         return self._network
 
@@ -226,15 +227,15 @@ class Core:
 
     @property
     def sentence(self) -> Sentence:
-        """The settings for texts and their vectors, read from the model's files."""
+        """The settings for texts from the model's files, e.g. prompts, lower case and pooling."""
         return self.reader.sentence
 
     @property
     def max_seq_length(self) -> int | None:
         """The maximum number of tokens in a text, including special tokens; None for no limit.
 
-        You can set this attribute, up to the model's number of positions. If the model has routes,
-        the new limit applies to all routes.
+        You can set this attribute, up to the model's number of positions. If the model has several
+        routes (e.g. for queries and for documents), the new limit applies to all of them.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -275,8 +276,8 @@ class Core:
 
         The matrix that turns vectors into logits, `W_U` (D, V) in TransformerLens, is
         "head.out_proj.weight". In some models (BERT, GPT-2, Gemma and others), `W_U` is the
-        transposed token table, `model.parameters["embed.weight"].T`. Gemma scales the table's rows
-        to embed tokens; it uses the unscaled rows to compute logits.
+        transposed token table, `model.parameters["embed.weight"].T`. Gemma multiplies the rows of
+        this table by a factor to embed tokens, but not to compute logits.
         """
         return Parameters(self._weights.parameters, self._changed)
 
@@ -325,7 +326,7 @@ class Core:
         return model
 
     def _read_as(self, sentence: Sentence) -> Self:
-        """Return a copy with other settings for texts; both models share their arrays."""
+        """Return a copy of the model with other settings for texts; the two share their arrays."""
         model = copy(self)
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
@@ -345,7 +346,10 @@ class Core:
 
     @property
     def head(self) -> BuiltHead | None:
-        """The layers from the blocks' output to logits or one vector; None without a head."""
+        """The layers that turn the last block's output into logits or one vector.
+
+        A model without a head has None here.
+        """
         network = self.network
         return network.decoder.head if isinstance(network, EncoderDecoder) else network.head
 
@@ -513,7 +517,7 @@ class Core:
         return Run(rows, cu_lengths, {} if record is None else record.arrays)
 
     def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> Fitted:
-        """Check edits against this model and a batch; `others` are further arguments of `fit`."""
+        """Check that edits fit this model and a batch; `others` are passed on to `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:

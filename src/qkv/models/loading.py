@@ -32,7 +32,7 @@ from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # the endings of class names of models without a head
+_BARE = ("Model", "Encoder", "Backbone")  # a class with such an ending has no head
 
 
 @advising("load", LOADING)
@@ -50,9 +50,10 @@ def load(
             The default is the value of the environment variable `QKV_MODEL`, or "books" if this
             variable is not set.
         revision: a branch, tag or commit on the Hub; folders have no revisions.
-        dtype: float32, float64 or bfloat16. By default, weights keep the type in the files, and
-            float16 and bfloat16 become float32. With bfloat16, weights take half the memory, matrix
-            products take about half the time, and results have two to three significant digits.
+        dtype: float32, float64 or bfloat16. By default, float16 and bfloat16 weights become
+            float32; other weights keep the dtype of the file. With bfloat16, weights take half the
+            memory, matrix products take about half the time, and results have two to three
+            significant digits.
 
     The files of the weights are mapped into memory. While a model is in use, do not write to its
     files; replace the files instead.
@@ -77,7 +78,7 @@ def load(
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
-        if chosen and len(error.args) == 1:  # an error of qkv, not of the operating system
+        if chosen and len(error.args) == 1:  # qkv raised it, not the operating system
             raise type(error)(f"{error} (the name comes from QKV_MODEL)") from error
         raise
     if Path(name).is_dir():
@@ -147,7 +148,7 @@ def _of_files(folder: Path, name: str, sentence: Sentence, kind: DType | None) -
 def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> Model:
     """Read a static model: a table with one vector per token.
 
-    The file of its tokenizer may set a maximum number of tokens per text.
+    The model's tokenizer.json may set a maximum number of tokens per text.
     """
     home = folder / sentence.home
     config, design, weights = read_static(Tensors(home), kind)
@@ -171,7 +172,7 @@ def _static(folder: Path, name: str, sentence: Sentence, kind: DType | None) -> 
 
 
 def _with_what_is_there(design: Any, names: Names, tensors: Tensors) -> Any:
-    """Return the design, without its head if the files hold no tensor of the head."""
+    """Return the design; remove its head if the files hold no tensor of the head."""
     if type(design) is not Design or design.head is None:
         return design
     if design.head.embeds:
@@ -206,7 +207,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
 
 
 def load_for(texts: Iterable[str], name_or_path: StrPath | None = None) -> Model:
-    """Load a model as `load` does; the vocabulary of "random" is the words of `texts`."""
+    """Load a model as `load` does; for "random", the words of `texts` become the vocabulary."""
     name = os.environ.get("QKV_MODEL") or None if name_or_path is None else name_or_path
     if name == "random" and not Path("random", read.CONFIG).is_file():
         return random_model(texts)
@@ -224,12 +225,10 @@ def _tokenizer(
         tokenizer = kind.from_file(path)
         tokenizer.tokenize("a")  # some broken files load, but cannot split a text
     except BaseException as error:
-        # a panic in the tokenizers library raises a BaseException
+        # if the tokenizers library panics, it raises a BaseException
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = read.first_line(
-            error.__cause__ or error
-        )  # the message without the name of the call
+        reason = read.first_line(error.__cause__ or error)  # without the name of the call
         raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 

@@ -68,7 +68,7 @@ class Model(Core):
 
     @property
     def routes(self) -> Mapping[str, Self]:
-        """The models of all routes, keyed by name; empty without a `Router`; read-only.
+        """The models of all routes, keyed by name; read-only; empty if the model has no `Router`.
 
         `encode`, `encode_query` and `encode_document` choose the route; all other methods use the
         default route, which is this model. To use another route, call its model:
@@ -96,7 +96,9 @@ class Model(Core):
         return self.sentence.similarity
 
     def get_embedding_dimension(self) -> int:
-        """Return the size of the vectors from `encode`; with routes, the size for the first route.
+        """Return the size of the vectors from `encode`.
+
+        If the model has several routes, it is the size of the first route's vectors.
 
         >>> import qkv
         >>> qkv.load("random").get_embedding_dimension()
@@ -144,6 +146,6 @@ class Seq2SeqModel(Model):
 
 
 def handed_on(model: Model, layer: int) -> list[tuple[str, int]]:
-    """Return the names under which a trace may hold a layer's output."""
+    """Return the activations of a trace that hold a layer's output, as pairs (name, layer)."""
     own = "normalized_resid_post" if model.layers[layer].post_norm else "resid_post"
     return [(own, layer), ("resid_pre", layer + 1)][: 1 + (layer + 1 < model.num_layers)]

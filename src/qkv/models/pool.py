@@ -61,7 +61,7 @@ class Pool:
         limits = [route.max_seq_length for route in model._all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # a fork would lack compute threads
+            mp_context=multiprocessing.get_context("spawn"),  # a fork has no compute threads
             initializer=_begin,
             initargs=(self._folder.name, model.name, limits, threads),
         )
@@ -83,7 +83,7 @@ class Pool:
         Args:
             encoder: the options of `Model.encode`.
             texts: any iterable of texts.
-            size: the number of texts in a chunk, the option `chunk_size` of `Model.encode`.
+            size: the number of texts in a chunk; it is the option `chunk_size` of `Model.encode`.
             show: whether to show a progress bar; None shows it on a terminal.
 
         Raises:

@@ -38,7 +38,7 @@ class DecoderCache(KVCache):
     """The key/value cache of a decoder layer, for the decoder's text and for the encoder's text.
 
     Args:
-        window: the window of the self-attention, as `KVCache` takes it.
+        window: the argument `window` of `KVCache`; it limits the keys that a decoder's token sees.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
         key_lengths: the lengths of the encoder's texts, (B,).
@@ -76,7 +76,7 @@ class CrossAttention:
     def remember(self, texts: Encoded, window: Any, record: Recorder | None) -> DecoderCache:
         """Compute the keys and values of the encoder's texts, and return them in a cache.
 
-        `window` is the window of `DecoderCache`. If `record` has edits of keys and values, this
+        `window` is passed on to `DecoderCache`. If `record` has edits of keys and values, this
         method applies the edits. `run` records the edited keys and values.
         """
         rows = narrowed_to(texts.rows, self.parameters)
@@ -188,8 +188,8 @@ class EncoderDecoder(Transformer):
 
         Args:
             ids: (B, L) token ids.
-            mask: (B, L), True at visible tokens. A masked token between visible tokens still counts
-                as a position.
+            mask: (B, L), True at visible tokens. A masked token between visible tokens keeps its
+                position: in the mask 1 0 1, the last token is at position 2.
             texts: the encoder's vectors.
             options: `record`, `top_k` and `stop`, as in `Options`.
         """

@@ -67,8 +67,8 @@ class Mixture:
     Attributes:
         count: E, the number of experts.
         top_k: the number of experts for each token.
-        alpha: the factor in the sigmoid of an expert, as in `Experts`.
-        limit: the number at which an expert clips its gate and its values, as in `Experts`.
+        alpha: the factor in an expert's activation `g * sigmoid(alpha * g)`; see `Experts`.
+        limit: the bound at which an expert clips its intermediate values; see `Experts`.
     """
 
     count: int
@@ -127,13 +127,13 @@ class Design:
         activation: the activation of the MLP.
         eps: the small number that norms add before they divide.
         layers: the attention of each layer.
-        same_as: for each layer, the first layer that uses the same parameters; the number of this
-            first layer is part of the parameters' names. `same_as` is empty if each layer has its
-            own parameters.
+        same_as: for each layer, the number of the first layer with the same parameters. For
+            example, `(0, 0)` means that layer 1 uses the parameters of layer 0, named
+            "blocks.0...". `same_as` is empty if each layer has its own parameters.
         max_seq_length: the maximum number of tokens in a text; None for no limit.
         positions: the number of rows in the table of learned positions; 0 without a table.
         first_position: the row in the table of positions for the first token of a text.
-        padding: the padding token's id if positions skip padding tokens.
+        padding: the id of the padding token; None if positions also count padding tokens.
         counted: whether positions skip masked tokens.
         token_types: the number of rows in the table of segments; 0 without a table.
         embed_dim: E, the size of a row of the embedding tables; None if this size is D. If E is
@@ -143,12 +143,13 @@ class Design:
             the other tables have size D and are added after the projection.
         embed_scale: a factor for the rows of the token table.
         embed_norm: whether the sum of the embeddings is normalised.
-        norms: where the norms of a block are. "before": before each part (attention and MLP).
-            "behind": after each part, before the residual sum. "both": before and after each part.
-            "after": after each residual sum.
-        parallel: whether a block's MLP reads the same input as the attention, instead of the
-            attention's output; this requires norms "before".
-        mlp_norm: whether the MLP has its own norm; parallel parts may share one norm.
+        norms: where the norms of a block are. "before": a norm precedes the attention and the MLP.
+            "behind": a norm follows the attention and the MLP, before the residual sum. "both":
+            norms are at both of these places. "after": a norm follows each residual sum.
+        parallel: whether a block's MLP reads the block's input instead of the sum after the
+            attention, as in GPT-NeoX; this requires norms "before".
+        mlp_norm: whether the MLP has its own norm; if not, it shares the attention's norm, as in
+            GPT-J.
         first_norm: whether the first layer's attention has a norm, if `norms` is "before".
         layer_scale: whether the output of each part is multiplied by a learned vector.
         final_norm: whether a norm follows the last block.
@@ -162,8 +163,8 @@ class Design:
         out_bias: whether the output projection of the attention has a bias.
         mlp_bias: whether the linear layers of the MLP have biases.
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
-        buckets: the buckets of a bias that depends on the distance between tokens; all layers share
-            this bias.
+        buckets: the buckets of the relative position bias, as in T5, which all layers share; None
+            without this bias.
         cross: whether each layer also attends to the encoder's text, between its self-attention and
             its MLP. This cross-attention has as many heads as the self-attention, and its own norm.
         head: the head, which reads the last hidden states; None if the model has no head.
@@ -207,7 +208,7 @@ class Design:
     head: Head | None = None
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
+        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
         size = self.dim if self.embed_dim is None else self.embed_dim
         yield "embed.weight", (self.vocabulary, size)
         if self.embed_dim is not None:
@@ -311,7 +312,7 @@ class Design:
         yield from shapes_of(name, size, bias=self.norm_bias and not self.rms)
 
     def _block(self, number: int, layer: Attention, parameters: Arrays) -> Block:
-        """Build one layer from the parameters whose names contain the layer's number."""
+        """Build layer `number` from the parameters whose names begin with "blocks.{number}."."""
         own = under(parameters, f"blocks.{number}.")
         attn = MultiHeadAttention.from_parameters(
             {n: a for n, a in under(own, "attn.").items() if "_proj." in n},
@@ -387,8 +388,8 @@ class VisionDesign(Design):
         any_size: whether images may have other sizes; the positions of their patches are
             interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
-        batched: whether files store the first token as (1, 1, D) instead of (D,), and the positions
-            as (1, N + 1, D) instead of (N + 1, D).
+        batched: whether the arrays of the first token and of the positions have leading dimensions
+            of 1 in the files, e.g. (1, 1, D) instead of (D,).
     """
 
     last_is_normed: bool = False
@@ -405,7 +406,7 @@ class VisionDesign(Design):
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
+        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
         rows, columns = self.grid
         positions = rows * columns + 1, self.dim
         yield "embed.weight", (1, 1, self.dim) if self.batched else (self.dim,)
@@ -456,7 +457,7 @@ class Seq2SeqDesign:
         return self.encoder.max_seq_length
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
+        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
         for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
             for name, shape in design.shapes():
                 if name != "embed.weight":
@@ -506,7 +507,7 @@ class DualDesign:
         return self.text.last_is_normed
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield each parameter's name and shape, lazily: a config may ask for very many layers."""
+        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
         for tower, design in zip(TOWERS, (self.text, self.vision), strict=True):
             for name, shape in design.shapes():
                 yield f"{tower}.{name}", shape

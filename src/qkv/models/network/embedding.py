@@ -43,10 +43,12 @@ class Embedding:
     Args:
         table: (V, D), one row per token.
         positions: (rows, D), one row per position in a text.
-        token_types: (segments, D), one row per segment; tokens without a given segment use row 0.
+        token_types: (segments, D), one row per segment. If a call gives no segments, all tokens use
+            row 0.
         norm: the norm of the sum of a token's rows.
-        projection: "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,), applied after
-            the norm; needed if the size E of the tables' rows is not D.
+        projection: the linear layer after the norm, from the size E of the tables' rows to D:
+            "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,). It may be empty
+            if E is D.
         projects_first: whether the projection applies only to the rows of the token table. Rows of
             the other tables have size D and are added after the projection.
         scale: a factor for the rows of the token table.
@@ -175,7 +177,7 @@ class Embedding:
 
         In most families, the position of a token is its column. With `padding`, the position is the
         number of earlier tokens that are not padding tokens. With `counted`, the position is the
-        number of earlier tokens that are True in `shown` (B, T); by default, `shown` is `mask`.
+        number of earlier tokens where `shown` (B, T) is True. By default, `shown` is `mask`.
         """
         if self.counted:
             real = mask if shown is None else shown
@@ -198,17 +200,18 @@ class Embedding:
 
 @dataclass(eq=False, kw_only=True)
 class PatchEmbedding(Embedding):
-    """A layer that turns an image into vectors: a first token, then the patches, plus positions.
+    """A layer that turns an image into vectors: one for the whole image, then one per patch.
 
     Args:
         table: D numbers, the vector of the first token.
         positions: (N + 1, D), for the first token and each patch, row by row. `positions` and
-            `table` may have further leading dimensions of 1, which their gradients keep.
-        norm: applied to the sum of vectors and positions.
+            `table` may have leading dimensions of 1, e.g. (1, N + 1, D); their gradients have the
+            same shape.
+        norm: the norm of the sum of vectors and positions.
         weight: (D, C, h, w), the linear layer from a patch to its vector.
         bias: (D,), or None.
-        grid: the numbers of rows and columns of patches in `positions`, if positions are
-            interpolated for other grids.
+        grid: the grid of patches, (rows, columns), that `positions` describes. For an image with
+            another grid, the positions are interpolated. With None, they are not interpolated.
     """
 
     weight: Array
@@ -282,9 +285,9 @@ def unfolded(images: Array, patch: tuple[int, ...]) -> Array:
 
 
 def rows_back(grad: Array, rows: Array, shape: tuple[int, ...]) -> Array:
-    """Return the gradient for a table, given the gradient (n, D) for the rows looked up.
+    """Return the gradient for a table, given the gradient (n, D) for the `n` rows that were read.
 
-    If a row was looked up several times, its gradients are added.
+    If a row was read several times, its gradients are added.
     """
     table = np.zeros(shape, grad.dtype)
     order = np.argsort(rows, kind="stable")
@@ -321,10 +324,10 @@ def resampling(count: int, wanted: int) -> Array:
 
 
 def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Interpolate rows (1 + H * W, D) to a grid of h x w patches, (1 + h * w, D).
+    """Interpolate the positions of a grid of H x W patches for a grid of h x w patches.
 
-    Row 0 belongs to the token before the patches and does not change. For half precision, the
-    result is float32.
+    The table (1 + H * W, D) becomes (1 + h * w, D). Row 0 belongs to the token before the patches
+    and does not change. For a float16 or bfloat16 table, the result is float32.
     """
     by = [resampling(*pair) for pair in zip(grid, wanted, strict=True)]
     rows = _resampled(table[1:], grid, by)
@@ -332,13 +335,13 @@ def for_grid(table: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Ar
 
 
 def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -> Array:
-    """Return the gradient for the table of `for_grid`, given the gradient for the result."""
+    """Return the gradient for `table` in `for_grid`, given the gradient for its result."""
     back = [resampling(*pair).T for pair in zip(grid, wanted, strict=True)]
     return np.concatenate([grad[:1], _resampled(grad[1:], wanted, back)])
 
 
 def _resampled(rows: Array, grid: tuple[int, int], by: list[Array]) -> Array:
-    """Interpolate a grid's rows (H * W, D) to (h * w, D), with matrices (h, H) and (w, W)."""
+    """Multiply a grid of H x W vectors by matrices (h, H) and (w, W): a grid of h x w vectors."""
     kind = compute_type(rows.dtype)
     down, across = (matrix.astype(kind) for matrix in by)
     cells = rows.astype(kind, copy=False).reshape(*grid, -1)

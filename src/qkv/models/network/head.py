@@ -31,14 +31,15 @@ class Head:
     """The steps of a head, in order; by default, a head has only the last projection.
 
     Attributes:
-        outputs: the number of outputs: words (V), classes, or dimensions of a text's vector.
-        tied: whether the weight of the last projection is the token table. If the model's files
-            have a separate matrix, this matrix is the weight.
+        outputs: the size of the output: the number of words (V), of classes, or of dimensions of a
+            vector.
+        tied: whether the weight of the last projection is the token table. A separate matrix in the
+            model's files takes precedence over the token table.
         bias: whether the last projection has a bias.
-        pool: the pooling of a text's vectors to one vector. One of the names in `POOLING`, or one
-            of three others. "patches" is the mean of all tokens after the first token. "cls and
-            mean" (2 D,) joins the first token's vector and this mean. "end" is the vector of the
-            token that ends a text. With None, each token gets logits.
+        pool: the pooling of a text's vectors to one vector: a name in `POOLING`, or "patches", "cls
+            and mean" or "end". "patches" is the mean of all tokens after the first token. "cls and
+            mean" (2 D,) joins the first token's vector and the mean of the other tokens. "end" is
+            the vector of the token that ends a text. With None, each token gets logits.
         end: for the pooling "end", the id of the token that ends a text. The head reads the first
             token with this id; if a text does not have the id, the head reads the text's first
             token. With None, the head reads the first token with the text's largest id.
@@ -191,13 +192,13 @@ class BuiltHead:
         return Gradient(grad, gradients or {})
 
     def _linear(self, name: str, rows: Array) -> Array:
-        """Apply a linear layer of the head; for half precision, the result is float32."""
+        """Apply a linear layer of the head; the result is float32 for weights in half precision."""
         weight, bias = self.parameters[f"{name}.weight"], self.parameters.get(f"{name}.bias")
         return linear(narrowed(rows, weight), weight, bias, wide=True)
 
 
 def _ends(ids: Array, cu: Array, end: int | None) -> Array:
-    """Return the row of the end token of each packed text, (B,); -1 for a text without tokens.
+    """Return the row number of each text's end token, (B,); -1 for a text without tokens.
 
     >>> _ends(np.array([3, 9, 5, 9, 4, 4]), np.array([0, 4, 4, 6]), 9).tolist()
     [1, -1, 4]
@@ -237,7 +238,7 @@ def _pooled(rows: Array, cu: Array, how: str) -> Array:
 
 
 def _others(cu: Array) -> Array:
-    """Return `cu` (B + 1,) of the same texts, after the first token of each text is removed."""
+    """Return the first row of each text (B + 1,) after the removal of every text's first token."""
     return np.cumsum([0, *np.maximum(np.diff(cu) - 1, 0)])
 
 

@@ -37,7 +37,7 @@ POOLING: Mapping[str, Callable[[Array, int], Array]] = {
     "lasttoken": lambda rows, unread: rows[-1],
 }
 
-_SELU = 1.6732632423543772, 1.0507009873554805  # Alpha and scale: Klambauer et al. 2017.
+_SELU = 1.6732632423543772, 1.0507009873554805  # Alpha and scale of SELU (Klambauer et al. 2017).
 EPS = 1e-5  # The default `eps` of LayerNorm in torch.
 
 
@@ -95,7 +95,7 @@ def to_length_one(vectors: Array) -> Array:
 
 @dataclass(frozen=True)
 class Step:
-    """A module after the pooling; this base class returns its input, like Dropout in inference.
+    """The base class of modules after the pooling; it returns its input, like Dropout in inference.
 
     Attributes:
         home: the folder of the module's files, inside the model's folder.

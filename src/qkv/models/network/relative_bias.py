@@ -46,7 +46,7 @@ class Buckets:
         return buckets
 
     def with_table(self, table: Array) -> "RelativeBias":
-        """Return these buckets with a table of biases (count, Hq)."""
+        """Combine these buckets with a table of their biases (count, Hq)."""
         return RelativeBias(self, table)
 
 
@@ -58,9 +58,9 @@ class RelativeBias:
     table: Array  # (count, Hq)
 
     def __call__(self, length: int, keys: int, q_offset: int = 0) -> Array:
-        """Return the bias (1, Hq, L, S) of L queries, the first at position `q_offset`, and S keys.
+        """Return the bias (1, Hq, L, S) of each query and key; query 0 is at position `q_offset`.
 
-        The result is a view of L + S - 1 numbers per head: one number for each distance.
+        To save memory, the result is a view of one number per head and distance.
 
         >>> bias = Buckets(4, 8).with_table(np.array([[0.0], [1.0], [2.0], [3.0]]))
         >>> bias(2, 4)[0, 0]

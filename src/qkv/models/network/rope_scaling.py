@@ -36,14 +36,15 @@ class Dynamic:
     """Dynamic scaling: for texts longer than in training, the base grows with the length.
 
     The base is multiplied by `s**(dims / (dims - 2))`, where
-    `s = factor * length / limit - (factor - 1)`. A length below the limit counts as the limit.
-    The first pair keeps its speed; the speed of the last pair is divided by s.
+    `s = factor * length / limit - (factor - 1)`. If `length` is below `limit`, s is 1. The first
+    pair keeps its speed; the speed of the last pair is divided by s.
 
     Each text is scaled by its own length, so results do not depend on other texts in the batch.
     Only `model(ids)` and `generate` use the length of the longest text in the batch, as
-    transformers does. Cached keys keep their rotation. For texts beyond the limit, a run of the
-    whole text and a run token by token therefore give different results. In qkv, the base of a call
-    depends only on the texts of this call; in transformers, it also depends on earlier calls.
+    transformers does. Cached keys keep their rotation. For a text longer than `limit`, a run of the
+    whole text therefore gives other results than a run of one token at a time. In qkv, the base of
+    a call depends only on the texts of this call; in transformers, it also depends on earlier
+    calls.
 
     Source:
         "NTK-aware" scaling by bloc97, made dynamic by emozilla (2023); Peng et al. 2023, YaRN,
@@ -63,9 +64,10 @@ class Dynamic:
 class Yarn:
     """YaRN: divide the speeds of slow pairs by a factor, keep fast pairs, and blend in between.
 
-    Pair i makes `n = limit * base**(-2i / dims) / (2 pi)` turns in a text of `limit` tokens, the
-    original context length. The blend goes from the pair that makes `fast` turns to the pair
-    that makes `slow` turns; `truncate` rounds the ends of the blend outward to whole pairs.
+    The original context length is `limit` tokens. In a text of this length, pair i makes
+    `n = limit * base**(-2i / dims) / (2 pi)` turns. Pairs with more than `fast` turns keep their
+    speed; the speed of pairs with fewer than `slow` turns is divided by the factor. With
+    `truncate`, both limits are rounded to whole pairs, so that more pairs are blended.
 
     Source:
         Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",
@@ -89,7 +91,7 @@ class Yarn:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, dims - 1)
         if first == last:
-            last += 0.001  # avoids a blend of width 0
+            last += 0.001  # so that the next line does not divide by 0
         ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
         fast = rotary_speeds(base, dims)
         return fast * (1 - ramp) + fast / self.factor * ramp, self.scale
@@ -97,7 +99,7 @@ class Yarn:
 
 @dataclass(frozen=True)
 class LongRope:
-    """LongRoPE: divide each pair's speed by its factor for short texts or for long texts.
+    """LongRoPE: divide each pair's speed by a factor; short and long texts have different factors.
 
     A text is long if it has more tokens than the original context length `limit`. As in
     `Dynamic`, each text has its own length; only `model(ids)` and `generate` use the length of the
@@ -124,8 +126,8 @@ class Llama3:
     """Llama 3: divide the speeds of slow pairs by a factor, and keep the speeds of fast pairs.
 
     Let n be the number of turns of a pair in a text of the original context length. If n is at
-    least `high`, the pair keeps its speed; if n is at most `low`, its speed is divided by the
-    factor; in between, the speed is blended in proportion to n.
+    least `high`, the pair keeps its speed. If n is at most `low`, the speed is divided by the
+    factor. Between `low` and `high`, the speed is blended in proportion to n.
 
     Source:
         Llama 3.1 (Dubey et al. 2024, section 3.4.2), `apply_scaling` of Meta's published code.

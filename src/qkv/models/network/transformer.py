@@ -29,10 +29,10 @@ _LAST = "ln_final"  # The name of the final norm in a trace.
 # for a trained matrix.
 LEARNED = 1.2
 _STEPS = 20  # The number of steps of the power iteration.
-Packed = tuple[Array, Array]  # Rows (total, D) of B texts, and `Saved.cu` (B + 1,).
-Masks = Mapping[int, Array]  # For some layers, a mask of the keys that each head sees.
+Packed = tuple[Array, Array]  # Rows (total, D) of B texts, and the first row of each text.
+Masks = Mapping[int, Array]  # The masks of keys, keyed by layer.
 Caches = Sequence[KVCache]  # The key/value cache of each layer.
-Start = tuple[list[KVCache], Array, Array]  # The caches, ids (B, n), lengths (B,).
+Start = tuple[list[KVCache], Array, Array]  # Caches, ids and lengths for `step`.
 
 
 class Saved(NamedTuple):
@@ -51,7 +51,7 @@ class Options(TypedDict, total=False):
         record: collects the activations, as arrays (B, T, ...).
         top_k: the number of largest attention weights to record per query; None records all
             weights.
-        masks: for some layers, a mask of the keys that each head sees. The mask broadcasts to
+        masks: a mask of the keys that each head sees, keyed by layer. A mask broadcasts to
             (B, Hq, T, S): T is the length of the longest text, and S the number of keys.
         rotary: the positions for rotary attention; by default, positions count from 0 in each
             text.
@@ -78,7 +78,7 @@ class Transformer:
         embedding: the layer that turns ids into vectors.
         layers: the blocks, in order.
         options: the options of `qkv.attention` in each layer.
-        same_as: for each layer, the first layer that uses the same parameters.
+        same_as: for each layer, the number of the first layer with the same parameters.
         bias: a bias that every layer adds to its attention scores.
         final_norm: the norm after the last layer.
         head: the head, which turns the last vectors of packed texts into logits.
@@ -179,8 +179,8 @@ class Transformer:
         Args:
             ids: (B, T) token ids.
             mask: (B, T), True for a token.
-            positions: (B, T), the positions of the tokens; by default, the model counts positions.
-            options: see `Options`. In `masks`, S counts only the columns that `spans` selects.
+            positions: (B, T), the positions of the tokens; see `token_positions` for the default.
+            options: see `Options`. The keys of `masks` are only the columns that `spans` selects.
 
         Returns:
             `(rows, cu)`: the vectors (total, D) of the tokens, and (B + 1,), the first row of each
@@ -235,7 +235,7 @@ class Transformer:
     def run_layers(
         self, x: Array, cu: Array, first: int = 0, **options: Unpack[Options]
     ) -> tuple[Array, list[BlockSaved]]:
-        """Run the layers with numbers from `first` to `stop - 1`; `stop` is an option.
+        """Run the layers from `first` up to the one before `stop`, or up to the last layer.
 
         Args:
             x: (total, D), the input of layer `first`, for packed texts.
@@ -258,7 +258,7 @@ class Transformer:
         return x, saved
 
     def backward(self, grad: Array, saved: Saved, record: Recorder | None = None) -> ByName:
-        """Return the gradients of `sum(grad * transformer(ids, ...))`.
+        """Return the gradients for the parameters, given the gradient for the last vectors.
 
         Args:
             grad: (total, D), the gradient for the last vectors.
@@ -291,7 +291,7 @@ class Transformer:
             if self.bias is not None:
                 table = self.bias.backward(back.options["bias"], longest, longest)
                 own["relative_bias.weight"] = table
-            for name, array in own.items():  # add the gradients of layers that share parameters
+            for name, array in own.items():  # layers may share parameters: add their gradients
                 gradients[name] = gradients[name] + array if name in gradients else array
         more = self.embedding.backward(grad, saved.embedding, rows)
         return more if gradients is None else gradients | more
@@ -320,7 +320,7 @@ class Transformer:
         return self.logits(rows)
 
     def begin(self, texts: Sequence[Array]) -> Start:
-        """Return empty caches for texts, and the ids (B, n) and lengths (B,) for `step`."""
+        """Return the arguments of `step` for texts: empty caches, ids (B, n) and lengths (B,)."""
         lengths = np.array([len(text) for text in texts])
         ids = np.zeros((len(texts), int(lengths.max(initial=0))), np.int64)
         for row, text in zip(ids, texts, strict=True):
@@ -337,7 +337,8 @@ class Transformer:
             ids: (B, n) token ids, one row per text.
             caches: one cache per layer; with fewer caches, only the first layers run.
             lengths: (B,), the number of tokens in each row, without padding; n by default.
-            options: `record`, `top_k` and `masks`, as in `Options`; the length T is n.
+            options: `record`, `top_k` and `masks`, as in `Options`; a mask broadcasts to
+                (B, Hq, n, S).
 
         Returns:
             (B, n, D)
@@ -372,9 +373,9 @@ class Transformer:
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
     def _quick(self) -> Steps | None:
-        """Return the fast form of the layers for one token per text; None if there is none.
+        """Return the fast implementation of a step with one new token per text, or None.
 
-        The form is cached, and built again if a part of a layer or the backend changed.
+        The implementation is cached. If a layer or the backend changes, it is built again.
         """
         backend, parts, last = body_and_threads(), made_of(self.layers), self._steps
         same = last is not None and last[0] == backend and len(last[2]) == len(parts)
@@ -391,7 +392,7 @@ class Transformer:
 
 
 def unpacked(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
-    """Return an array (B, T, ...): rows (total, ...) where a mask (B, T) is True, elsewhere 0."""
+    """Put rows (total, ...) where a mask (B, T) is True, and 0 elsewhere; return (B, T, ...)."""
     out = np.zeros((*mask.shape, *rows.shape[1:]), dtype or rows.dtype)
     out[mask] = rows
     return out
@@ -406,7 +407,7 @@ def without_holes(mask: Array) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")
 def stretch(weight: Array) -> float:
-    """Return how much a matrix (n, m) stretches vectors at most, relative to a random matrix.
+    """Return the largest singular value of a matrix (n, m), relative to a random matrix.
 
     The result is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, where `rms` is the
     root mean square of the matrix. Power iteration estimates the singular value from below. The

@@ -51,10 +51,10 @@ class EmptyText(ValueError):
 
 @dataclass
 class Encoder:
-    """The computation of `Model.encode`, with checked options.
+    """An object that checks the options of `Model.encode` and computes the vectors of texts.
 
     Attributes:
-        model: the model of the route that the texts take.
+        model: the model that encodes the texts; if a model has several routes, the chosen one.
         batch_size: as in `Model.encode`.
         normalize_embeddings: as in `Model.encode`.
         output_value: as in `Model.encode`.
@@ -64,10 +64,10 @@ class Encoder:
         task: as in `Model.encode`.
         call: the name of the public call, for errors.
         tokenizer: the model's tokenizer.
-        sentence: the settings for texts and their vectors, read from the model's files.
+        sentence: the settings for texts from the model's files, e.g. prompts and pooling.
         limit: the maximum number of tokens in a text.
         dtype: the type of the vectors.
-        run: `Transformer.packed`, which returns the token vectors of texts, given their ids.
+        run: the method `packed` of the model's network, which computes the token vectors of texts.
     """
 
     model: Core
@@ -121,7 +121,7 @@ class Encoder:
         width = self.truncate_dim or self.width
         if not isinstance(sentences, list | tuple | np.ndarray):
             return np.concatenate([np.empty((0, width), self.dtype), *parts])
-        # fill one array if the number of texts is known: joining parts needs twice the memory
+        # if the number of texts is known, fill one array: joining parts needs twice the memory
         vectors, done = np.empty((len(sentences), width), self.dtype), 0
         for part in parts:
             vectors[done : done + len(part)] = part
@@ -169,7 +169,7 @@ class Encoder:
 
     @property
     def kind(self) -> Hashable:
-        """The key of this encoder; encoders with equal keys can run and pool texts together."""
+        """A key: encoders with the same key can run and pool their texts in one batch."""
         return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
@@ -201,8 +201,8 @@ class Encoder:
 
         Raises:
             TypeError: the ids are not a one-dimensional row of integers.
-            ValueError: there are no ids or too many, an id has no row in the token table, or a
-                prompt is given, although prompts require texts.
+            ValueError: there are no ids; there are too many ids, and `whole` is True; an id has no
+                row in the token table; or a prompt is given, although prompts require texts.
         """
         if self.prompt_name is not None and self._before:
             raise ValueError(
@@ -230,9 +230,9 @@ class Encoder:
             raise EmptyText(number, self._unread, self.call)
 
     def pooled(self, batch: Sequence[Array], **options: Any) -> Array:
-        """Run one batch of ids, and return a pooled vector per text (n, width), not yet scaled.
+        """Run one batch of ids, and return one pooled vector per text, (n, width), without scaling.
 
-        The options are the keyword arguments of `Transformer.packed`.
+        `options` are passed on to `Transformer.packed`.
         """
         rows, cu_lengths = self.run(batch, **options)
         return self._pooled(batch, rows, cu_lengths)
@@ -411,10 +411,11 @@ def encode(
             the model's files ask for vectors of length 1, vectors are scaled before the truncation,
             as in sentence-transformers. `normalize_embeddings=True` scales the truncated vectors.
             Token vectors are not truncated.
-        precision: "float32", or None, keeps vectors as they are. "int8" and "uint8" divide the
-            range of each dimension over these texts into 256 steps, so the steps depend on the
-            texts. "binary" and "ubinary" keep one bit per number: 1 if the number is positive.
-            Eight bits form a uint8 in "ubinary"; "binary" subtracts 128 and gives an int8.
+        precision: the format of the vectors. "float32" and None do not convert them. "int8" and
+            "uint8" divide the range of each dimension over these texts into 256 steps, so the steps
+            depend on the texts. "binary" and "ubinary" keep one bit per number: 1 if the number is
+            positive. Eight bits form a uint8 in "ubinary"; "binary" subtracts 128 and gives an
+            int8.
         convert_to_numpy: False for a list of torch tensors, one per text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.
@@ -426,28 +427,28 @@ def encode(
         ablate: heads to ablate, as in `trace`. With `ablate`, `hide` or `edit`, all texts are split
             into tokens before the first text is run.
         hide: words, positions and edges to mask, as in `trace`; positions include the prompt.
-        edit: activations to change, as in `trace`. A function gets a batch of texts, in any order;
-            `at.texts` has the index of each text. An array has one row per text, in the order of
-            the texts.
+        edit: activations to change, as in `trace`. If an edit is a function, each call gets a batch
+            of texts in any order; `at.texts` has the index of each text. If an edit is an array, it
+            has one row per text, in the order of the texts.
 
     Returns:
-        (n, D) in the order of the texts; (D,) for one string; (0, D) if there are no texts.
-        With "token_embeddings", a list of arrays (T_i, D), or one array (T, D) for one string.
-        With `output_value=None`, a list of dicts, or one dict for one string.
+        The vectors (n, D), in the order of the texts; (D,) for one string; (0, D) if there are no
+        texts. With "token_embeddings", the result is a list of arrays (T_i, D), or one array (T, D)
+        for one string. With `output_value=None`, it is a list of dicts, or one dict for one string.
         A dict has "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D), and
-        "sentence_embedding" (D,).
-        The type is float32, float64 for a float64 model, or the type that `precision` names.
-        With `truncate_dim`, D is `truncate_dim`.
-        With "binary" and "ubinary", a vector has D / 8 numbers, rounded up.
+        "sentence_embedding" (D,). The dtype is the one that `precision` names; without `precision`,
+        it is float64 for a float64 model, and float32 for other models. With `truncate_dim`, D is
+        `truncate_dim`. With "binary" and "ubinary", a vector has D / 8 numbers, rounded up.
 
     Raises:
-        TypeError: a text is not a string, or the texts are a dict; also as in `trace`.
+        TypeError: a text is not a string, the texts are a dict, or `trace` does not accept the
+            edits.
         ValueError: a text has no tokens, a prompt or route does not exist, `precision` needs
-            several texts, or an argument is invalid; also as in `trace`.
+            several texts, an argument is invalid, or `trace` does not accept the edits.
         ImportError: the result should be tensors, but torch is not installed.
 
     Source:
-        `quantize_embeddings` of sentence-transformers, for steps and bits.
+        For `precision`: `quantize_embeddings` of sentence-transformers.
 
     >>> import qkv
     >>> qkv.load("random").encode("I love you").shape
@@ -595,7 +596,7 @@ def encode_stream(
 
 
 def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Encoder:
-    """Return the `Encoder` of `encode`, for a caller that runs texts of several users together.
+    """Return the `Encoder` for these options; a server uses it to run several users' texts at once.
 
     Args:
         model: the model.

@@ -56,8 +56,8 @@ class Frame:
 
     Attributes:
         around: the ids before, between and after the texts.
-        segments: the segment, 0 or 1, of each of the five sections: the three in `around` and the
-            two texts.
+        segments: the segment (0 or 1) of the ids before the texts, the first text, the ids between
+            the texts, the second text, and the ids after the texts.
     """
 
     around: tuple[Array, Array, Array]
@@ -80,8 +80,8 @@ class Frame:
 def shortened(first: int, second: int, room: float) -> tuple[int, int]:
     """Return how many tokens to keep of each of two texts, so that both together fit into `room`.
 
-    As in the `tokenizers` package, the longer text is cut until both have the same length; then
-    each text gets half of the room, and the longer text gets the odd token.
+    As in the `tokenizers` package, the longer text is cut first. If both texts have more than
+    `room / 2` tokens, each gets half of the room, and the longer text gets the odd token.
 
     >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
     ((3, 9), (3, 5), (4, 4), (4, 3))
@@ -117,7 +117,7 @@ def frame_of(tokenizer: Tokenizer, text: str, name: str, call: str) -> Frame:
 
 @dataclass
 class Ranker:
-    """The computation of `Model.rank`, with checked options.
+    """An object that checks the options of `Model.rank` and computes the scores of pairs.
 
     Attributes:
         model: a model whose head gives each text a score, or a score for each class.
@@ -129,12 +129,12 @@ class Ranker:
         before: the prompt before the first text.
         limit: the maximum number of tokens in a pair.
         tells_texts_apart: whether the network gets the segment of each token.
-        activation: applied to the logits: the name of one of `ACTIVATIONS`, a function of an array,
-            or None to keep the logits.
+        activation: the function that turns logits into scores, or its name in `ACTIVATIONS`; None
+            if the logits are the scores.
 
     Raises:
-        TypeError: as in `Model.rank`.
-        ValueError: as in `Model.rank`, or the model has no tokenizer.
+        TypeError: `Model.rank` does not accept the type of an option.
+        ValueError: `Model.rank` does not accept an option, or the model has no tokenizer.
     """
 
     model: Core
