@@ -16,7 +16,7 @@ TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
 # INPUTS: the distance of a node's inputs from its centre, in columns.
 # HALF: half the height of a node, in rows.
 INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
-MOST_ROWS = 32  # the largest number of rows, and of columns, of a map in a picture
+MOST_ROWS = 32  # a map in a picture has at most this many rows, and as many columns
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -27,7 +27,7 @@ class Panel:
         title: the title.
         explained: a phrase that explains the panel.
         name: a name that distinguishes the panel from the panel beside it.
-        shown_in: the media that draw the panel.
+        shown_in: where the panel is drawn: in a "terminal", in a "picture", or in both.
     """
 
     title: str = ""
@@ -44,14 +44,14 @@ class HeatMap(Panel):
         values: the numbers; cells without a finite number are hatched.
         rows: a label for each row.
         columns: a label for each column.
-        top: the upper end of a scale that begins at 0. If `top` is None, numbers may have any size
-            and sign, and `ground` is at the lower end or in the middle of the scale.
+        top: the upper end of a scale that begins at 0. If `top` is None, the scale fits the
+            numbers: it begins at `ground` or, if a number is smaller, has `ground` in its middle.
         ground: the number that has the colour of the background, if `top` is None.
         scale: both ends of a scale that several maps share, if `top` is None.
         hidden: `(n, m)` bool, the masked cells.
-        score: numbers by which rows and columns are chosen if not all of them fit. The default is
-            `values`.
-        of: the meaning of the numbers.
+        score: `(n, m)`: if not all rows and columns fit, those with the largest scores are shown.
+            The default is `values`.
+        of: the meaning of the numbers, such as "weight".
         outlined: the indices of the framed rows.
         missing: the meaning of a hatched cell.
         whole: the total numbers of rows and columns, if the map has only some of them.
@@ -137,7 +137,7 @@ class HeatMap(Panel):
 
     @property
     def left_out(self) -> str:
-        """Describe the choice of rows and columns; return an empty string if all are shown."""
+        """Say which rows and columns are shown, and of how many; return "" if all are shown."""
         if self.whole in (None, self.values.shape):
             return ""
         assert self.whole is not None
@@ -153,10 +153,10 @@ class HeatMap(Panel):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Links(Panel):
-    """Lines from tokens to the tokens that they attend to; larger weights have stronger lines.
+    """Lines from queries to the keys that they attend to, wider for larger weights.
 
     Attributes:
-        map: the weights; the lines of the outlined row are highlighted.
+        map: the weights. The lines from the query of the outlined row are highlighted.
         strongest: the largest links as `(from, to, weight)`, for media that cannot draw crossing
             lines.
     """
@@ -221,7 +221,7 @@ class Lines(Panel):
         lines: the lines.
         names: the names at positions 0, 1 and so on.
         ends: the lower and the upper end of the vertical axis.
-        along: the meaning of the names: the label of the horizontal axis.
+        along: the label of the horizontal axis, which says what the names are, such as "layer".
         numbered: whether each number is written beside its point.
     """
 
@@ -271,8 +271,8 @@ class Arrows(Panel):
     def labels(self) -> list[tuple[Array, str, bool]]:
         """List the labels as `(point, words, flag)`; the flag is true for points in `after`.
 
-        Of `before` and `after`, the set with the larger spread comes first. Points with the same
-        position and name share one label.
+        The labels of the set with the larger spread come first, whether it is `before` or `after`.
+        Points with the same position and name share one label.
         """
         ends = [(self.before, self.alone or self.names, False), (self.after, self.names, True)]
         ends.sort(key=lambda end: -float(end[0].std()))
@@ -292,7 +292,8 @@ class Image(Panel):
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
         frames: the framed patches, each as `(row, column, colour)`.
-        chosen: for a small image, whether another panel shows it enlarged; None for a large image.
+        chosen: None for a large image. A small image has true if another panel enlarges it, else
+            false.
     """
 
     pixels: Array
@@ -318,7 +319,7 @@ class Column:
         style: a style of the library Rich for all cells, or a list with a style for each cell.
         left: whether texts are aligned to the left.
         spare: whether a narrow terminal may omit the column. Spare columns are omitted from left to
-            right until the table fits; the last two are never omitted.
+            right until the table fits or only two spare columns are left.
     """
 
     header: str
@@ -465,7 +466,8 @@ class Edge(NamedTuple):
     Attributes:
         sender: the node where the edge begins.
         receiver: the node where the edge ends.
-        input: the receiver's input: "q", "k" or "v"; empty if the receiver has only one input.
+        input: "q", "k" or "v", the input of the receiver where the edge ends. It is empty if the
+            receiver has only one input.
         value: the number that the edge shows.
     """
 
@@ -481,7 +483,7 @@ class Edge(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name the sender, the receiver and its input."""
+        """Name both ends of the edge, as "mlp.0 → attn.2.0.q"."""
         return f"{self.sender} → {self.end}"
 
 
@@ -493,7 +495,7 @@ class Graph(Panel):
         nodes: the column (from the left) and the row (from below) of each node.
         edges: the drawn edges, the largest number first.
         labels: the words that the picture shows for each node.
-        rows: the names of rows, keyed by height.
+        rows: the names of rows, keyed by the row's number, counted from below.
         of: the meaning of the numbers.
         whole: the count of all edges, including edges that are not drawn.
     """
@@ -564,7 +566,7 @@ def drawn_in(medium: str, rows: Rows) -> list[list[Panel]]:
 
 
 def pictured(rows: Rows) -> tuple[list[str], list[list[Panel]]]:
-    """Split the panels of a picture into `(prose, others)`: lines of prose, and rows of panels."""
+    """Return the lines of a picture's prose panels, and its rows of all other panels."""
     shown = drawn_in("picture", rows)
     prose = [panel.text for row in shown for panel in row if isinstance(panel, Prose)]
     drawn = ([panel for panel in row if not isinstance(panel, Prose)] for row in shown)
@@ -593,8 +595,8 @@ Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # The left, lower, right and upper edges of a rectangle.
 Label = tuple[Point, Point]  # The point to label, and the (width, height) of the label.
 Spot = tuple[Box, Point | None] | None
-# The directions from a point to its label, in sixteenths of a full circle, the preferred first:
-# right, left, above, below, then directions between them.
+# The directions from a point to its label, as multiples of 22.5 degrees, in the order in which they
+# are tried: right, left, above, below, then the directions between them.
 _DIRECTIONS = (0, 8, 4, 12, 2, 14, 6, 10, 1, 15, 7, 9, 3, 5, 11, 13)
 _FAR = 14.0  # at larger distances, a line joins the label to its point
 
@@ -602,9 +604,10 @@ _FAR = 14.0  # at larger distances, a line joins the label to its point
 def placed(labels: Sequence[Label], points: Array, area: Box, unit: float = 1.0) -> Iterator[Spot]:
     """Place labels near their points; yield `(box, line end)`, or None if a label does not fit.
 
-    The method is greedy: each label takes the nearest position that overlaps no earlier label. A
-    label near its point also covers no other point. A label far from its point is joined to the
-    point by a line, which meets the box at `line end`. Without such a line, `line end` is None.
+    The method is greedy: each label takes the nearest position that overlaps no earlier label.
+    Close to its point, a label also avoids covering any of `points`. A label far from its point is
+    joined to the point by a line, which meets the box at `line end`. If there
+    is no line, `line end` is None.
 
     Args:
         labels: the point, the width and the height of each label.

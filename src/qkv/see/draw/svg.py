@@ -33,7 +33,7 @@ class Drawing(NamedTuple):
 
 
 def text(x: float, y: float, content: str, fill: str, size: float = SIZE, **style: str) -> str:
-    """Write words at a point; `style` has more attributes of the element, such as `text_anchor`.
+    """Write words at a point. `style` is added to the element, such as `text_anchor="end"`.
 
     Markup in the words is escaped.
     """
@@ -128,7 +128,7 @@ def widest(labels: Iterable[str]) -> float:
 
 
 def word_width(word: str) -> float:
-    """Estimate the width of an uncut word in pixels, letter by letter."""
+    """Estimate the width of a whole word in pixels as the sum of the widths of its letters."""
     sizes = (
         0.3 if mark in "iljtfrI.,;:'!|()[] " else 0.85 if mark in "mwMW@—" else 0.66
         if mark.isupper() or mark.isdigit() else 1.0
@@ -273,7 +273,7 @@ def _tile(panel: panels.HeatMap, tone: Tone) -> Drawing:
 
 
 def _pooled(cells: Array) -> Array:
-    """Reduce cells to the pixels of a small picture: per block, keep the number furthest from 0."""
+    """Reduce blocks of cells to pixels: a pixel has the number of its block furthest from 0."""
     step = -(-max(cells.shape) // int(_SMALL))
     (n, m), more = cells.shape, [(0, -size % step) for size in cells.shape]
     rows = np.pad(cells, more).reshape(-(-n // step), step, -(-m // step), step)
@@ -283,7 +283,7 @@ def _pooled(cells: Array) -> Array:
 
 
 def _links(panel: panels.Links, tone: Tone) -> Drawing:
-    """Draw lines, wider and darker for larger weights; the lines of one query are highlighted."""
+    """Draw a line for each weight, wider for a larger weight; highlight the lines of one query."""
     shown, step = panel.map.part, 20.0
     query = next(iter(shown.outlined), 0)
     left = widest(shown.rows) + 10
@@ -434,7 +434,7 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
 
 
 def _graph(panel: panels.Graph, tone: Tone) -> Drawing:
-    """Draw nodes and edges; the numbers of a chosen node or edge appear below the graph."""
+    """Draw nodes and edges. A reader who points at one of them sees its numbers below the graph."""
     across, up, form = 42.0, 42.0, panel.form
     columns, high = panel.size
     left = widest(panel.rows.values()) + 22
@@ -511,7 +511,7 @@ def _graph_rules(panel: panels.Graph) -> str:
 
 
 def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
-    """Write lines of text below a graph; each is visible only while its node or edge is chosen."""
+    """Write a line of text per node and edge, which is visible only while it has the focus."""
     words = (text(0, bottom + 20 + 16 * k, line, tone.ink) for k, line in enumerate(lines))
     return f'<g class="qkv-readout">{"".join(words)}</g>'
 
@@ -548,7 +548,7 @@ def _image(panel: panels.Image, tone: Tone) -> Drawing:
 
 
 def _passages(panel: panels.Passages, tone: Tone) -> Drawing:
-    """Draw words in lines, on darker backgrounds for larger shares; frame the marked word."""
+    """Draw words in lines; a larger share darkens a word's background. Frame the marked word."""
     front = max([word_width(passage.label) for passage in panel.passages], default=0) + 8
     elements = [text(0, 10, panel.explained, tone.dim, size=10)] if panel.explained else []
     y = 18.0 if panel.explained else 0.0

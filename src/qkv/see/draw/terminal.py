@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # A blue that is readable on light and dark backgrounds.
 _BAR = f"not bold {THEMES['light'].more[5]}"
 
-LEAST = 0.025  # With at most 256 colours, smaller shares look like the background.
+LEAST = 0.025  # With at most 256 colours, shares below this number look like the background.
 
 _ASCII = {
     "ᵀ": ".T", "√": "sqrt ", "·": "*", "→": "->", "…": "...", "⋯": "...", "∞": "inf",
@@ -38,7 +38,7 @@ _ASCII = {
 
 
 def with_a_width(console: Console) -> Console:
-    """If the variable COLUMNS is 0, set a console's width to the terminal's width."""
+    """If the environment variable COLUMNS is 0, set a console's width to its terminal's width."""
     if not console.width:
         console.width = shutil.get_terminal_size().columns
     return console
@@ -200,7 +200,7 @@ _END = re.compile(rb"\x1b\[\?[\d;]*c")
 def ground_of(file: IO[str]) -> str | None:
     """Return the background of a stream's terminal, "light" or "dark"; None if it is not known."""
     ground = os.environ.get("COLORFGBG", "").rpartition(";")[2]
-    if ground.isdigit():  # as in vim, the dark ones of the 16 colours are 0 to 6 and 8
+    if ground.isdigit():  # of the 16 colours, 0 to 6 and 8 are dark, as in vim
         return "dark" if int(ground) in (*range(7), 8) else "light"
     return _asked() if file.isatty() else None
 
@@ -254,7 +254,7 @@ def _theme(answer: bytes) -> str | None:
 
 
 def draw(screen: Screen, rows: panels.Rows) -> Iterator[Text]:
-    """Draw the panels one below the other; draw named panels of one row side by side."""
+    """Draw panels one below the other, but draw a row of named panels side by side."""
     for row in panels.drawn_in("terminal", rows):
         if len(row) > 1 and row[0].name:
             yield styled()
@@ -324,7 +324,7 @@ def _chart(screen: Screen, panel: panels.Lines) -> list[Text]:
 
 
 def _table(screen: Screen, panel: panels.Table) -> list[Text]:
-    """Draw a table. Names and columns are as wide as their texts; bars fill the rest."""
+    """Draw a table. Names and columns are as wide as their texts; bars take the remaining width."""
     width = screen.fit([panel.corner, *panel.names], 3, 20)
     sized = [
         (column, 4 if column.bars else screen.fit([column.header, *column.cells], 1, 36))

@@ -28,8 +28,9 @@ from qkv.text.tokenizer import Tokenizer
 #   `exact` is true if the packed parameters are equal to the model's parameters.
 #   `sizes` is an object, which is described below.
 #   `design` has the differences between model families (see `_design`).
-#   `parameters` maps qkv's names to packed arrays. The weights of linear layers are (out, in). A
-#   row is int8 with one float16 scale if that loses no precision, otherwise float16.
+#   `parameters` maps qkv's names to packed arrays. The weights of linear layers are (out, in). If
+#   int8 numbers and one float16 scale can express a row exactly, the row is packed in this way. Any
+#   other row is packed as float16.
 #   `tokenizer` has the contents of tokenizer.json.
 #
 # The object `sizes` has these entries.
@@ -41,12 +42,12 @@ from qkv.text.tokenizer import Tokenizer
 #   `mask` is the mask token, or null.
 #   `next` is true if logits are for the next token.
 #   `bert` is true if the layers have the same steps as in BERT.
-#   `scales` has a pair for each layer: an empty string, and the factor of the scores. The string
-#   names an activation with the factor, but only in the data from a server (see server.js).
+#   `scales` has a pair ["", factor of the scores] for each layer. In the data from a server (see
+#   server.js), the string names an activation that has the factor.
 
 
-# LARGE is the number of characters from which a warning says that a page is large. MOST is the
-# number of characters that a string may have in a browser.
+# A page with more than LARGE characters causes a warning. MOST is the number of characters that a
+# string may have in a browser.
 LARGE, MOST = 64_000_000, 500_000_000
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in layers.js
 

@@ -29,10 +29,10 @@ _UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
-    """Write a view as a fragment of HTML: a static picture, and the script that replaces it.
+    """Write a view as HTML elements: a static picture, and a script that replaces the picture.
 
-    The same view always has the same HTML. A page may contain this HTML several times, because its
-    script fills all elements of the view that are still empty.
+    The same view always has the same HTML. A page may contain this HTML several times: each script
+    fills only the elements that no earlier script has filled.
 
     Args:
         payload: the data of the page.
@@ -51,7 +51,7 @@ def fragment(payload: dict[str, Any], static: str, about: str = "") -> str:
 
 
 def picture(title: str, lines: Sequence[str], rows: Rows, theme: str) -> str:
-    """Write a view as a fragment of HTML without a script.
+    """Write a view as HTML elements without a script.
 
     In a narrow window, the panels of a row wrap; a panel that is wider than the window scrolls.
 
@@ -120,7 +120,8 @@ def _in_both_themes(light: str, dark: str) -> tuple[str, str]:
 def document(title: str, body: str, theme: str, policy: str = POLICY, *, wide: bool = False) -> str:
     """Write an HTML document with a body; the document's policy forbids access to the network.
 
-    With `wide`, the body is as wide as the window; without it, at most 1,400 pixels wide.
+    If `wide` is false, the body is at most 1,400 pixels wide. Otherwise it is as wide as the
+    window.
     """
     return Template(template("document.html")).substitute(
         title=escape(svg.readable(title), quote=True),
@@ -142,7 +143,7 @@ def script_json(data: Any) -> str:
 
 
 def script(*parts: str) -> str:
-    """Write a script element whose code has its own scope."""
+    """Write a script element whose code shares no variables with the other scripts of the page."""
     code = "\n".join(part.rstrip("\n") for part in parts)
     return f'<script>(() => {{ "use strict";\n{code}\n}})();</script>'
 

@@ -286,7 +286,7 @@ def replay_payload(replay: Replay, score: int) -> dict[str, Any]:
 
 
 def shift_payload(shift: Shift) -> dict[str, Any]:
-    """Assemble the data of a shift (SHIFT above): all points in the plane, and the cosines."""
+    """Return the data of a page of word vectors (SHIFT above): points in a plane, and cosines."""
     stages = [vars(stage) | {"moved": shift.moved(stage)} for stage in shift.stages]
     return vars(shift) | {"stages": stages, "pairs": [vars(pair) for pair in shift.pairs]}
 
