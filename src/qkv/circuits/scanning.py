@@ -83,7 +83,7 @@ class Best:
             array[owner[kept], rank[kept]] = new[order][kept]
 
     def keep(self, window: Sequence[Read]) -> None:
-        """Store the texts of a window; drop all texts without a kept value."""
+        """Store the texts of `window`; then drop every stored text that no unit keeps."""
         used = set(np.unique(self.numbers).tolist())
         known = self.texts | {text.number: text for text in window}
         self.texts = {number: text for number, text in known.items() if number in used}

@@ -343,7 +343,7 @@ def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """Read the next line; cut a very long line after a space, or else between two characters."""
+    """Read a line. Cut a very long line before a space or, if it has none, between characters."""
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw

@@ -79,9 +79,8 @@ def train(
     in float16.
 
     With `resume=True`, a stopped run continues from its last checkpoint. If only `steps` limits the
-    run, the result is equal to the last bit to the result of an uninterrupted run. On Ctrl-C,
-    SIGTERM, SIGHUP or SIGQUIT, the run finishes the current step, and saves a checkpoint and the
-    model. A step is
+    run, the result has the same bits as that of an uninterrupted run. On Ctrl-C, SIGTERM, SIGHUP or
+    SIGQUIT, the run finishes the current step, and saves a checkpoint and the model. A step is
     skipped with a warning if its gradient is not finite.
 
     Args:
@@ -90,8 +89,8 @@ def train(
         folder: the destination, which is created if it does not exist.
         steps: the number of steps.
         minutes: the maximum duration in minutes; give `steps`, `minutes` or both.
-        schedule: the schedule of the learning rate; a number is the highest rate of a default
-            `Schedule`.
+        schedule: the schedule of the learning rate. A number stands for `Schedule(number)`: the
+            number is the highest rate.
         optimizer: the optimizer of this network; by default `AdamW(network)`.
         seed: the seed of the random numbers in each step.
         resume: continue from the last checkpoint in the folder.
@@ -101,9 +100,9 @@ def train(
             By default, about twelve steps at increasing intervals. With an empty list, no snapshots
             are written.
         settings: additional entries for each checkpoint; a resumed run needs the same entries.
-        products: "bfloat16" rounds both factors of each matrix product with weights to bfloat16,
-            also in the backward pass; sums are in float32. On some processors, a step then takes
-            about 4/5 of the time of float32.
+        products: the dtype of the factors in matrix products with weights, also in the backward
+            pass: "float32" or "bfloat16". Products are always summed in float32. On some
+            processors, a step with "bfloat16" takes about 4/5 of the time of a step with "float32".
         show_progress_bar: None shows a progress bar only on a terminal.
 
     Raises:
@@ -185,7 +184,7 @@ class Diverged(RuntimeError):
 
 @dataclass
 class Watch:
-    """The running means of the losses of a run; the dicts are keyed by objective name.
+    """The running means of the losses of a run. The keys of its dicts are names of objectives.
 
     Attributes:
         skipped: the number of steps that were skipped.
@@ -471,7 +470,7 @@ class Run:
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Return steps from 0 to `steps` at increasing intervals; None gives 0, 1, 2, 4, 8, and so on.
+    """Return `count` steps from 0 to `steps`, at increasing intervals. None: 0, 1, 2, 4, 8, ...
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]

@@ -68,7 +68,8 @@ class Network:
     def add(self, gradients: Arrays) -> None:
         """Add gradients, keyed by parameter name, to `gradient`.
 
-        If the output projection shares the token table, both gradients are added.
+        If the output projection uses the token table as its weights, the gradients of both are
+        added.
         """
         weight = self.weight
         for name, gradient in gradients.items():

@@ -29,10 +29,10 @@ class Objective(Protocol):
         """The name of the objective's loss in the metrics."""
 
     def batch(self, step: int, rng: np.random.Generator) -> Any:
-        """Return the batch of a step, which depends only on the generator and the state."""
+        """Return the batch of a step. Equal generators and states must give equal batches."""
 
     def __call__(self, network: Network, batch: Any) -> tuple[float, int]:
-        """Add to the network's gradient; return the mean loss and the number of tokens."""
+        """Add the loss's gradient to the network; return the mean loss and the number of tokens."""
 
     def state(self) -> dict[str, Any]:
         """Return the current state in a form that JSON can store."""
@@ -47,8 +47,8 @@ class Part:
 
     Attributes:
         objective: the objective.
-        weight: the factor of the loss, or a function that returns this factor for a completed share
-            of the run.
+        weight: the factor of the loss, or a function that computes this factor from the completed
+            share of the run (0 to 1).
         begin: the completed share of the run at which the objective begins.
     """
 
@@ -65,11 +65,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Words:
-    """A batch of packed texts, with the tokens that a model should predict at some rows.
+    """A batch of packed texts (one row per token), and the tokens to predict at some rows.
 
     Attributes:
         ids: (total,), the tokens.
-        cu_lengths: (B + 1,), the first row of each text, then the total number of rows.
+        cu_lengths: (B + 1,), the first row of each text, followed by the total number of rows.
         at: (n,), the rows at which the model should predict a token, without duplicates.
         targets: (n,), the tokens to predict at the rows `at`.
     """
@@ -90,11 +90,13 @@ def words_loss(
     Args:
         network: the network to train.
         batch: the texts and targets.
-        prior: `(indices, tokens, number)`, with two integer arrays (m,). For each pair of an index
-            and a token, the number is added to the token's logit at target `index`. All pairs must
-            be different, and the indices must be in ascending order. Because training adds this
-            number, the trained model gives the tokens lower logits.
-        soft: (n, V), probabilities that replace the targets in the gradient.
+        prior: `(indices, tokens, number)`, with two integer arrays (m,). For example, `([0, 2], [7,
+            5], 1.5)` adds 1.5 to the logit of token 7 at target 0, and to the logit of token 5 at
+            target 2. All pairs of an index and a token must be different, and the indices must be
+            in ascending order. Because training adds this number, the trained model gives the
+            tokens lower logits.
+        soft: (n, V), the probabilities that the model should predict. The gradient is then that of
+            the cross-entropy with these probabilities.
 
     Returns:
         The mean cross-entropy over the targets, even if `soft` is given.
@@ -171,7 +173,7 @@ class _Filled:
         self.tokens_per_step = whole_number(self.tokens_per_step, call=call, name=name, least=1)
 
     def __call__(self, network: Network, batch: Words) -> tuple[float, int]:
-        """Add to the network's gradient; return the mean loss and the number of tokens."""
+        """Add the loss's gradient to the network; return the mean loss and the number of tokens."""
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
@@ -232,7 +234,7 @@ class Masked(_Filled):
 
     Args:
         source: the source of sequences; the sequences include special tokens.
-        tokenizer: the tokenizer, for the special tokens and the mask token.
+        tokenizer: the tokenizer, which has the special tokens and the mask token.
         share: the share of tokens to choose.
         tokens_per_step: the minimum number of tokens in a step.
         alike: a function that maps words to keys. Words with the same key count as equal. With
@@ -291,7 +293,7 @@ class Masked(_Filled):
         return Words(ids, starts_of(map(len, texts)), at, targets)
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return all word numbers in random order; the first words of this order are chosen.
+        """Return all word numbers in a random order. `batch` masks words from its beginning.
 
         Args:
             words: (n,), the word number of each token.
