@@ -179,7 +179,7 @@ class Ranker:
         return [pair for part in self.parts_of_pairs(query, documents) for pair in part]
 
     def parts_of_pairs(self, query: str, documents: Sequence[str]) -> Iterator[list[Pair]]:
-        """Yield the pairs of a query with groups of documents."""
+        """Pair the query with each document, and yield the pairs in groups, to save memory."""
         query = self._whole(query)
         frame = self._frame(query)
         # the truncator has no limit, because `Frame.pair` truncates the longer of the two texts
@@ -250,7 +250,7 @@ class Ranker:
         return scores
 
     def warn(self, pairs: Sequence[Pair], what: str = "documents, with the query,") -> None:
-        """Warn if pairs were truncated, with their number."""
+        """If pairs were truncated, warn and say how many."""
         count = sum(not pair.whole for pair in pairs)
         if count:
             warnings.warn(
@@ -337,8 +337,8 @@ def activation_of(
     """Return the activation for a cross-encoder's logits, as the model's files name it.
 
     The default is a sigmoid for one class, and no activation for several. As in
-    sentence-transformers, config_sentence_transformers.json takes precedence, and names that do not
-    begin with "torch." are ignored.
+    sentence-transformers, config_sentence_transformers.json takes precedence over config.json.
+    Names that do not begin with "torch." are ignored.
 
     Raises:
         ValueError: the activation is unknown.
@@ -367,8 +367,8 @@ def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (m, D), or (D,) for one vector.
 
     Returns:
-        (n, m), float64 if either input is float64, otherwise float32.
-        If either input is a torch tensor, the result is a torch tensor.
+        The similarities (n, m), in float64 if either input is float64, otherwise in float32. If
+        either input is a torch tensor, the result is a torch tensor.
 
     Raises:
         TypeError: `a` or `b` does not hold numbers.
@@ -391,8 +391,8 @@ def similarity_pairwise(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
         b: (n, D), or (D,) for one vector.
 
     Returns:
-        (n,), float64 if either input is float64, otherwise float32.
-        If either input is a torch tensor, the result is a torch tensor.
+        The similarities (n,), in float64 if either input is float64, otherwise in float32. If
+        either input is a torch tensor, the result is a torch tensor.
 
     Raises:
         TypeError: `a` or `b` does not hold numbers.
@@ -434,8 +434,9 @@ def rank(
         prompt: the text of a prompt, instead of `prompt_name`.
         batch_size: the number of pairs per batch if each pair has 128 tokens, as in `encode`.
         show_progress_bar: as in `encode`.
-        activation_fn: applied to the logits: a function of an array, or one of torch.nn's
-            activations; None for the activation in the model's files, or else a sigmoid.
+        activation_fn: the function that turns logits into scores: a function of an array, or an
+            activation of torch.nn. With None, it is the activation in the model's files; if they
+            name none, it is a sigmoid.
         device: None or "cpu".
 
     Returns:
@@ -485,7 +486,8 @@ def ranker(
 
     Raises:
         TypeError: as in `rank`.
-        ValueError: the model does not rank, or has no tokenizer; as in `rank`.
+        ValueError: the model is not a cross-encoder with one score, has no tokenizer, or an option
+            is invalid.
     """
     need_ranking(model.head, model.name)
     return Ranker(model, "rank", prompt_name, prompt, activation_fn)
@@ -513,17 +515,17 @@ def predict_pairs(
         prompt: the text of a prompt, instead of `prompt_name`.
         batch_size: the number of pairs per batch if each pair has 128 tokens.
         show_progress_bar: as in `encode`.
-        activation_fn: applied to the logits: a function of an array, or one of torch.nn's
-            activations; None for the activation in the model's files, or else a sigmoid for a
-            single class.
+        activation_fn: the function that turns logits into scores: a function of an array, or an
+            activation of torch.nn. With None, it is the activation in the model's files; if they
+            name none, it is a sigmoid for a single class.
         apply_softmax: whether to apply a softmax to the scores of several classes.
         convert_to_numpy: False for a list of torch tensors, one per pair.
         convert_to_tensor: True for one torch tensor.
         device: None or "cpu".
 
     Returns:
-        (n,), or (n, C) for C classes; for one pair, a number or (C,).
-        The type is float32, or float64 for a float64 model.
+        The scores (n,), or (n, C) for C classes. For one pair, the result is a number or (C,). The
+        type is float32, or float64 for a float64 model.
 
     Raises:
         TypeError: the inputs are not pairs of strings.

@@ -13,7 +13,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # with fewer vectors, other texts often have values outside the range
+FEW = 100  # the range of fewer vectors is often too narrow for other texts
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
@@ -30,10 +30,11 @@ def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
 def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
-    "int8" and "uint8" divide the range of each dimension over these vectors into 256 steps, and
-    replace each number by its step: (n, D). "binary" and "ubinary" replace each number by a bit,
-    which is 1 if the number is positive. Eight bits form a byte, the highest bit first:
-    (n, ceil(D / 8)), uint8. "binary" subtracts 128 and gives int8. "float32" changes no vector.
+    For "int8" and "uint8", the range from the least to the largest number of each dimension is
+    divided into 256 steps. Each number is replaced by its step: (n, D). "binary" and "ubinary"
+    replace each number by a bit, which is 1 if the number is positive. Eight bits form a byte, the
+    highest bit first: (n, ceil(D / 8)), uint8. "binary" subtracts 128 and gives int8. "float32"
+    changes no vector.
 
     Raises:
         ValueError: there is only one vector, so dimensions have no range to divide.
@@ -63,7 +64,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     if len(vectors):
         least, largest = vectors.min(0), vectors.max(0)
         step = (largest - least) / vectors.dtype.type(255)
-        step[step == 0] = 1  # the step of a constant dimension would be 0
+        step[step == 0] = 1  # if a dimension is constant, its step would be 0
         steps[...] = np.clip(np.floor((vectors - least) / step), 0, 255)
     return steps if precision == "uint8" else (steps ^ 0x80).view(np.int8)
 

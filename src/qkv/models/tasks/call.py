@@ -24,11 +24,11 @@ class ModelOutput:
 
     Attributes:
         last_hidden_state: (B, T, D), 0 at padding.
-        logits: (B, T, V) if the model predicts words, 0 at padding; (B, classes) for a classifier;
-            (B, T) for ELECTRA's discriminator, as in transformers; None without logits.
+        logits: (B, T, V) if the model predicts words, with 0 at padding; (B, classes) for a
+            classifier of texts; (B, T) for ELECTRA's discriminator; None for other models.
         embeds: (B, E), if the head gives one vector per text or image instead of logits.
-        encoder_last_hidden_state: (B, S, D), for an encoder-decoder model, whose
-            `last_hidden_state` and `logits` come from the decoder.
+        encoder_last_hidden_state: (B, S, D), the encoder's vectors, for an encoder-decoder model.
+            The other arrays of such a model come from the decoder.
     """
 
     last_hidden_state: Array
@@ -69,7 +69,7 @@ def call(
     """Run token ids.
 
     Args:
-        input_ids: (B, T) integers, or (T,) for one text, which means (1, T).
+        input_ids: (B, T) integers, or (T,) for one text, whose output then has B = 1.
         attention_mask: of the same shape: True or 1 at tokens, False or 0 at padding, on either
             side. Padding is ignored. By default, there is no padding.
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
@@ -83,15 +83,15 @@ def call(
             windows, ALiBi and relative biases, which follow the order of the tokens.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
-        edit: activations to change, as in `trace`. Replacement arrays, the arrays that functions
-            get, and `at.positions` have the same columns as `input_ids`. A function gets all texts
-            at once.
+        edit: activations to change, as in `trace`. Column t of `input_ids` is position t of each
+            array that replaces an activation, of each array that a function gets, and in
+            `at.positions`. An edit that is a function gets all texts at once.
 
     Raises:
-        TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1; also as
-            in `trace`.
-        ValueError: shapes differ, an id has no row in the token table, or a position
-            does not exist in the model; also as in `trace`.
+        TypeError: ids are not integers, a mask holds values other than bools, 0 and 1, or `trace`
+            does not accept the edits.
+        ValueError: shapes differ, an id has no row in the token table, a position does not exist in
+            the model, or `trace` does not accept the edits.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -113,7 +113,7 @@ def call(
 def fit_ids(
     model: Core, edits: Edits, ids: Array, mask: Array, **others: Any
 ) -> tuple[EditedRun, Array]:
-    """Check edits against ids (B, T); return `(edits, ids)` after swaps of tokens."""
+    """Check that edits fit ids (B, T); return `(edits, ids)`, where edits may have swapped ids."""
     if not edits:
         return EditedRun(), ids
     texts = [named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)]
@@ -152,8 +152,8 @@ def run_layers(
     not run.
 
     Args:
-        resid: (B, T, D), or (T, D) for one text, float: `resid_pre` of layer `first`. All T
-            positions are tokens, without padding.
+        resid: floats (B, T, D), or (T, D) for one text: the input of layer `first`, `resid_pre` in
+            a trace. All T positions are tokens, without padding.
         first: the first layer to run; -1 is the last layer. If `first` is the number of layers, no
             layer runs.
         stop: only layers before this layer are run; None runs all layers from `first` on.
@@ -165,9 +165,11 @@ def run_layers(
         The type is float32, or float64 for a float64 model.
 
     Raises:
-        TypeError: `resid` does not hold floats, or a layer is not an integer; also as in `trace`.
+        TypeError: `resid` does not hold floats, a layer is not an integer, or `trace` does not
+            accept the edits.
         ValueError: `resid` has the wrong shape, a layer does not exist, an edit changes a layer
-            that is not run, or the model is an encoder-decoder model; also as in `trace`.
+            that is not run, the model is an encoder-decoder model, or `trace` does not accept the
+            edits.
         KeyError: an activation does not exist; the message suggests similar names.
 
     >>> import qkv
@@ -231,7 +233,7 @@ def run_layers(
 
 
 def _layer(number: Any, count: int, name: str) -> int:
-    """Return a layer's number, counted from 0; `count` is valid too, for the end of the model."""
+    """Return the number of a layer, counted from 0, or `count`, the number of layers."""
     if not is_whole_number(number):
         raise TypeError(f"{_CALL}: {name} is {shown(number)}: give a whole number")
     if not -count <= number <= count:
@@ -273,7 +275,8 @@ def call_pair(
         hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
             the encoder nor the decoder sees masked words and positions.
         edit: activations to change, as in `trace`; their names begin with "encoder." or "decoder.".
-            Replacement arrays, and the arrays that functions get, have the same columns as the ids.
+            Column t of the ids is position t of each array that replaces an activation, and of each
+            array that a function gets.
 
     Returns:
         `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, with 0 at padding.
@@ -281,8 +284,8 @@ def call_pair(
 
     Raises:
         TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1.
-        ValueError: shapes do not fit, an id has no row in the token table, or `decoder_input_ids`
-            are missing; also as in `trace`.
+        ValueError: shapes differ, an id has no row in the token table, `decoder_input_ids` are
+            missing, or `trace` does not accept the edits.
     """
     network = pair_network(model)
     if decoder_input_ids is None:
