@@ -179,7 +179,7 @@ def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple
 
 
 class Diverged(RuntimeError):
-    """The loss of a run rises too much or is not finite; the last checkpoint is still good."""
+    """A run ends because its loss rises too much or is not finite. The last checkpoint is good."""
 
 
 @dataclass

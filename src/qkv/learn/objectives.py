@@ -215,7 +215,7 @@ class Causal(_Filled):
     name = "causal"
 
     def batch(self, step: int, rng: np.random.Generator) -> Words:
-        """Return sequences without their last tokens; the target is always the next token."""
+        """Return sequences without their last tokens. The target at a token is the next token."""
         texts = self._sequences(lambda text: len(text) > 1)
         ids = np.concatenate([text[:-1] for text in texts]).astype(np.int64)
         targets = np.concatenate([text[1:] for text in texts]).astype(np.int64)

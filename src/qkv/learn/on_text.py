@@ -86,7 +86,7 @@ class TextRun:
 
     @classmethod
     def of(cls, folder: StrPath, changes: Mapping[str, Any]) -> Self:
-        """Read the settings of the run in a folder, and check that `changes` agrees with them.
+        """Read the settings of the run in a folder. Raise an error if `changes` has other values.
 
         Raises:
             FileNotFoundError: the folder has no run.
@@ -237,7 +237,7 @@ def _checksum(path: Path) -> str:
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
-    """Return the objective, with a source that cuts the corpus as the objective needs."""
+    """Return the objective. Its source cuts the corpus into paragraphs or running text."""
     causal = run.objective == "causal"
     cut = running(tokenizer, run.length) if causal else paragraphs(tokenizer, run.length)
     corpus, count = Corpus(files, cut, seed=run.seed), run.tokens_per_step

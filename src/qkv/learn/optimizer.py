@@ -16,7 +16,7 @@ class AdamW:
 
     Args:
         network: the network to train.
-        betas: the decay rates of two running means: of the gradients, and of the squared gradients.
+        betas: two decay rates: of the running mean of gradients, and of that of squared gradients.
         eps: a small number that is added to the root of the mean of squared gradients.
         decay: the weight decay; each step multiplies the matrices by `1 - decay * rate`.
         clip: the maximum norm of the whole gradient; a larger gradient is scaled to this norm.
@@ -57,7 +57,7 @@ class AdamW:
         return gradient_norm(self.network.gradient)
 
     def step(self, rate: float, length: float | None = None) -> None:
-        """Update the parameters by one step; `length` is the gradient's norm, if already known."""
+        """Update the parameters by one step. `length` is the gradient's norm; None computes it."""
         length = self.length() if length is None else length
         if not math.isfinite(length):
             raise FloatingPointError("AdamW: a gradient is not finite")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 METRICS, CURVES = "metrics.jsonl", "curves.png"
 MOST_STEPS = 99_999_999  # The names of checkpoints and snapshots have eight digits.
-_MOST_LOGGED = 10**15  # `read_losses` ignores larger steps and losses.
+_MOST_LOGGED = 10**15  # `read_losses` ignores steps and losses above this number.
 _STEP = re.compile(r"step-(\d{1,15})")
 _KEPT = 2
 _ARRAYS = {"parameters", "mean", "square"}
@@ -217,7 +217,7 @@ def write_curves(folder: StrPath) -> Path:
 
 
 def smoothed(values: Array) -> Array:
-    """Return running means over windows of one thirtieth of the values.
+    """Return running means of values. Each window is one thirtieth as long as the array.
 
     >>> smoothed(np.arange(90.0))[[0, 1, 2, 50]]
     array([ 0. ,  0.5,  1. , 49. ])
@@ -283,7 +283,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str, Any]) -> None:
-    """Write a checkpoint, and remove all earlier checkpoints except the last.
+    """Write a checkpoint. Keep the checkpoint before it, and remove all that are older.
 
     Raises:
         OSError: the checkpoint cannot be written; earlier checkpoints stay.
@@ -300,7 +300,7 @@ def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str
 
 
 def sealed(arrays: Arrays, about: Mapping[str, Any]) -> bytes:
-    """Return a checkpoint as bytes: a safetensors file with a SHA-256 of its other bytes."""
+    """Return a checkpoint as the bytes of a safetensors file, which includes its own SHA-256."""
     from safetensors.numpy import save
 
     texts = {"qkv": json.dumps(about, default=_plain), "sha256": _UNSEALED.decode()}

@@ -23,7 +23,7 @@ _LINES_AT_ONCE = 1000
 def train_tokenizer(
     lines: Iterable[str], kind: Literal["wordpiece", "bytes"], vocabulary: int
 ) -> SubwordTokenizer:
-    """Train a tokenizer of at most `vocabulary` tokens; more if the letters alone need more.
+    """Train a tokenizer of at most `vocabulary` tokens, unless the letters alone need more.
 
     Training runs in a separate process, which Ctrl-C ends immediately. A word of more than 100
     letters (300 bytes) is first cut into parts of 100 letters, because the time grows with the

@@ -64,8 +64,8 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
     # If several pairs are equally frequent, their ids decide which pair is joined. The library
-    # gives letters inside words random ids. As special tokens, these letters get ids in the order
-    # of this list.
+    # gives letters inside words random ids. Letters that are special tokens get ids in the order of
+    # this list.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],
