@@ -17,7 +17,7 @@ RANDOM = described("random")
 
 @dataclass(frozen=True)
 class Finding(Mistake):
-    """A mistake, the call that shows the mistake, and more entries for the printed example."""
+    """A mistake, the call that shows it, and additional arrays to print with this call."""
 
     run: Outcome | None = field(kw_only=True)
     more: Mapping[str, Any] = field(default_factory=dict, kw_only=True)

@@ -33,7 +33,7 @@ _START = 60.0  # The time limit for loading Python and NumPy on a busy machine.
 _PATIENCE = 20  # A busy machine extends time limits by up to this factor.
 _TICK = 0.1
 _LINE = 1 << 26  # The maximum length of a line in bytes; every verdict is shorter.
-_MOVES = 0.02  # An active process uses at least this many CPU seconds per second.
+_MOVES = 0.02  # A process that uses less CPU time per second than this counts as idle.
 _ALONE = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "QKV_NUM_THREADS")
 leave = os._exit  # saved, because a student's code may replace os._exit
 
@@ -72,13 +72,13 @@ class Isolated:
             if callable(program):
                 self._child = Forked(program, self._stderr)
             else:
-                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # no run takes this long
+                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than any run
                 self._child = _started([*program, str(alarm)], self._stderr)
         except BaseException:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
-        self._secret, self._asked = secrets.token_hex(8), 0  # the secret marks genuine replies
+        self._secret, self._asked = secrets.token_hex(8), 0  # only genuine replies contain it
         self._lines: queue.Queue[Packed | None] = queue.Queue()
         self._worker = 0  # the id of the grandchild process, which runs the student's code
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -86,7 +86,7 @@ class Isolated:
         self.begin()
 
     def begin(self, seconds: float | None = None) -> None:
-        """Start a new time limit; None stands for the time limit given to the constructor."""
+        """Start a new time limit of `seconds`; the default is the constructor's `seconds`."""
         self._seconds = self.seconds if seconds is None else seconds
         self._waited, (_, self._used) = 0.0, self._processor()
         self._moves, self._noted, self._used_then = False, time.monotonic(), self._used
@@ -96,8 +96,8 @@ class Isolated:
 
         Args:
             request: the request.
-            limit: a function that takes the name of a part of the work, and returns the time limit
-                of this part. The child announces each part.
+            limit: a function that returns the time limit of a part of the work. Before each part,
+                the child sends an object that describes the part, and `limit` receives the object.
 
         Raises:
             Ended: the process has ended or takes too long to reply.
@@ -196,9 +196,9 @@ class Isolated:
         self._child.kill()
         self._child.wait()
         if self._child.stdin is not None:
-            with suppress(OSError):  # the child has ended before it read a request
+            with suppress(OSError):  # the child may have ended before it read all requests
                 self._child.stdin.close()
-        self._listener.join(_TICK)  # another process may keep the pipe open
+        self._listener.join(_TICK)  # may not end: another process may keep the pipe open
         self._stderr.close()
 
 
@@ -269,8 +269,8 @@ def _started(program: Sequence[str], stderr: IO[bytes]) -> subprocess.Popen[byte
 def processor(pid: int) -> tuple[bool, float]:
     """Return `(active, seconds)` for a process.
 
-    `active` is true if the process runs or waits for a processor; `seconds` is its CPU time. Only
-    Linux provides both values; the result on other systems is `(False, 0.0)`.
+    `active` is true if the process runs or waits for a processor. `seconds` is the CPU time that
+    the process has used. On other systems than Linux, the result is `(False, 0.0)`.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -283,12 +283,12 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
     """Answer requests in the child process, then end the process.
 
     Args:
-        load: a function that returns `answer(request, tell)`, which answers a request and may call
-            `tell(part)` before each part of its work.
+        load: a function without arguments that returns a function `answer(request, tell)`. `answer`
+            returns the reply to a request; it may call `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        fork: whether to answer in a fork of this process. Without a fork, a
-            student's code that ends its parent process would end the marker.
+        fork: whether to answer in a fork of this process. A student's code that ends its parent
+            process then ends only this process, and not the marker.
     """
     _limit_memory(megabytes)
     if fork:
@@ -317,11 +317,11 @@ def _go_on_in_a_child() -> None:
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # so that the pipes close when the child ends
+    for number in (0, 1, 2):  # then the pipes close as soon as the child ends
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
-        with suppress(OSError):  # SIGKILL never has a handler
+        with suppress(OSError):  # the handler of SIGKILL cannot be set
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     leave(abs(code))

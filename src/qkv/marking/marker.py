@@ -31,8 +31,8 @@ def check(
     - `is_causal` or `causal`: a causal mask.
     - `q_offset` and `num_heads`.
 
-    Findings are mistakes, fragile code (fails for large numbers or fully masked rows) or
-    conventions (correct code that follows another convention).
+    A finding is a mistake, fragile code or another convention. Fragile code fails for large
+    numbers or fully masked rows. Code that follows another convention is correct.
 
     Args:
         function: the function or class for the task; for a task about values, a tuple of these
@@ -40,7 +40,7 @@ def check(
             tests use two-dimensional float64 arrays, integers, batches, and scores of 1000.
         signature: the signature of an attention function. `"qkv"`: function(query (L, d),
             key (S, d), value (S, dv)) -> (L, dv). `"x,w_q,w_k,w_v"`: function(x (T, D),
-            w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv); with a parameter `num_heads`, the
+            w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv). If it has a parameter `num_heads`, the
             weights have the shape (D, heads * size). Here T is the number of tokens; D, d and dv
             are the sizes of the vectors. Other tasks have only one signature.
         task: the name of a task, or of the function that the task expects.

@@ -12,7 +12,7 @@ from qkv.marking.errors import sentence
 Kind = Literal["wrong", "fragile", "convention"]
 
 Function = Callable[..., Any]
-# a computation: its steps, keyed by name
+# the steps of a computation, keyed by the name of the step
 Steps = Mapping[str, Function]
 
 _NO_NUDGE = (
@@ -31,14 +31,14 @@ class Mistake:
         says: a description of the error.
         shows: the effect on the result.
         remedy: the line that corrects the mistake.
-        kind: "wrong", "fragile" (fails for large numbers or fully masked rows), or "convention"
-            (correct, but follows another convention).
-        variants: one mapping per variant of the mistake. The mapping holds the wrong steps, which
-            replace the right steps with the same names.
+        kind: "wrong", "fragile" or "convention". Fragile code fails for large numbers or fully
+            masked rows. A convention is correct code that follows another convention.
+        variants: the forms in which the mistake occurs. Each form is a mapping of wrong steps,
+            which replace the right steps with the same names.
         nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
-        alone: whether to report this mistake only if the function has no second mistake. A pair of
-            mistakes that contains this mistake would fit too many results by chance.
+        alone: whether to report this mistake only if it is the function's only mistake. Together
+            with a second mistake, it would give too many wrong results by chance.
     """
 
     key: str
@@ -59,10 +59,10 @@ class Mistake:
 
 
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
-    """Read a module's mistakes from the TOML file of the same name in the module's folder.
+    """Read the mistakes of a module from a TOML file, such as mistakes.toml for mistakes.py.
 
-    Each table describes a mistake. A table that contains tables is a group of mistakes: the fields
-    of the group are defaults for the fields of these mistakes.
+    Each table describes a mistake. If a table contains other tables, its fields are the default
+    fields of the mistakes in these tables.
     """
     package, _, name = module.rpartition(".")
     tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))

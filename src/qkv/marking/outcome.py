@@ -29,14 +29,15 @@ RAISED = (Exception, SystemExit)  # Errors of a student's code that are reported
 def options_of(
     function: Callable[..., Any], names: Sequence[str], known: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Return `(taken, required)`: the options that a function accepts and requires.
+    """Return `(taken, required)`: the options that a function accepts, and those without default.
 
-    `taken` maps qkv's names of options to the function's names; `required` holds qkv's names.
+    `taken` maps the qkv name of an option to the function's parameter, such as `is_causal` to
+    `causal`. `required` holds qkv names.
 
     Args:
         function: a student's function.
         names: the names of the function's positional arguments.
-        known: accepted parameter names per option, keyed by the option's name in qkv.
+        known: for each option's name in qkv, the parameter names that count as this option.
 
     Raises:
         TypeError: the function does not accept these arguments, or requires other arguments.
@@ -67,7 +68,7 @@ def options_of(
 
 
 def is_number(default: Any) -> bool:
-    """Is the default of a parameter a number, such as 0.0 for an additive mask?"""
+    """Is the default value of a parameter a number? An additive mask may have the default 0.0."""
     return type(default) in (int, float)
 
 

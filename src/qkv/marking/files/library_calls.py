@@ -1,4 +1,4 @@
-"""Record the library calls of a student's function: a library may compute the answer."""
+"""Record a student's calls of library functions, which may compute the answer for the student."""
 
 import sys
 import threading
@@ -18,7 +18,7 @@ _ATTENTION = frozenset(
 _STARTS = frozenset({"system", "popen", "fork_exec", "posix_spawn", "execv", "execve", "spawnv"})
 _PRINTED = "Unread.write"  # print() calls this method while output is hidden
 _SWITCHED_OFF = "sys.setprofile"
-_set, _get = sys.setprofile, sys.getprofile  # the originals; a student's file may replace them
+_set, _get = sys.setprofile, sys.getprofile  # saved before a student's file can replace them
 
 
 class Watch:
@@ -29,7 +29,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in a `with` block; a call that stops the recording is recorded too."""
+        """Record the calls in a `with` block, including a call that ends the recording."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Does the student's code call qkv, or does `qkv.marking` call another part of qkv?"""
+    """Is `called` a part of qkv, and `caller` the student's code or, if outside it, the marker?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)
@@ -77,8 +77,8 @@ def _is_outside(caller: str, called: str) -> bool:
 def answers(called: Iterable[str], task: str) -> tuple[str, ...]:
     """Return the called functions that are not allowed in a task.
 
-    The task `softmax` must not use a library's softmax; other tasks may. No task may use a
-    library's attention, other functions of qkv, or programs.
+    A library's softmax is not allowed in the task `softmax`, but it is allowed in all other tasks.
+    No task may call a library's attention, call another function of qkv, or start a program.
 
     >>> answers({"scipy.softmax", "qkv.softmax", "qkv.attention"}, "attention")
     ('qkv.attention',)

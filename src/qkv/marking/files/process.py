@@ -19,10 +19,10 @@ from qkv.marking.result import CheckResult
 from qkv.marking.tasks import TASKS, Task
 
 MEGABYTES = 2048
-_CELL = 6  # the factor on the time limit for a notebook cell: some lessons train a model
+_CELL = 6  # a notebook cell may take this many times a task's time limit, to train a model
 
 _WORDS = re.compile(r"\w+")
-# a verdict, and a function's signature if it is probably a helper and no answer to a task (else "")
+# a verdict on a function, and the function's signature; "" instead if it is probably no helper
 _Verdict = tuple[CheckResult, str]
 
 
@@ -38,8 +38,8 @@ def check_file(
     r"""Mark the functions of a Python file or a Jupyter notebook in a separate process.
 
     A lesson's notebook is marked only for the tasks of the lesson. Functions that the lesson itself
-    defines are not marked. The code cells run in order, without magics. If a cell fails, the
-    verdict names the cell, and the following cells still run.
+    defines are not marked. The code cells run in order, but magics such as `%time` are removed. If
+    a cell fails, the verdict names the cell, and the following cells still run.
 
     The file's functions run in the separate process. This process judges the results, with code
     that the file cannot change. If a function of qkv, torch or scipy computes the answer, the file
@@ -168,7 +168,7 @@ class _File(NamedTuple):
         return results, []
 
     def _verdict(self, remotes: Remotes, name: str, own: list[str]) -> _Verdict:
-        """Mark a function or values for a task; errors in the file's objects become findings."""
+        """Mark a function or values for a task; an error of the marker also gives a verdict."""
         try:
             task = task_of(name)
             if task.values:
@@ -176,7 +176,7 @@ class _File(NamedTuple):
                 if isinstance(values, str):  # the first missing name
                     return _missing(task, values, task.name, own), ""
                 return check(values, task=task.name), ""
-            by_task = name == task.name  # if false, `name` is the name of a function
+            by_task = name == task.name  # otherwise, `name` is a function's name
             found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
             if found is None:
                 return _missing(task, names_of(task) if by_task else name, name, own), ""
@@ -207,7 +207,7 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
 
 
 def _helper(task: Task, found: Found, result: CheckResult) -> str:
-    """Return the signature of a function if it is probably a helper and no answer; else, ""."""
+    """Return the signature of a function that is probably only a helper, otherwise ""."""
     if found.name not in task.everyday:
         return ""
     expected = {*_WORDS.findall(task.signature)} - {found.name}

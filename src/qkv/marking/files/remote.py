@@ -83,7 +83,7 @@ class Remotes:
         return Found(str(row[0]), self._read(row[1]), f"{row[0]}{row[2]}")
 
     def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
-        """Return the values of these names, or the first name that the file lacks."""
+        """Return the values of these names. If the file lacks a name, return only this name."""
         packed = self._value({"do": "values", "names": [*names]})
         return packed if isinstance(packed, str) else tuple(map(self._read, packed))
 
@@ -96,11 +96,11 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number: a new object, or an updated earlier object."""
+        """Return the object with this number; if it exists already, copy `thing` into it."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
-        if isinstance(thing, Opaque):  # the proxy's type has the name of the object's type
+        if isinstance(thing, Opaque):  # name the proxy's type like the type of the object
             base: Any = RemoteFunction if thing.calls else Remote
             thing = type(thing.kind, (base,), {})(self)
         self._things[number] = thing
@@ -112,7 +112,7 @@ class Remote(Elsewhere):
     """A proxy for an object in the student's process.
 
     Args:
-        remotes: the proxies, which send requests to the student's process.
+        remotes: an object that sends requests to the student's process.
     """
 
     def __init__(self, remotes: Remotes) -> None:
@@ -158,7 +158,7 @@ def _write(target: Any, new: Any) -> bool:
     if isinstance(target, np.ndarray):
         if target.dtype != new.dtype:
             return False
-        with suppress(ValueError):  # the target is a view, or read-only
+        with suppress(ValueError):  # the target may be a view that cannot be resized, or read-only
             if target.shape != new.shape:
                 target.resize(new.shape, refcheck=False)
             target[...] = new

@@ -22,7 +22,7 @@ _MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?.*|[\w.]+\?\??[ \t]*)$", re.MULTILINE
 
 
 def defined(source: bytes, file: str = "the file") -> set[str]:
-    r"""Return the top-level functions and classes of a file, except imports.
+    r"""Return the names of a file's top-level functions and classes, without imported names.
 
     Raises:
         SyntaxError: the source is not Python, or has bytes that are invalid in its encoding.
@@ -34,7 +34,7 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
         warnings.simplefilter("ignore")
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-            source.decode(encoding)  # ast.parse does not check the bytes of comments
+            source.decode(encoding)  # checks comments too, unlike ast.parse
             tree = ast.parse(source, file)
         # A ValueError is raised for null bytes, and for bytes that are invalid in the encoding. A
         # RecursionError or a MemoryError is raised for a thousand nested brackets.
@@ -49,7 +49,7 @@ def _names(body: list[ast.stmt]) -> Iterator[str]:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
             continue
-        another = ast.Lambda | ast.Name | ast.Attribute  # such as softmax = f
+        another = ast.Lambda | ast.Name | ast.Attribute  # the value in softmax = f
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
             statement.value, another
         ):
@@ -142,7 +142,7 @@ def _plain(source: str) -> str:
     if source.lstrip().startswith("%%"):
         first, _, rest = source.lstrip().partition("\n")
         source = rest if _PYTHON.match(first) else ""
-    # do not change valid Python: a line inside a string may begin with %
+    # if the cell is valid Python, keep lines that begin with %: they are inside a string
     return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
 
 

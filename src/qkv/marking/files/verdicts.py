@@ -22,8 +22,8 @@ def not_marked(key: str, shows: str, task: str | None, **names: str) -> CheckRes
         key: the name of a table in mistakes.toml.
         shows: the effect of the mistake.
         task: the name of the task, or of its function.
-        names: values for the placeholders in the texts. Without a value, the placeholder {it}
-            becomes the name of the task, or "the file" if `task` is None.
+        names: values for the placeholders in the texts. The default value of the placeholder {it}
+            is the name of the task, or "the file" if `task` is None.
     """
     task = None if task is None else task_of(task).name
     return _verdict(described(key, shows, **{"it": task or "the file", **names}), task)
@@ -68,7 +68,7 @@ def of_error(error: BaseException, file: str) -> CheckResult:
 def _line(error: BaseException, file: str) -> str:
     """Return "line 3: " if line 3 of the file raised an error; return "" if no line is known."""
     if isinstance(error, SyntaxError):
-        return ""  # a syntax error's message names the line
+        return ""  # the message of a syntax error already names the line
     lines = [frame.lineno for frame in frames_of(error) if frame.filename == file]
     return f"line {lines[-1]}: " if lines else ""
 

@@ -27,8 +27,8 @@ class Packer:
     """Encodes the objects of one message.
 
     Args:
-        known: a function that returns the number of an object in the student's process, or None for
-            an object without a number.
+        known: a function that takes an object and returns the object's number in the student's
+            process, or None if the object has no number.
     """
 
     def __init__(self, known: Callable[[Any], int | None]) -> None:
@@ -38,7 +38,8 @@ class Packer:
         """Pack an object as JSON.
 
         Raises:
-            MemoryError: the object is larger than any right answer.
+            MemoryError: the object has more than `MOST` numbers or elements; right answers are
+                smaller.
         """
         self.count += 1
         kind = type(thing)
@@ -63,7 +64,7 @@ class Packer:
         try:
             a = numbers(thing)
         except (Exception, SystemExit):
-            if not depth:  # the student's function returned this object
+            if not depth:  # this is the whole object, not a part of it
                 raise
             a = None
         if a is None:
@@ -81,9 +82,9 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
     Args:
         packed: the result of `Packer.pack`.
-        held: a function that takes the number of an object and the object in this message, and
-            returns the object to use. The object in the message is None if only the number was
-            sent. It is an `Opaque` if the object cannot be sent by value.
+        held: a function `held(number, thing)` that returns the object to use for an object with a
+            number. `thing` is the object in the message. It is None if the message has only the
+            number, and an `Opaque` if the object cannot be sent by value.
     """
     if "v" in packed:
         return packed["v"]
