@@ -43,7 +43,7 @@ from qkv.text.tokenizer import Tokenizer
 #   `next` is true if logits are for the next token.
 #   `bert` is true if the layers have the same steps as in BERT.
 #   `scales` has a pair ["", factor of the scores] for each layer. In the data from a server (see
-#   server.js), the string names an activation that has the factor.
+#   server.js), the string names the activation that the edit "scale" multiplies.
 
 
 # A page with more than LARGE characters causes a warning. MOST is the number of characters that a

@@ -17,9 +17,9 @@ from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 
 # The payload, which the scripts in assets/ read. A packed array has its `shape` and the base64 of
-# little-endian float32, or of integers with their `bits` (8, 16, 32); see `pack_numbers`. Numbers
-# are not rounded; the page rounds the numbers that it shows. Shares are packed weights; the first
-# four digits of a weight are kept.
+# little-endian float32, or of integers with their `bits` (8, 16, 32); see `pack_numbers`. These
+# numbers are not rounded. Weights may also be packed as shares, which keep the first four digits of
+# a weight (see `pack_shares`).
 #
 # PAYLOAD is the whole payload.
 #
@@ -28,8 +28,8 @@ from qkv.see.steps.walk import Walk
 #   `title` and `model` are strings.
 #   `theme` is "auto", "light" or "dark".
 #   `stretch` is true if scales end at the largest weight when the page opens.
-#   `texts` is a list of TEXT. `show` has one text, or three for an encoder-decoder. `compare` has
-#   two.
+#   `texts` is a list of TEXT. A page of `show` has one text, or three for an encoder-decoder. A
+#   page of `compare` has two texts.
 #   `start` is the first state of the page (START), or null.
 #   `compare`, `walk`, `shift` and `replay` are COMPARE, WALK, SHIFT and REPLAY, or null.
 #   `notes` has sentences about the tokens.
@@ -63,11 +63,11 @@ from qkv.see.steps.walk import Walk
 #   `layers` has the indices of the layers.
 #   `heads` is H, `length` is L, and `key_length` is S.
 #   `weights` is a packed array (layers, H, L, S), or null.
-#   `scores` is a packed array (k, H, L, S), or null. It has the scaled, masked scores of k layers;
-#   an additional key `layers` has the indices of these layers.
+#   `scores` is a packed array (k, H, L, S), or null. These are the scaled, masked scores of k
+#   layers. An additional key `layers` has the indices of these layers.
 #   `scale` is a list with the factor of each layer's raw scores; an unknown factor is null.
-#   `hidden` is an array of bits, 1 where masked, or null. The shape of bits is (1 or layers, 1 or
-#   H, L, S); an axis of length 1 stands for all layers or heads.
+#   `hidden` is a packed array of bits (layers, H, L, S), which are 1 for masked cells, or null. If
+#   all layers or all heads have the same mask, their axis has length 1.
 #   `norms` is a packed array (layers, H, S) of the lengths |v W_O|, or null.
 #   `measures` maps each name to a list of layers x H numbers, or to null.
 #   `summary` is a SUMMARY in place of the weights, or null.
@@ -77,7 +77,7 @@ from qkv.see.steps.walk import Walk
 #
 #   `top_k` is k.
 #   `indices` is a packed array (layers, H, L, k); all bits of an unused index are 1.
-#   `weights` has the weights on these keys, as packed shares.
+#   `weights` has the weights on the keys in `indices`, as packed shares.
 #   `received` is a packed array (layers, H, S).
 #   `kept` is the fraction of the total weight that the summary includes.
 #
@@ -104,7 +104,7 @@ from qkv.see.steps.walk import Walk
 THEMES = ("auto", "light", "dark")
 MOST_CELLS = 4_000_000  # the largest number of weights in a page: 16 MB before base64
 MOST_SCORES = 1_500_000
-MOST_KEPT = 1_000_000  # the largest number of weights in summaries; each query keeps at least 4
+MOST_KEPT = 1_000_000  # the largest number of weights in summaries with more than 4 per query
 
 
 def text_payload(heads: Heads, layer: int) -> dict[str, Any]:
@@ -217,8 +217,8 @@ def check_theme(theme: str, call: str) -> str:
     return theme
 
 
-# REPLAY is the data for assets/pages/replay.js. The `start` of the payload has the first head to
-# show.
+# REPLAY is the data for assets/pages/replay.js. The entry `start` of PAYLOAD names the head that
+# the page shows first.
 #
 #   `run` is the name of the run.
 #   `tokens` has L strings.
@@ -232,8 +232,8 @@ def check_theme(theme: str, call: str) -> str:
 #   `scores` is a list of measures. Each measure has a `name`, a phrase for the averaged weight
 #   (`of`), a name for heads with a high score (`head`), and a list of layers x H numbers for each
 #   step (`values`).
-#   `score` is the index in `scores` of the score that the sentence describes.
-#   A head whose score is at least `becomes` has the name in `head`.
+#   `score` is the index in `scores` of the measure that the page's sentence is about.
+#   `becomes` is the least score for which a head gets the name in `head`.
 #   `losses` is a list of [step, loss].
 #   `logged` has the loss at each of the `steps`, or null.
 #   `knots` has the steps on the axis of charts, which are equally spaced.
@@ -298,34 +298,35 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `keys` has the names of the keys, or is null if the keys are the tokens.
 #   `rows` has the positions of the queries that the page keeps, or is null for all queries.
 #   `key_rows` has the positions of the keys that the page keeps, or is null for all keys.
-#   `arrays` maps names to ARRAY. The array "own" has the model's own numbers.
+#   `arrays` maps names to ARRAY. The array "own" has the model's own numbers for the step
+#   `own_step`.
 #   `steps` is a list of STEP.
 #   `start` is the [row, column] of the cell whose sum is written out when the page opens.
 #   `own` is the name of the array "own" in the trace, for example "blocks.0.hook_resid_post".
 #   `own_step` is the index of the step that is compared with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
-#   `which` is the name of the head, with its headline.
+#   `which` names the head, and has another sentence about it.
 #   `reasons` has the reasons for this head.
 #
 # ARRAY is one array of a walk.
 #
 #   `b64` is the base64 of little-endian float32, or null if the array is too large for the page.
 #   `shape` is the shape of the array.
-#   `rows` is a list of row indices, or the name of a list of WALK ("rows" or "key_rows"), or null
-#   for all rows.
+#   `rows` is a list of the kept rows, or null if all rows are kept. It is "rows" or "key_rows" if
+#   WALK has this list under that name.
 #   `columns` has the indices of the columns; the key is missing if the page has all columns.
 #
 # STEP is one step of a walk.
 #
 #   `title`, `formula`, `shape`, `code` and `note` are strings.
 #   `name` is the name of the step's array.
-#   `side` is "queries" or "keys" if the rows are queries or keys. It is "place" if the step has
-#   only one row: the query of `start`.
+#   `side` is "queries" or "keys" if the rows are queries or keys. If the step has only one row, the
+#   query of `start`, `side` is "place".
 #   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
 #   `shown` has the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.
-#   `cell` is a [row, column], or null.
+#   `cell` is the [row, column] of the number whose sum the page writes out, or null.
 #   `op` describes how each number is computed (see steps/step.py).
 #   `lengths` has the packed lengths of the rows in the page, or is null if rows are not vectors.
 
@@ -418,7 +419,7 @@ def _held(walk: Walk, weights: Array) -> tuple[list[int] | None, list[int] | Non
     if max(length, keys) <= MOST_TOKENS:
         return None, None
     score = weights.copy()
-    score[walk.cell] = np.inf  # The cell whose sum is written out first.
+    score[walk.cell] = np.inf  # The page opens with the sum of this cell.
     if walk.keys is walk.tokens:  # Queries and keys share one list of positions.
         order = np.argsort(-score, axis=None, kind="stable")
         positions = dict.fromkeys(
@@ -474,9 +475,9 @@ def pack_rows(rows: Array, scales: Array) -> dict[str, Any]:
 def pack_shares(weights: Array) -> dict[str, Any]:
     """Pack weights in 16 bits as `n / per`; their first four digits stay the same.
 
-    Rounding `n / per` to four digits or fewer gives the same digits as rounding the weight. An even
-    n means that the weight is exactly `n / per`. If n is odd, the weight lies between the fractions
-    for n - 1 and n + 1.
+    If the page rounds `n / per` to at most four digits, it shows the same digits as for the weight
+    itself. An even n means that the weight is exactly `n / per`. If n is odd, the weight lies
+    between the fractions for n - 1 and n + 1.
 
     >>> pack_shares(np.array([0.125, 0.12501]))
     {'b64': 'iBOJEw==', 'bits': 16, 'shape': [2], 'per': 40000}
@@ -497,7 +498,7 @@ def pack_bits(flags: Array) -> dict[str, Any]:
 
 
 def pack_flags(flags: Array) -> dict[str, Any] | None:
-    """Pack flags `(layers, heads, L, S)`; if all layers or heads are equal, keep only one."""
+    """Pack flags `(layers, heads, L, S)`; keep one head or one layer if all have equal flags."""
     if not flags.any():
         return None
     for axis in (1, 0):
@@ -508,7 +509,7 @@ def pack_flags(flags: Array) -> dict[str, Any] | None:
 
 
 def pack_indices(indices: Array, limit: int) -> dict[str, Any]:
-    """Pack indices below `limit` in 16 bits, or in 32 bits if necessary; -1 sets all bits.
+    """Pack indices below `limit` in 16 bits, or in 32 bits if necessary; -1 is packed as ones.
 
     >>> pack_indices(np.array([1, -1]), 10)
     {'b64': 'AQD//w==', 'bits': 16, 'shape': [2]}

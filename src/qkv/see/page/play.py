@@ -1,4 +1,4 @@
-"""The data for the page of `play`, for a page in a file and for a page from a server."""
+"""The data for the page of `play`, which may be a file or come from a server."""
 
 import json
 from collections.abc import Sequence
@@ -40,17 +40,17 @@ from qkv.trace import Trace
 # A page with two models has two more entries.
 #
 #   `side` is "encoder".
-#   `other` has all these entries for the decoder.
+#   `other` is the payload for the decoder, with the same entries.
 #
 # START is the first state of the page. Without `layer`, `head` and `said`, the page chooses a head.
 #
 #   `text` is a string.
 #   `edits` has records of edits.
-#   `place` is the position of the guess.
+#   `place` is the position at which the model guesses a word.
 #   `layer` and `head` are numbers.
 #   `said` is a sentence about this head.
 #   `query` is the position of a token, or null.
-#   `hide` has the positions of the tokens of the first word to hide.
+#   `hide` has the positions of the word that a reader can hide first, with one click.
 #   `view` is the first screen, which is "front", "findings" or "lab" (the default).
 #
 # STORY is a sentence in which an intervention changes the guess.
@@ -107,7 +107,7 @@ def _kept(folder: Path | None, name: str) -> dict[str, Any]:
 
 
 def _story(model: Model, story: dict[str, Any]) -> dict[str, Any]:
-    """Convert a story to a STORY (see above)."""
+    """Convert a story from stories.json to the format of the page (STORY above)."""
     trace: Trace = model.trace(story["sentence"], names=["pattern"])
     positions = [positions_in(trace, model, word, "play", "hide") for word in story["hide"]]
     edits: dict[str, Any] = (
@@ -134,8 +134,8 @@ def served_page(model: Model, scales: Sequence[tuple[str, float]], *, plain: boo
 
     Args:
         model: the model that the server runs.
-        scales: for each layer, the name of the activation that scales the scores, and the scale
-            that the model itself uses.
+        scales: the results of `scale_in` for the layers: the name of the activation that the edit
+            "scale" multiplies, and the factor by which the model multiplies the scores.
         plain: whether the scores of every layer are products of queries and keys, without other
             terms.
     """
@@ -183,7 +183,7 @@ def about_of(model: Model, scales: Sequence[tuple[str, float]], plain: bool) -> 
 
 
 def _start(model: Model, mask: str | None) -> dict[str, Any]:
-    """Choose the first text, a position in the text, and the word that the button hides."""
+    """Choose the text that the page shows first, a position in it, and the word to hide first."""
     text = TEXT.format(mask or "head")
     tokens = model.tokenize(text)
     first = model.prepared(text).find(HIDDEN)

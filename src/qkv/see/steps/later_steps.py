@@ -17,7 +17,7 @@ Norm = LayerNorm | RMSNorm
 
 
 def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
-    """Add the steps of an MLP that runs parallel to the attention, and the sum of both results.
+    """Add the steps of an MLP parallel to the attention, and a step that adds the two results.
 
     The attention and the MLP both read `X`. `attended` names the attention's result. The function
     returns the name of the sum.
@@ -63,7 +63,7 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
 
     `others` are passed on to `Walk.write`.
     """
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # `gain` is the first norm's name
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # the first norm's gain is called `gain`
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in norm.parameters else None
     learned = {gain: norm.scaled()} | ({shift: norm.parameters["bias"]} if shift else {})
@@ -119,7 +119,8 @@ def _unit_steps(walk: Walk, read: str, mlp: MLP) -> None:
 def word_steps(walk: Walk, model: Model, last: str) -> None:
     """Add the steps after the walk's block, up to the probabilities of the words.
 
-    All later blocks are one step; the final norm and the language-model head follow.
+    One step stands for all later blocks. The steps of the final norm and the language-model head
+    follow.
 
     Args:
         walk: the walk so far.
@@ -265,7 +266,7 @@ def traced_steps(walk: Walk) -> None:
 
 
 def _sum_row(walk: Walk) -> str:
-    """Return the key of a block's last sum in steps.json."""
+    """Return the name of the row in steps.json for the last sum of a block."""
     if ("mlp_out", walk.layer) not in walk.trace:
         return "output"
     both = ("resid_mid", walk.layer) not in walk.trace

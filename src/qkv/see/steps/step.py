@@ -43,7 +43,7 @@ def spell(
         arrays: the array and its inputs, keyed by name.
         rows: names for the rows.
         columns: names for the columns; by default the column's index.
-        most: the largest number of terms to write; of a longer sum, only the largest terms are
+        most: how many terms of a sum are written out. If a sum has more terms, the largest are
             written.
 
     >>> arrays = {"A": np.array([[1.0, 2.0]]), "B": np.array([[3.0], [4.0]])}
@@ -116,7 +116,7 @@ def _normed(op: Op, x: Array, j: int) -> str:
 def _product(op: Op, i: int, j: int, arrays: Arrays, most: int) -> str:
     """Write out a row of the left matrix times a column of the right matrix.
 
-    If the right matrix is flipped (transposed), the sum uses its row instead of its column.
+    If `flip` is true, the right matrix is transposed before it is multiplied.
     """
     left, right = arrays[op["left"]][i], arrays[op["right"]]
     other = right[j] if op["flip"] else right[:, j]
@@ -176,8 +176,8 @@ def _number(x: Any) -> str:
 # The contents of steps.json. `rows` has the steps, keyed by the names that Python and the page use.
 # In a row, `op` describes how each number is computed (see `_made`). `columns` is the letter that
 # stands for the number of columns; it is empty if the columns are keys. `phrases` has parts of
-# notes and titles. {x} is a placeholder. A text that consists of one placeholder becomes
-# the value itself, of any type.
+# notes and titles. {x} is a placeholder. A text that is only a placeholder becomes the
+# placeholder's value, which may have any type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
@@ -210,7 +210,7 @@ def phrase(name: str, **given: Any) -> str:
 
 
 def biased(bias: str | None) -> dict[str, Any]:
-    """Return the placeholder values for a bias: its name, and the code that adds it.
+    """Return the values for the placeholders {bias} and {plus}: a bias, and the code that adds it.
 
     >>> biased("b_O")
     {'bias': 'b_O', 'plus': ' + b_O'}
@@ -218,7 +218,7 @@ def biased(bias: str | None) -> dict[str, Any]:
     return {"bias": bias, "plus": f" + {bias}" if bias else ""}
 
 
-FEW = 8  # the maximum number of hidden units, and of words, that a walk shows
+FEW = 8  # a walk shows at most this many hidden units, and at most this many words
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,8 +234,8 @@ class Step:
         values: the result, `(n, m)`.
         op: how each number is computed, in the format that `_made` reads.
         rows: names for the rows: the tokens of the queries, or the tokens of the keys.
-        side: "queries" if the rows are queries, "keys" if they are keys, or "place" for one row at
-            the walk's query.
+        side: "queries" if the rows are queries, "keys" if the rows are keys, or "place" if the only
+            row belongs to the walk's query.
         columns: names for the columns, if the columns are tokens.
         shown: the shown columns and their names, if some columns are left out.
         weights: whether the numbers are weights, which are shaded.
@@ -325,12 +325,12 @@ class Walk:
 
     @property
     def own_name(self) -> str:
-        """Return the name of the model's array for the last compared step."""
+        """Return the name of the model's array with which the last compared step is compared."""
         return self.compared[-1][1]
 
     @property
     def own(self) -> Array:
-        """Return the model's array for the last compared step, `(n, m)`."""
+        """Return the model's array with which the last compared step is compared, `(n, m)`."""
         return self.compared[-1][2]
 
     @property
@@ -359,7 +359,7 @@ class Walk:
         return f"The likeliest word {where} is {word}, {chance:.2f}."
 
     def compare(self, name: str, own: Array | None = None) -> None:
-        """Compare the last step with `own`, by default the trace's array called `name`."""
+        """Compare the last step with `own`; if it is None, use the array `name` of the trace."""
         if own is None and name in self.trace:
             own = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
         if own is not None:
@@ -398,7 +398,7 @@ class Walk:
         return spell(step.name, step.op, cell, self.arrays, step.rows, columns, most)
 
     def count(self, side: str) -> str:
-        """Return the letter that stands for the number of queries or keys."""
+        """Return the letter for the number of queries or keys in shapes: "T", "L" or "S"."""
         return "T" if self.same else "L" if side == "queries" else "S"
 
     def write(

@@ -35,14 +35,15 @@ KNOWN = {"is_causal", "window", "attn_mask", "scale", "q_offset", "query_lengths
 class AttentionInputs:
     """The queries, keys, values and options of a layer's attention.
 
-    Q, K and V are computed from the layer's input if the parameters are known, or read from the
-    trace.
+    If the parameters are known, Q, K and V are computed from the layer's input. Otherwise they are
+    read from the trace.
 
     Attributes:
         trace: the trace of one text.
         layer: the layer.
         parameters: the model's parameters; empty if Q, K and V are taken from the trace.
-        rotary: the rotation of queries and keys, if it is the only change after the projections.
+        rotary: the rotation of queries and keys. It is None if the layer has no rotation or also
+            changes queries and keys in other ways, such as by norms.
         x: the names of the word vectors from which "q", "k" and "v" are computed.
         known: weights and biases of the projections, keyed by short name, for example "W_Q" or
             "b_Q".
@@ -94,7 +95,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Name the word vectors that the projections in `of` read; "kv" means keys and values."""
+        """Store the name of the vectors that the projections in `of`, such as "kv", read."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -103,7 +104,7 @@ class AttentionInputs:
                     self.known[f"{short}_{letter}"] = array
 
     def of(self, name: str, head: int) -> int:
-        """Return the index of a head's queries, keys or values; heads may share keys and values."""
+        """Return the index of the queries, keys or values that a head uses and may share."""
         return head if name == "q" else head // self.shared
 
     def part(self, name: str, head: int) -> slice:
@@ -117,8 +118,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     """Compute every step of one head, and all later steps up to the words, in plain NumPy.
 
     After the head, the walk continues through the layer; all later layers are one step. The walk
-    predicts words at one position: the first mask token, or else the query of the head's strongest
-    link. The sums at this position are written out.
+    predicts words at one position. This is the first mask token or, in a text without a mask token,
+    the query of the head's strongest link. The sums at this position are written out.
 
     Args:
         trace: a model's trace of one text.
@@ -232,7 +233,7 @@ def walk_layer(
 def _traced(layer: Layer, inputs: Sequence[Array], options: dict[str, Any]) -> Trace:
     """Trace a single layer, with activations named as in a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
-    if isinstance(layer, MultiHeadAttention):  # its trace names activations without a block number
+    if isinstance(layer, MultiHeadAttention):  # the names in its trace have no block number
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
     settings = {0: settings_of(options, None)}
@@ -297,14 +298,14 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
 
 
 def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
-    """Return each head's context in the traced run; for ablated heads, the edited context."""
+    """Return each head's context; an ablated head has the edited context of the trace."""
     trace, layer, head = at.trace, at.layer, walk.head
     without = {number for at_layer, number in trace.changed.get("ablate", ()) if at_layer == layer}
     contexts = {other: trace["z", layer][0][:, other] for other in without}
     if head in contexts:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
-    for other in set(range(at.count)) - set(contexts):  # compute, but do not show
+    for other in set(range(at.count)) - set(contexts):  # these steps are computed, but not shown
         aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
         contexts[other] = _head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]
@@ -323,7 +324,7 @@ def _refuse_edits(trace: Trace, layer: int, model: Model | None) -> None:
 
 
 def _first_cell(trace: Trace, chosen: ChosenHead) -> tuple[int, int]:
-    """Choose the query and key for the sums: at the first mask token, or by the strongest link."""
+    """Choose the query and the key whose sums are written out (see `walk_head`)."""
     layer, head, link = chosen.layer, chosen.head, chosen.link
     mask = next((position for position, token in enumerate(trace.tokens) if token in MASKS), None)
     if mask is not None:
@@ -341,7 +342,7 @@ def _largest(trace: Trace, layer: int, head: int) -> tuple[int, int]:
 
 
 def _one_text(x: Any, name: str) -> Array:
-    """Convert word vectors to `(n, D)`; a batch of one is allowed."""
+    """Convert word vectors `(n, D)` or `(1, n, D)` to an array `(n, D)`."""
     array = as_array(x, call="walk", name=name)
     if array.ndim == 3 and len(array) == 1:
         array = array[0]

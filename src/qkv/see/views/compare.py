@@ -59,7 +59,7 @@ class Side:
 
     @property
     def rows(self) -> list[int]:
-        """Return the indices of the word's rows in `shown`."""
+        """Return the word's rows in the weights of `shown`; a split word has several."""
         return self.shown.queries.rows_of(self.positions)
 
     def looks_at(self, head: ChosenHead) -> Array:
@@ -93,7 +93,7 @@ class CompareView(HeadShown):
         similarity: the cosine at the embeddings and after each layer, `(num_layers + 1,)`; empty if
             no vectors were traced.
         sides: the two texts.
-        why: why this word was chosen: a clause that follows "because".
+        why: the reason for the choice of the word, as a clause that follows "because".
     """
 
     word: str
@@ -103,7 +103,7 @@ class CompareView(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """Describe the word's attention in both texts, and the first and last cosine."""
+        """Describe the word's attention in both texts, and its first and last `similarity`."""
         most = zip("AB", (side.most(self.head) for side in self.sides), strict=True)
         at = [
             f"at {name} in {text} ({weight:.2f})" if weight else f"at nothing in {text}"
@@ -135,7 +135,7 @@ class CompareView(HeadShown):
         return [f"The word is {self.word} because {self.why}.", *super().reasons, *taken]
 
     def panels(self) -> list[list[Panel]]:
-        """Show both texts with the head, the word's similarity at each layer, and its attention."""
+        """Show both texts, the chosen head in each, the word's similarities, and its attention."""
         named = list(zip("AB", self.sides, strict=True))
         looks: list[Panel] = [
             Table(
@@ -261,7 +261,7 @@ class Change:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RunsView(HeadShown):
-    """Two runs of one text: the change of each token's output, largest first.
+    """Two runs of one text, and how each token's vector after the last layer differs between them.
 
     Attributes:
         traces: the traces of both runs.
@@ -310,7 +310,7 @@ class RunsView(HeadShown):
         }
 
     def panels(self) -> list[list[Panel]]:
-        """Show the head in both runs, the change of each token, and one token's attention."""
+        """Show the chosen head in both runs, the tokens' changes, and one token's attention."""
         parts = self.heads
         shown = self.changes[:_MOST_ROWS]
         changed = Bars(
@@ -427,10 +427,10 @@ def compare(
     Without `word`, the view chooses the content word that both texts share. If they share several,
     the view chooses the word whose vectors after the last layer are least similar. Without `layer`
     and `head`, the view chooses the head in which the word's links differ most between the texts.
-    For each link, only the excess over the usual weight counts (see `show`). If the word is the gap
-    in both texts, the view chooses the head whose removal changes both guesses most. If the
-    difference is less than 0.1, or if a model is untrained, the sentence says that no head stands
-    out.
+    For each link, the usual weight is first subtracted from the weight (see `show`). If the word is
+    the gap in both texts, the view chooses the head whose removal changes both guesses most. If the
+    links differ by less than 0.1, if the removal moves less than 0.1 of the probability, or if a
+    model is untrained, the sentence says that no head stands out.
 
     Two traces of the same tokens, such as `model.trace(text)` and
     `model.trace(text, ablate=[(0, 4)])`, are compared as two runs unless `word` is given. The view

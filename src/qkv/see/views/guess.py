@@ -121,17 +121,16 @@ def guess(
 
     Args:
         text: for an encoder, a text with `Model.mask` in place of each missing word; for a decoder,
-            any text. Alternatively, a story from `stories()`, with the story's own interventions.
-        model: a model or the name of a model; if omitted, the story's model or, for a text, the
-            default model.
+            any text. This may also be a story from `stories()`, which has its own interventions.
+        model: a model or the name of a model; if omitted, the default model.
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words and positions that no token may attend to, as in `Model.trace`.
         theme: "light", "dark", or "auto" for the theme of the site or system.
 
     Raises:
-        TypeError: as for `Model.predict`, or `ablate` or `hide` is given together with a story.
-        ValueError: as for `Model.predict`, or a decoder's text contains a mask token.
+        TypeError: `Model.predict` raises a TypeError, or `ablate` or `hide` is given with a story.
+        ValueError: `Model.predict` raises a ValueError, or the text for a decoder has a mask token.
 
     >>> view = guess("The sun rises in the [MASK].", top_k=2)
     >>> len(view.guesses[0]), view.after

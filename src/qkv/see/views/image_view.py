@@ -18,7 +18,7 @@ from qkv.trace import Trace
 
 # The colour of weights over a patch. It is light because the image below is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
-MOST_PIXELS = 448  # The longer side of the large picture; small pictures are a quarter as long.
+MOST_PIXELS = 448  # The pixels on the longer side of the large picture. Small pictures have 112.
 _LOOKING = "#ffffff"  # The colour of the frame around the patch that attends.
 _ACROSS = 4  # The number of heads side by side.
 
@@ -32,7 +32,8 @@ class ImageView(View):
         image: the image, (H, W, 3) of uint8.
         layer: the shown layer, counted from 0.
         head: the head in the large picture, counted from 0.
-        query: the position of the token that attends: 0 is the first token, 1 the first patch.
+        query: the position of the token that attends. Position 0 is the first token, such as [CLS],
+            and position 1 is the first patch.
     """
 
     trace: Trace
@@ -96,7 +97,7 @@ class ImageView(View):
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
         """Draw the image in grey, light where a head's weights are large, `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
-        times = max(1, size // max(image.shape[:2]))  # each patch needs its own pixels
+        times = max(1, size // max(image.shape[:2]))  # patches must not share pixels
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))
 
     def _shares(self, head: int) -> Array:
@@ -183,8 +184,9 @@ def image_view(
 ) -> ImageView:
     """Show the attention of one token over an image, for each head of a layer.
 
-    Without `layer` and `head`, the view chooses the head with the largest weight on a patch, not
-    counting a patch's weight on itself. Ties go to the lowest layer, then the lowest head.
+    Without `layer` and `head`, the view chooses the head in which the token has the largest weight
+    on a patch. The weight of a patch on itself does not count. Ties go to the lowest layer, then
+    the lowest head.
 
     Args:
         trace: the trace of one image, from `model.trace(image)`.
@@ -226,7 +228,7 @@ def image_view(
     numbers = layers if layer is None else [_checked(layer, trace.num_layers, "layer")]
     if numbers[0] not in layers:
         raise ValueError(f"image_view: layer {numbers[0]} is not in the trace, which has {layers}")
-    rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # layer -> (Hq, N + 1)
+    rows = {n: trace["pattern", n][0, :, position] for n in numbers}  # (Hq, N + 1), keyed by layer
     for number, weights in rows.items():
         if not np.isfinite(summable(weights)).all():
             raise ValueError(

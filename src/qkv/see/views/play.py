@@ -74,7 +74,7 @@ class PlayView(WithModels, OneText):
         opened: the likeliest words under the first interventions; empty if there are none.
         state: the part after the # of an address; the page opens in this state. May be empty.
         embed: whether a notebook contains the page itself, instead of an iframe that shows a file.
-        other: the view of a second model, a decoder; readers of the page can switch to it.
+        other: the view of a decoder, if the page has a second model. Readers can switch to it.
     """
 
     model: Model
@@ -104,7 +104,7 @@ class PlayView(WithModels, OneText):
         return run_name({"hide": [self.opening.word]})
 
     def panels(self) -> list[list[Panel]]:
-        """Show the likeliest words before and after a word is hidden, and the first head."""
+        """Show the likeliest words before and after a word is hidden, and the chosen head."""
         shown, title = self.opening, "The likeliest words"
         bars: list[Panel] = [guess_bars(shown.before, title, "as it is" if shown.hidden else "")]
         if shown.hidden:
@@ -173,7 +173,7 @@ def _first(guesses: Sequence[tuple[str, float]]) -> str:
 
 
 def _of_address(address: str) -> tuple[str | None, str]:
-    """Return `(text, fragment)` of an address: the text in it, if any, and the part after the #.
+    """Return the text that an address contains, or None, and the part of the address after the #.
 
     >>> _of_address("http://127.0.0.1/#text=a+cat&layer=3")
     ('a cat', '#text=a+cat&layer=3')
@@ -212,17 +212,18 @@ def play(
     encoder guesses missing words, and the decoder that comes with qkv continues a text.
 
     `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
-    model, the file has about 4/3 of the model's size in float16; above 64 MB, a warning is issued.
-    A notebook writes the page to a file in the notebook's folder (`qkv-play-....html`) and shows
-    the file in an iframe.
+    model, the file has about 4/3 of the model's size in float16. A file above 64 MB causes a
+    warning. A notebook writes the page to a file in the notebook's folder (`qkv-play-....html`) and
+    shows the file in an iframe.
 
     The page opens with one sentence and the guess in its gap; a click on a word hides the word.
     Buttons open a story, games, and a lab with all controls. An encoder guesses the word at the
-    first mask token; without a mask token, at the last content word. A decoder guesses the word
-    after the last token. The first word to hide is the content word whose hiding changes the
-    probabilities of the guess most. If hiding some words changes the likeliest guess, only these
-    words are considered. The head is chosen by the rule of `show`. When the reader types another
-    text, the same rule chooses a head for this text, unless the reader has chosen a head.
+    first mask token. If the text has no mask token, the encoder guesses the word at the last
+    content word. A decoder guesses the word after the last token. The page also chooses a content
+    word to hide first: the word whose hiding changes the probabilities of the guess most. A word
+    whose hiding changes the likeliest guess comes before all others. The head is chosen by the rule
+    of `show`. When the reader types another text, the same rule chooses a head for this text,
+    unless the reader has chosen a head.
 
     Args:
         text: the first text; by default a sentence with a missing word or, for a decoder, the
@@ -236,7 +237,7 @@ def play(
         ablate: heads that are ablated when the page opens, as for `Model.trace`.
         hide: words, positions and links that are hidden when the page opens, as for `Model.trace`.
         state: the address of a page, or only the part after the #, which describes a state. The
-            page opens in this state; give neither `text` nor interventions with it.
+            page opens in this state. If `state` is given, `text` and interventions must be omitted.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         embed: whether a notebook contains the whole page, so that no other file is needed.
 

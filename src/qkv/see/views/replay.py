@@ -165,7 +165,7 @@ class ReplayView(HeadShown):
         )
 
     def _all_heads(self) -> Sequence[Heads]:
-        return []  # a replay has other weights at each step
+        return []  # the weights are in `replay`
 
     def _headings(self) -> list[Heading]:
         return [Heading.of(self.replay.first)]
@@ -210,16 +210,16 @@ def replay(
 ) -> ReplayView:
     """Show the attention of a model's heads over a text, at each snapshot of a training run.
 
-    Each head is scored at each step by its weight on the previous token, on the next token, on the
-    first token and, if the text repeats tokens, on the token after an earlier occurrence of the
-    same token (induction).
-    By default, the view shows the head whose score rose most between the first and the last
-    snapshot. Ties go to the lowest layer, then the lowest head.
+    The scores of a head at a step are its mean weights on the previous token, on the next token and
+    on the first token. If the text repeats tokens, another score is the mean weight on the token
+    after an earlier occurrence of the same token (induction). By default, the view shows the head
+    whose score rose most between the first and the last snapshot. Ties go to the lowest layer, then
+    the lowest head.
 
     Args:
         run: the folder of a `qkv train` run, with models in `snapshots/step-00000100/` and so on,
-            and losses in `metrics.jsonl`. Or a mapping from each step to a model or to a
-            trace of one text.
+            and losses in `metrics.jsonl`. Alternatively, `run` is a mapping from each step to a
+            model or to a trace of one text.
         text: the text, or the ids of its tokens; leave it out if `run` holds traces.
         layer: the layer to show first, counted from 0; -1 is the last layer.
         head: the head to show first, counted from 0.

@@ -169,9 +169,10 @@ def plot_shift(
     furthest in the plane are labelled.
 
     Args:
-        original: `(T, D)`, the vectors before attention. Or a text, a model's trace of a text, or a
-            list of texts or traces. For texts and traces, the view follows each word, except
-            special tokens, from its row in the token table to its vector after the last layer.
+        original: `(T, D)`, the vectors before attention. This may also be a text, a model's trace
+            of a text, or a list of texts or traces. For texts and traces, the view follows each
+            word, except special tokens, from its row in the token table to its vector after the
+            last layer.
         contextual: `(T, D)`, the vectors after attention.
         tokens: the T words.
         model: the model for a text, or a model's name; if omitted, the default model.

@@ -121,16 +121,18 @@ def show(
     probability, or if the model is untrained, the sentence says that no head stands out.
 
     Content words are all words except special tokens, punctuation, words that the model does not
-    know, and English function words (the, of, she, is). Only English function words are known. In
-    other languages, and in a text with fewer than two content words, every word is a content word.
+    know, and English function words (the, of, she, is). The list of function words is English, so
+    in other languages almost every word is a content word. In a text with fewer than two content
+    words, every word counts as a content word.
 
     Args:
         trace_or_text: a text, a model's trace of one text, or weights. Weights are one array
             `(layers, heads, L, L)` or the `outputs.attentions` of `transformers`; they need
             `tokens`.
         tokens: the L tokens, if weights are given.
-        model: the model for a text, or a model's name; if omitted, the default model. For a trace,
-            the model gives the length of each key's contribution, `|v W_O|`.
+        model: the model for a text, or a model's name; if omitted, the default model. A trace needs
+            no `model`. If it is given, the view also has the length `|v W_O|` for each key, and can
+            measure the guess at a gap.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
         query: the word that attends, or the position of its token. If it is given, only the links
@@ -187,7 +189,7 @@ _ACTIONS = ("view", "return")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class HeadView(OneText):
-    """One head of attention from another library.
+    """A view of one head, for attention weights from another library.
 
     Attributes:
         parts: the attention of one text, or the three kinds of attention of an encoder-decoder.
@@ -252,10 +254,10 @@ def head_view(
 
     Args:
         attention: an array `(1, heads, L, L)` or `(heads, L, L)` for each layer, like
-            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. Or a text
-            for the default model, or a trace, `model.trace(text)`. The trace of an encoder-decoder,
-            `model.trace(text, target=...)`, contains all three kinds of attention.
-        tokens: the L tokens; not needed for a text or a trace.
+            `outputs.attentions` of `transformers`, or one array `(layers, heads, L, L)`. This may
+            also be a text for the default model, or a trace, `model.trace(text)`. The trace of an
+            encoder-decoder, `model.trace(text, target=...)`, contains all three kinds of attention.
+        tokens: the L tokens. A text or a trace needs no `tokens`.
         sentence_b_start: the position at which the second of two sentences begins.
         prettify_tokens: whether tokenizer marks ("Ġ", "▁", "</w>") are removed.
         layer: the layer to show first.
@@ -268,8 +270,9 @@ def head_view(
         encoder_tokens: the tokens of the encoder.
         decoder_tokens: the tokens of the decoder.
         include_layers: the layers to show; by default all layers.
-        html_action: "view" shows the view at once in a notebook; elsewhere, it returns the view.
-            "return" always returns the view, with its HTML in `.data`.
+        html_action: if "view", a notebook shows the view at once; outside of a notebook, the
+            function returns the view. If "return", the function always returns the view, with its
+            HTML in `.data`.
         pieces: whether subwords are shown separately, instead of merged into words.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
@@ -339,7 +342,7 @@ def _of_given(given: Mapping[str, Any], words: Mapping[str, Any], layers: Indice
 
 
 def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
-    """Read the attention of a text or trace; an encoder-decoder's trace has three kinds."""
+    """Read the attention of a text or a trace; an encoder-decoder has three kinds of attention."""
     if not isinstance(given, Seq2SeqTrace):
         trace, _ = traced(given, None, None, "head_view")
         return [replace(heads_of(trace), scores={}, scale={})]
@@ -388,7 +391,7 @@ def _of_arrays(given: Mapping[str, Any], words: Mapping[str, Any], layers: Indic
 
 
 def _only(heads: Heads, layers: Indices, there: str) -> Heads:
-    """Keep only the layers to include; `there` names the existing layers in an error message."""
+    """Keep only these layers; an error message ends with `there`, which names all layers."""
     if layers is None:
         return heads
     numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}

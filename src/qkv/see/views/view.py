@@ -120,7 +120,7 @@ class View(ABC):
 
     @property
     def notes(self) -> list[str]:
-        """Explain the models and the tokens: subwords and unknown words."""
+        """Explain which models ran, and which tokens are subwords or unknown words."""
         texts = self._headings()
         pieces = [
             note
@@ -173,7 +173,7 @@ class View(ABC):
 
     @abstractmethod
     def _headings(self) -> list[Heading]:
-        """Return the texts of the view."""
+        """Return a heading for each text of the view."""
 
     @abstractmethod
     def _numbers(self) -> Json:
@@ -242,7 +242,7 @@ class HeadShown(View):
 
     @abstractmethod
     def _all_heads(self) -> Sequence[Heads]:
-        """Return all heads of each text, with weights between tokens or words, as in the view."""
+        """Return all heads of each text; their weights join words if the view merges subwords."""
 
     @property
     def top(self) -> float:
@@ -337,15 +337,15 @@ class OneText(HeadShown):
 
     @property
     def sentence(self) -> str:
-        """Describe the head in a sentence: its headline, or its strongest link."""
+        """Return the head's headline or, if it has none, a sentence about its strongest link."""
         return link_in_words(self.shown, self.head)
 
     def panels(self) -> Rows:
-        """Show the head, and the links of other heads that stand out."""
+        """Show the chosen head, and links of other heads that stand out."""
         return [*self._of_head(), *self._of_other_heads()]
 
     def _of_head(self) -> Rows:
-        """Show the head's weights and links; for a long text, also the most attended tokens."""
+        """Show the head's weights and links and, for a long text, the most attended tokens."""
         heads, head = self.shown, self.head
         query = [first_query(heads, head)]
         weights = self._map(heads, f"Weights of {head.where}", query, explained=EACH_ROW)
@@ -374,7 +374,7 @@ class OneText(HeadShown):
         return [first, [bars]]
 
     def _of_other_heads(self) -> Rows:
-        """Show the links of other heads; if `one_link` is true, the same link in each head."""
+        """Show one link of each other head; if `one_link` is true, this is always the same link."""
         links, queries, keys = self.elsewhere, self.shown.queries.names, self.shown.keys.names
         if not links:
             return []
@@ -396,7 +396,7 @@ class OneText(HeadShown):
         return [self.shown]
 
     def _show_page(self, parts: Sequence[Heads], **start: Any) -> Json:
-        """Return a page's data for one text, or for all attention of an encoder-decoder."""
+        """Return a page's data for one text, or for the three `parts` of an encoder-decoder."""
         heads = parts[0]
         return self._page(
             "show",
@@ -414,7 +414,7 @@ def names_of_layers(layers: int) -> list[str]:
 
 
 def link_in_words(heads: Heads, head: ChosenHead, written: Notation = TERMINAL) -> str:
-    """Describe a head in a sentence: its headline, or its strongest link."""
+    """Return the head's headline or, if it has none, a sentence about its strongest link."""
     if head.headline:
         return head.headline
     if head.link is None:
@@ -492,7 +492,7 @@ def arrows_of(trace: Trace) -> list[panels.Panel]:
 
 
 def first_query(heads: Heads, head: ChosenHead) -> int:
-    """Return the query of the strongest link; without a link, the query of the largest weight."""
+    """Return the query of the head's link or, if it has no link, of the head's largest weight."""
     if head.link is not None:
         return head.link.query
     weights: Array = np.nan_to_num(heads.known(head.layer, head.head))

@@ -85,13 +85,13 @@ class WalkView(View):
 
     @property
     def reasons(self) -> list[str]:
-        """Explain why the view chose this head; empty if the reader chose it."""
+        """Explain why the view chose this head; the list is empty if the caller chose the head."""
         if self.head is None or self.head.stands_out is None:
             return []
         return [f"This head is shown because {self.head.reason}."]
 
     def panels(self) -> list[list[Panel]]:
-        """Return panels: for a terminal, all steps; for pictures, scores, weights and words."""
+        """Show all steps in a terminal; show only scores, weights and words in a picture."""
         walk = self.walk
         steps = [[panel] for n, step in enumerate(walk.steps, 1) for panel in self._step(n, step)]
         outputs: list[Panel] = [
@@ -226,21 +226,22 @@ def walk(
     probabilities as in `model.predict`. All steps are compared with the model's own numbers.
 
     The walk writes out the sums of one token, and shows the guesses for it. This token is the first
-    mask token ("[MASK]"). Without a mask token, it is the query of the head's strongest link. A
-    decoder guesses the word after this token. Without a language-model head, the walk ends at the
-    word vectors after the last layer.
+    mask token ("[MASK]"). In a text without a mask token, this token is the query of the head's
+    strongest link. A decoder guesses the word after this token. Without a language-model head, the
+    walk ends at the word vectors after the last layer.
 
     Args:
-        text_or_trace: a text, or a model's trace of one text. Or a layer (a `MultiHeadAttention`,
-            `SelfAttention` or `Block`), which needs `x`. Without `model`, a
+        text_or_trace: a text, or a model's trace of one text. This may also be a layer (a
+            `MultiHeadAttention`, `SelfAttention` or `Block`), which needs `x`. Without `model`, a
             walk over a trace starts from the trace's Q, K and V. After the heads, the walk shows
             the steps whose numbers are in the trace; the note of the last step names the missing
             numbers.
         layer: the layer, counted from 0; -1 is the last. The default is chosen by the rule of
             `show`.
         head: the head, counted from 0. The default is chosen by the rule of `show`. For a layer
-            without a model, it is head 0.
-        model: a model or the name of a model; for a text, if omitted, the default model.
+            without a model, the default is head 0.
+        model: a model or the name of a model. If this is omitted, a text is run in the default
+            model.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
