@@ -8,12 +8,12 @@ from typing import Any
 
 from qkv.models.files.read import CONFIG, MODULES, PROMPTS, ROUTER, ModelError, read_json
 
-STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # the modules after the pooling
+STEPS = ("Dense", "LayerNorm", "Normalize", "Dropout")  # The modules after the pooling.
 READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
-_ROUTER = ("Router", "Asym")  # the current and the old name of the class
-_TEXT = "text"  # the only kind of input that qkv supports
-Chosen = Mapping[tuple[Any, Any], str]  # maps (task, kind of input) to a route; None matches all
+_ROUTER = ("Router", "Asym")  # The current and the old name of the class.
+_TEXT = "text"  # The only kind of input that qkv supports.
+Chosen = Mapping[tuple[Any, Any], str]  # Maps (task, kind of input) to a route; None fits all.
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,11 @@ class Routing:
         return "" not in self.ways
 
     def way(self, task: str | None) -> str | None:
-        """Return the name of the route for texts with this task; None if no route accepts texts.
+        """Return the name of the route for texts with this task; None if no route accepts them.
 
-        As in sentence-transformers, the first match counts:
+        As in sentence-transformers, this function tries three sources in order:
 
-        1. the first of these entries in `chosen`: (task, "text"), (task, None), (None, "text"),
-           (None, None);
+        1. `chosen`, with the keys (task, "text"), (task, None), (None, "text") and (None, None);
         2. the route with the task's name, then the route "text";
         3. the default route, if no task is given.
         """
@@ -92,7 +91,7 @@ def read_routing(folder: Path) -> Routing:
 
 
 def _module(path: Path, kind: Any, subfolder: Any) -> Module:
-    """Return the module with this class and this folder, after checking both."""
+    """Check the class and the folder of a module, and return the `Module`."""
     name = str(kind).rpartition(".")[2]
     if not str(kind).startswith(_PACKAGE) or name not in (*READ, *_ROUTER):
         raise ModelError(
@@ -103,7 +102,7 @@ def _module(path: Path, kind: Any, subfolder: Any) -> Module:
 
 
 def _inside(path: Path, inner: Any) -> str:
-    """Return a path relative to a file's folder; raise if the path leads out of the folder."""
+    """Return `inner` as a string; raise an error if this path leads out of the model's folder."""
     parts = PurePosixPath(inner).parts if isinstance(inner, str) else ("..",)
     if ".." in parts or str(inner).startswith("/") or "\\" in str(inner) or ":" in str(inner):
         raise ModelError(f"{path}: the path {inner!r:.80} leads out of the model's folder")
@@ -111,7 +110,7 @@ def _inside(path: Path, inner: Any) -> str:
 
 
 def _routed(folder: Path, modules: list[Module]) -> Routing:
-    """Return the routes through the modules, which may include one router."""
+    """Return the routes through the modules; at most one module may be a router."""
     numbers = [number for number, module in enumerate(modules) if module.kind in _ROUTER]
     if not numbers:
         return Routing({"": tuple(modules)}, files=(MODULES,))
@@ -163,7 +162,7 @@ def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | No
                 "kind of input"
             ) from None
         if isinstance(kind, str | None) and isinstance(task, str | None):
-            chosen[task, kind] = way  # a mixture of kinds is a tuple, and matches no text
+            chosen[task, kind] = way  # Entries for several kinds of input at once match no text.
     for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
             raise ModelError(

@@ -22,15 +22,16 @@ _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 @dataclass(frozen=True)
 class Fused:
-    """A parameter that fills a tensor in a file, or shares the tensor with other parameters.
+    """The place of a parameter in a tensor that the files store.
+
+    A tensor may hold several parameters side by side, such as query, key and value.
 
     Attributes:
         name: the name of the tensor, with `*` for the layer's number.
         index: the index of this parameter among the parameters in the tensor.
         count: the number of parameters in the tensor.
-        groups: the number of equal groups of columns; each group has a part of every parameter. If
-            the tensor stores the query, key and value of each head side by side, each head is a
-            group.
+        groups: the number of equal groups of columns. Each group holds columns of all parameters,
+            such as the query, key and value of one head.
         shares: the relative sizes of the parameters; empty if all have the same size.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
@@ -72,7 +73,7 @@ class Fused:
 
 
 def fused(name: str, *parts: str, shares: tuple[int, ...] = ()) -> dict[str, Fused]:
-    """Map qkv's name of each part in the shared tensor `name` to the part's `Fused`.
+    """Return a `Fused` for each of qkv's names `parts`, which share the tensor `name`.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -82,7 +83,7 @@ def fused(name: str, *parts: str, shares: tuple[int, ...] = ()) -> dict[str, Fus
 
 
 def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict[str, str]:
-    """Map qkv's names of an attention's projections to their names in files: `prefix` + name.
+    """Map qkv's name of each projection of an attention to its name in the files.
 
     >>> projections("h.*.", "q", "k", "v", "o")["blocks.*.attn.out_proj"]
     'h.*.o'
@@ -90,9 +91,9 @@ def projections(prefix: str, *theirs: str, ours: str = "blocks.*.attn.") -> dict
     return {f"{ours}{our}": prefix + their for our, their in zip(PROJECTIONS, theirs, strict=True)}
 
 
-PartNames = Mapping[str, str | Fused]  # qkv's name of a part -> the name in the files
-Describe = Callable[[Config], AnyDesign]  # a function that returns the design for a config
-Rename = Callable[[PartNames, Config], PartNames]  # see `Family.rename`
+PartNames = Mapping[str, str | Fused]  # Maps qkv's name of a part to its name in the files.
+Describe = Callable[[Config], AnyDesign]  # A function that returns the design for a config.
+Rename = Callable[[PartNames, Config], PartNames]  # The type of `Family.rename`.
 
 
 @dataclass(frozen=True)
@@ -102,26 +103,26 @@ class Family:
     Attributes:
         model_type: the value in config.json.
         design: a function that returns the design for a config.
-        names: qkv's name of a part -> the name in the files, or a `Fused`. The first `*` stands for
-            the layer's number, the second `*` for the expert's number. An entry with a number
-            instead of `*` is for the layer with this number alone.
-        rename: a function that takes `names` and a config, and returns all names; only for families
-            whose names depend on the config.
-        heads: for some kinds of head, the names of the head's parts. These names replace entries of
-            `names`.
+        names: maps qkv's name of a part to the name in the files, or to a `Fused`. The first `*`
+            stands for the layer's number, the second `*` for the expert's number. An entry with a
+            number instead of `*` is for the layer with this number alone.
+        rename: if the names depend on the config, a function that takes `names` and a config, and
+            returns all names.
+        heads: maps some kinds of head to the names of the head's parts. For a model with such a
+            head, these names replace entries of `names`.
         defaults: the values for keys missing in a config.
         spellings: the names of each key in this family, as in `Config`.
         layout: whether files hold the linear weights of blocks as (out, in) or as (in, out).
         prefix: the prefix of all names in the files of a model with a head.
         old_prefix: the prefix of all names in old files.
-        old: the end of a name in old files -> the end of this name in current files.
-        instead: the name of a tensor that files may lack -> the name of the tensor that qkv then
-            reads.
+        old: maps the end of a name in old files to the end of this name in current files.
+        instead: maps the name of a tensor that files may lack to the name of another tensor. If the
+            first tensor is missing, qkv reads the second.
         body: the prefixes of the names of all tensors that qkv reads. All other tensors belong to
             heads that qkv does not compute, and are kept for `save`.
         unused: qkv ignores tensors of the body whose names match one of these patterns.
-        copies: the name of a tensor -> the name of a tensor with the same values. A file may have
-            only one of these two tensors.
+        copies: maps the name of a tensor to the name of a tensor with the same values. A file may
+            have only one of these two tensors.
         harmless: keys of a config that do not change a forward pass.
     """
 
@@ -147,7 +148,7 @@ class Family:
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:
-        """Return a tensor's name in current files, without the prefix, given the stored name."""
+        """Convert a tensor's name in a file to its name in current files, without the prefix."""
         name = stored.removeprefix(self.prefix).removeprefix(self.old_prefix)
         for old, new in self.old.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
@@ -165,7 +166,7 @@ class Names:
 
     Attributes:
         family: the model's family.
-        parts: qkv's name of a part -> the name in the files, or a `Fused`.
+        parts: maps qkv's name of a part to the name in the files, or to a `Fused`.
     """
 
     family: Family
@@ -186,7 +187,7 @@ class Names:
         """
         numbers = re.findall(r"\b(?:blocks|experts)\.(\d+)\.", name)
         spelled = name, re.sub(r"\b(blocks|experts)\.\d+\.", r"\1.*.", name)
-        # `parts` may have the whole name, or the name without ".weight" or ".bias"
+        # The keys of `parts` may end with ".weight" or ".bias", or omit this ending.
         pairs = [(whole, part) for whole in spelled for part in (whole, whole.rpartition(".")[0])]
         whole, part = next((pair for pair in pairs if pair[1] in self.parts), (name, name))
         theirs = self.parts[part]
@@ -205,9 +206,9 @@ class Weights:
         names: the names of parameters in the files.
         parameters: the parameters, keyed by qkv's names; linear weights have the shape (in, out).
         heads: the tensors of heads that qkv does not compute, keyed by their names in the files.
-        tensor_names: qkv's name of a parameter -> the name of its tensor in the files.
-        stored: the tensors of the files, or their digest; None if parameters were created or
-            replaced.
+        tensor_names: maps qkv's name of a parameter to the name of its tensor in the files.
+        stored: the tensors in the files. After a copy or a pickle, `stored` is only their digest.
+            If parameters were created or replaced, it is None.
     """
 
     names: Names
@@ -217,7 +218,7 @@ class Weights:
     stored: Tensors | str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copies, with the digest in place of the files."""
+        """Return the state for pickle and copies, with a digest instead of the files' tensors."""
         return {**self.__dict__, "stored": self.stored and self.sha256}
 
     @cached_property
@@ -267,12 +268,12 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     """
     family = names.family
     stored = _stored_names(family, tensors)
-    tied: dict[str, str] = {}  # the names of token table and output matrix, if they are tied
+    tied: dict[str, str] = {}  # If token table and output matrix are tied, their names.
     if design.head is not None and design.head.tied:
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
-    wanted: dict[str, tuple[str, Fused]] = {}  # the tensor of each parameter
-    # `chain` generates names one by one, because the loop stops at the first missing tensor
+    wanted: dict[str, tuple[str, Fused]] = {}  # The tensor of each parameter.
+    # The names come from generators, because the loop stops at the first missing tensor.
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:
@@ -283,7 +284,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 "again"
             )
         tensor = tensors[stored[theirs]]
-        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # a scalar has no columns to count
+        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # The shape of a scalar is ().
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
@@ -325,9 +326,10 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """Compare a tied output matrix, if the files store it, with the token table.
+    """Check whether the files store a separate output matrix, although the config ties it.
 
-    If both are equal, remove the output matrix from `stored`; otherwise yield its name and shape.
+    If the output matrix equals the token table, remove it from `stored`. If it differs, yield its
+    name and shape.
     """
     for table, output in tied.items():
         if table in stored and output in stored:

@@ -6,17 +6,17 @@ from pathlib import Path
 
 from qkv.models.files.read import CARD, LICENCES, ModelError, first_line, need_file, stays
 
-MOST = 2**20  # the maximum size of all documents together, in bytes
+MOST = 2**20  # The maximum size of all documents together, in bytes.
 
 
 def read_notices(folder: Path) -> dict[str, str]:
     """Return the texts of a folder's documents, keyed by file name, the model card first.
 
-    If qkv cannot read a file, the file's text in the result says why.
+    If qkv cannot read a file, the result has a sentence with the reason instead of the text.
     """
     try:
         names = sorted(os.listdir(folder))
-    except OSError:  # the user may lack permission to list the folder
+    except OSError:  # The user may lack permission to list the folder.
         return {}
     texts: dict[str, str] = {}
     for pattern in (CARD, *LICENCES):
@@ -27,7 +27,7 @@ def read_notices(folder: Path) -> dict[str, str]:
 
 
 def _text(path: Path, most: int) -> str:
-    """Return the text of a file with at most `most` bytes, or why the file cannot be read."""
+    """Return the text of a file; if it is unreadable or larger than `most` bytes, say so."""
     try:
         if not stays(path):
             raise ModelError(f"{path}: it is a link to a file outside the folder")

@@ -13,7 +13,7 @@ from qkv.models.files.config import Config
 from qkv.models.files.read import PREPROCESSOR, PROCESSOR, ModelError, is_number
 from qkv.models.network.design import VisionDesign
 
-_MOST = 1e30  # the maximum mean or standard deviation, which float32 can hold
+_MOST = 1e30  # The maximum mean or standard deviation.
 _KINDS = ("ViT", "Bit", "CLIP")
 _ENDINGS = ("ImageProcessor", "ImageProcessorFast", "ImageProcessorPil", "FeatureExtractor")
 _PROCESSORS = tuple(kind + ending for kind in _KINDS for ending in _ENDINGS)
@@ -27,8 +27,8 @@ class Pixels:
     """The conversion of images to arrays, as preprocessor_config.json describes it.
 
     Attributes:
-        size: the height and width of the resized image, or the length of its shorter side; None if
-            images are not resized.
+        size: the height and width of the resized image, or only the length of its shorter side. If
+            images are not resized, `size` is None.
         crop: the height and width of the center crop; None to keep the whole image.
         resample: Pillow's number for the resizing method: 2 is bilinear, 3 is bicubic.
         factor: the factor for pixel values, which range from 0 to 255.
@@ -47,9 +47,10 @@ class Pixels:
 
     @classmethod
     def read(cls, folder: Path, design: VisionDesign) -> "Pixels | None":
-        """Return the settings in a folder, for a model of this design; None without settings.
+        """Return the settings in a folder, for a model of this design.
 
         The settings are in preprocessor_config.json or, if it is missing, in processor_config.json.
+        If neither file has settings for images, return None.
 
         Raises:
             ModelError: the file is broken, or needs a feature that qkv does not support.
@@ -114,7 +115,7 @@ class Pixels:
             pixels = _resized(pixels, size, self.resample)
         if self.crop is not None:
             pixels = _middle(pixels, self.crop)
-        # like transformers, multiply in float64 and then round to float32
+        # Multiply in float64 and then round to float32, as transformers does.
         scaled = (pixels.astype(np.float64) * self.factor).astype(np.float32)
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return np.moveaxis((scaled - mean) / std, -1, 0)
@@ -145,7 +146,10 @@ class Pixels:
 
 
 def _size(config: Config, key: str, *, shortest: bool) -> tuple[int, int] | int:
-    """Return the size of resized images: height and width, or with `shortest` the shorter side."""
+    """Return the size of resized images: (height, width), or the length of the shorter side.
+
+    With `shortest`, a single number in the config is the length of the shorter side.
+    """
     value = config.values.get(key, 224)
     if shortest and not isinstance(value, dict):
         value = {"shortest_edge": value}

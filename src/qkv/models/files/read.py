@@ -12,7 +12,7 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
 GENERATION = "generation_config.json"
 PREPROCESSOR = "preprocessor_config.json"
-PROCESSOR = "processor_config.json"  # the settings for texts and for images
+PROCESSOR = "processor_config.json"  # The settings for texts and for images.
 MODULES = "modules.json"
 ROUTER = "router_config.json"
 SENTENCE = "sentence_bert_config.json"
@@ -29,7 +29,7 @@ _FILES = (
 )
 NEEDED = [*_FILES, *(f"*/{name}" for name in _FILES), CARD, *LICENCES]  # to download
 
-MOST_JSON = 64 * 2**20  # in bytes; the index of a very large model has about 10 MB
+MOST_JSON = 64 * 2**20  # In bytes. The index of a very large model has about 10 MB.
 MOST_TOKENIZER = 512 * 2**20
 
 
@@ -38,10 +38,12 @@ class ModelError(ValueError):
 
 
 def shards(folder: Path) -> dict[str, str] | None:
-    """Return the name of each tensor's file in a folder; None if the folder has no index.
+    """Return a dict from each tensor's name to the name of its file, as the folder's index says.
+
+    If the folder has no index, return None.
 
     Raises:
-        ModelError: the index is broken, or the name of a file or a link leads out of the folder.
+        ModelError: the index is broken, or names a file outside the folder.
     """
     index = folder / INDEX
     if not index.is_file() or (folder / WEIGHTS).is_file():
@@ -69,7 +71,7 @@ def stays(path: Path) -> bool:
     real, home = Path(os.path.realpath(path)), Path(os.path.realpath(path.parent))
     roots = [home]
     for above in home.parents:
-        if above.name == "snapshots":  # the cache keeps the files of snapshots in "blobs"
+        if above.name == "snapshots":  # The cache keeps the files of snapshots in "blobs".
             roots += [above.parent / "blobs", above.parent.parent / "blobs"]
     return any(real.is_relative_to(root) for root in roots)
 

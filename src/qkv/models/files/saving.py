@@ -17,7 +17,7 @@ from qkv.text import Tokenizer
 
 
 def storage_type(dtype: Any) -> DType | None:
-    """Return the type for saved arrays, int8 or a float type; None if arrays keep their types.
+    """Return the NumPy dtype of saved arrays; None means that arrays keep their types.
 
     >>> storage_type("int8"), storage_type(None)
     (dtype('int8'), None)
@@ -60,7 +60,7 @@ def save_model(
     kind = dtype or next(iter(weights.parameters.values())).dtype
     about = {key: value for key, value in (config or {}).items() if key != "torch_dtype"}
     last = None if config is None else {**about, "dtype": kind.name}
-    listed = {**others, CONFIG: last}  # written last, to mark a complete folder
+    listed = {**others, CONFIG: last}  # The config is written last, to mark a complete folder.
     contents = {inner / WEIGHTS: save(arrays, {"format": "pt"})}
     contents |= {home / name: content for name, content in sentence.to_files().items()}
     contents |= {
@@ -76,7 +76,7 @@ def save_model(
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
-    for path in stale - contents.keys():  # files of the model that this one replaces
+    for path in stale - contents.keys():  # Files of an earlier model in the folder.
         if path.is_file():
             path.unlink()
 

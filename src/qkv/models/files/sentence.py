@@ -21,12 +21,12 @@ from qkv.ops.packing import frozen
 _FAMILIES = ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 LIMITS = (read.SENTENCE, *(f"sentence_{name}_config.json" for name in _FAMILIES))
 TOKENIZER_CONFIG = "tokenizer_config.json"
-_NO_LIMIT = 10**20  # transformers writes 10**30 for "no limit"
+_NO_LIMIT = 10**20  # The library transformers writes 10**30 for "no limit".
 NO_PROMPTS = {"query": "", "document": ""}
 _NO_FAMILY = (
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
-)  # classes for any family
+)  # Classes for any family.
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # `save` writes the files in BESIDE next to config.json. It writes the files in TOP into the model's
@@ -59,7 +59,7 @@ class Sentence:
         truncate_dim: the number of dimensions to keep of each vector, unless the user chooses
             another number.
         activation: torch's name for the activation that a cross-encoder applies to its logits. If
-            this is None, config.json may name the activation.
+            `activation` is None, config.json may name the activation.
         files: the contents of the files that were read, keyed by their path in the model's folder.
     """
 
@@ -82,7 +82,7 @@ class Sentence:
     def pair_limit(self) -> int | None:
         """The maximum number of tokens in a pair of texts; None for no limit.
 
-        The limit is `max_seq_length` or, if no file sets it, `model_max_length`.
+        The limit is `max_seq_length`. If no file sets `max_seq_length`, it is `model_max_length`.
 
         Raises:
             ModelError: the value in the file is not a number of tokens.
@@ -95,9 +95,9 @@ class Sentence:
     def tells_texts_apart(self) -> bool:
         """Whether the two texts of a pair get different segments (`token_type_ids`).
 
-        As in transformers, they do if `model_input_names` has "token_type_ids". If this key is
-        missing, they do unless `tokenizer_class` is a general class such as
-        "PreTrainedTokenizerFast".
+        As in transformers, the segments differ if `model_input_names` has "token_type_ids". If the
+        key `model_input_names` is missing, the segments differ unless `tokenizer_class` is a
+        general class such as "PreTrainedTokenizerFast".
         """
         values = self._tokenizer_config().values
         names = values.get("model_input_names")
@@ -115,7 +115,7 @@ class Sentence:
         return Config(values if isinstance(values, dict) else {}, path)
 
     def prepared(self, text: str) -> str:
-        """Return a text as the tokenizer gets it: in lower case if `lowercase` is set."""
+        """Return the text that the tokenizer gets; with `lowercase`, it is in lower case."""
         return text.lower() if self.lowercase else text
 
     def stripped(self, text: str) -> str:
@@ -222,13 +222,14 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
 
     Args:
         folder: the model's folder.
-        modules: the modules that process a text, in order; empty without modules.json.
+        modules: the modules that process a text, in order. The list is empty if there is no
+            modules.json.
         listed: the paths of the files that list the modules, relative to the model's folder.
 
     Raises:
         ModelError: files are broken, or need a feature that qkv does not support.
     """
-    fields: dict[str, Any] = {}  # the attributes of `Sentence` that come from files
+    fields: dict[str, Any] = {}  # The attributes of `Sentence` that come from files.
     kinds = [module.kind for module in modules]
     home = fields["home"] = modules[0].subfolder if modules else ""
     fields["static"] = kinds[:1] == ["StaticEmbedding"]
@@ -254,7 +255,7 @@ def read_sentence(folder: Path, modules: Sequence[Module], listed: Sequence[str]
 
 
 def _pooling(path: Path) -> dict[str, Any]:
-    """Return the fields of `Sentence` that the config of a pooling sets."""
+    """Return the fields of `Sentence` that the config.json of a pooling module sets."""
     config = Config.read(path)
     include_prompt = config.flag("include_prompt", True)
     chosen = config.values.get("pooling_mode")

@@ -8,9 +8,9 @@ class Known:
     """The sources of a model that has a short name."""
 
     hub_id: str
-    package: str  # the import name of a package that holds the files
-    requirements: str  # a file in `DATA` for pip, with the version and hash of the package
-    folder: str  # the folder of the files inside the package
+    package: str  # The import name of a package that holds the files.
+    requirements: str  # A file in `DATA` for pip, with the version and hash of the package.
+    folder: str  # The folder of the files inside the package.
 
 
 # A new entry also needs a file of requirements in `src/qkv/data`.

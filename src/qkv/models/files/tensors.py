@@ -14,10 +14,10 @@ from qkv.arrays import Array, compute_type
 from qkv.models.files.config import lacking
 from qkv.models.files.read import INDEX, WEIGHTS, ModelError, first_line, shards
 
-SCALE = "_scale"  # the scales of the matrix X have the name X + "_scale"
-MOST = 127  # the largest int8 number in a row
-_PROBE = 16  # test a scale on the first 16 entries of a row, and then on all entries
-Rows = tuple[Array, Array]  # an int8 matrix (rows, columns), and its scales, float16 (rows,)
+SCALE = "_scale"  # The scales of the matrix X have the name X + "_scale".
+MOST = 127  # The largest int8 number in a row.
+_PROBE = 16  # A scale is tested on the first 16 entries of a row, and then on all entries.
+Rows = tuple[Array, Array]  # An int8 matrix (rows, columns), and its scales, float16 (rows,).
 
 
 def from_rows(rows: Array, scales: Array) -> Array:
@@ -30,7 +30,7 @@ def from_rows(rows: Array, scales: Array) -> Array:
 
 
 def exact_rows(matrix: Array) -> Rows | None:
-    """Return int8 rows and scales that represent a matrix exactly; None if there are none.
+    """Return int8 rows and scales that represent a matrix exactly, or None if that is impossible.
 
     The matrix must be finite. The result is also None for an array without exactly two axes.
 
@@ -48,8 +48,9 @@ def to_rows(matrix: Array) -> Rows:
     """Return int8 rows and scales for a matrix of floats between -127 * 65504 and 127 * 65504.
 
     If int8 numbers and a scale represent a row exactly, the row keeps its values. Other rows are
-    rounded: the scale is the largest absolute value / 127, in float16, and each error is at most
-    half the scale. A second conversion of the rounded rows returns the same int8 rows and scales.
+    rounded. Their scale is the largest absolute value / 127, in float16, and each rounding error is
+    at most half the scale. A second conversion of the rounded rows returns the same int8 rows and
+    scales.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)
@@ -57,13 +58,16 @@ def to_rows(matrix: Array) -> Rows:
     """
     rows, scales, exact = _search(matrix)
     if not exact.all():
-        # several very small scales may give the same row: use the smallest scale
+        # If several very small scales give the same row, `_search` returns the smallest.
         rows[~exact], scales[~exact], _ = _search(_rounded(matrix[~exact]))
     return rows, scales
 
 
 def _search(matrix: Array) -> tuple[Array, Array, Array]:
-    """Return int8 rows, the smallest exact scales, and a mask of the rows with an exact scale."""
+    """Return `(rows, scales, exact)`; `exact` is True for rows that `rows * scales` represents.
+
+    If several scales represent a row exactly, choose the smallest.
+    """
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1, initial=0)
     rows, scales = np.zeros(matrix.shape, np.int8), np.zeros(len(matrix), np.float16)
@@ -86,11 +90,11 @@ def _search(matrix: Array) -> tuple[Array, Array, Array]:
 
 
 def _rounded(matrix: Array) -> Array:
-    """Round a matrix to the nearest values that int8 rows and scales represent, as float32."""
+    """Round a matrix to values that int8 rows and scales can represent; return it as float32."""
     matrix = matrix.astype(compute_type(matrix.dtype), copy=False)
     largest = np.abs(matrix).max(axis=1)
     scales = (largest / MOST).astype(np.float16)
-    # a subnormal float16 number may be too small to be the scale of the row
+    # A scale that was rounded down to a subnormal float16 may be too small: use the next float16.
     small = scales.astype(matrix.dtype) * (MOST + 0.5) < largest
     scales[small] = np.nextafter(scales[small], np.float16(np.inf))
     factors = scales.astype(matrix.dtype)[:, None]
@@ -106,7 +110,7 @@ KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
-_MOST_NUMBERS = 2**59  # each product of a tensor's non-zero dimensions is less than this
+_MOST_NUMBERS = 2**59  # The product of a tensor's non-zero dimensions must be less.
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,10 @@ class Stored:
         return alike and np.array_equal(self.raw, other.raw)
 
     def read(self) -> Array:
-        """Return the tensor's values, mapped from the file and read on first use."""
+        """Return the tensor's values as an array in the mapped file, which is read on first use."""
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
-        # `require` copies the values only on big-endian machines or for an unaligned tensor
+        # This call copies the values only if the machine is big-endian or the tensor is unaligned.
         array = np.require(array, dtype.newbyteorder("="), "A")
         if self.kind != "BF16":
             return array
@@ -165,10 +169,10 @@ class Int8Rows(Stored):
 
 
 class Tensors(dict[str, Stored]):
-    """The tensors of a model, keyed by name; the method `read` of a tensor returns its values.
+    """The tensors in a model's files, keyed by name.
 
     The constructor reads only the headers, so that a model can be checked before its values use
-    memory.
+    memory. `Stored.read` returns the values of a tensor.
 
     Attributes:
         source: the name of the file in errors.
@@ -223,9 +227,9 @@ class Tensors(dict[str, Stored]):
 def digest(tensors: Iterable[tuple[str, str, tuple[int, ...], Any]]) -> str:
     """Return the SHA-256 digest, in hexadecimal, of the names, types, shapes and bytes of tensors.
 
-    The tensors are sorted by name. For each tensor, the digest covers the name, type and shape,
-    each followed by a zero byte, and then the bytes as safetensors writes them. A shape is written
-    like "16,4".
+    The tensors are sorted by name. For each tensor, four strings are hashed: the name, the type,
+    the shape and the bytes as safetensors writes them. A zero byte follows each of the first three
+    strings. A shape is written like "16,4".
 
     >>> digest([("b", "I8", (1,), b"1"), ("a", "F16", (), b"22")])[:16]
     'f2f043c8ed9c5c29'
@@ -259,14 +263,14 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return the tensors of a file, after the safetensors library has checked the header."""
+    """Return the tensors of a file; the safetensors library checks the header before."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length), object_pairs_hook=_once)
-        # the values are read on first use
+        # The operating system reads the values on first use.
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
@@ -285,7 +289,7 @@ def header(path: Path) -> dict[str, Stored]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object, or raise if a key occurs twice."""
+    """Return a JSON object as a dict; raise a ValueError if a key occurs twice."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
