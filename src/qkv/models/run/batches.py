@@ -12,14 +12,14 @@ from qkv.text import Tokenized
 from qkv.text.tokenizer import check_no_mapping
 from qkv.trace.activations import WORDS, activation, axes, parse
 
-POSITIONS = 1024  # the maximum number of positions, with padding, in a batch of default size
+POSITIONS = 1024  # The default maximum of positions, including padding, in a batch.
 
 
 class Layout(NamedTuple):
     """The texts of a batch, and the columns of their token ids that the network computes.
 
-    The caller's arrays have one column per column of `input_ids`. The network skips padding, so its
-    arrays may have fewer columns: the computed columns.
+    The arrays that a caller gives or gets have as many columns as `input_ids`. The network computes
+    no padding, so its arrays may have fewer columns. These are the computed columns.
 
     Attributes:
         texts: the index of each text among all texts of the call.
@@ -27,7 +27,7 @@ class Layout(NamedTuple):
         first: (B,), the number of tokens per text in earlier runs; None if this is the first run.
         spans: (B, T), True at computed columns; None if all columns are computed.
         seen: (B, T), True at columns that are tokens.
-        step: the step of `generate`; None in other calls.
+        step: the number of the step in `generate`; None in other calls.
         other: for a decoder's text, the layout of the encoder's text.
 
     >>> layout = columns(np.array([[False, True, True]]), np.array([[False, True, True]]))
@@ -47,11 +47,14 @@ class Layout(NamedTuple):
 
     @property
     def is_later(self) -> bool:
-        """Whether an earlier run computed the first positions of these texts."""
+        """Whether an earlier run has already computed the first tokens of these texts."""
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Expand a computed array to the caller's columns; padding is 0, or -inf in scores."""
+        """Expand an array of the network to the caller's columns.
+
+        The added columns are padding. They hold 0, or -inf if the array holds scores.
+        """
         out = whole.copy()
         for axis, layout in self._axes(name):
             if layout.lengths is not None and axis == 1:
@@ -63,7 +66,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """Return a caller's array without the columns that the network skips."""
+        """Return the columns of a caller's array that the network computes."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
@@ -75,7 +78,7 @@ class Layout(NamedTuple):
         return out
 
     def without_padding(self, shown: Array, axis: int, name: str) -> Array:
-        """Fill the columns in padding with 0, or with -inf in scores, and return the result."""
+        """Return a copy of an array in which padding is 0, or -inf if the array holds scores."""
         assert self.seen is not None
         fill = activation(name).fill
         filled: Array = np.where(_along(self.seen, axis, shown.ndim), shown, fill)
@@ -88,9 +91,9 @@ class Layout(NamedTuple):
         return int(self.spans[row, :column].sum()) if self.spans[row, column] else None
 
     def positions(self, shown: Array, name: str) -> Array:
-        """Return the token positions (B, T) of an array that a caller sees; -1 in padding.
+        """Return the position of each token (B, T) in a caller's array; padding has position -1.
 
-        For weights and scores, these are the positions of the queries.
+        For weights and scores, the result holds the positions of the queries.
         """
         axis, layout = self._axes(name)[0]
         columns = np.arange(shown.shape[axis])
@@ -103,7 +106,7 @@ class Layout(NamedTuple):
         return np.where(columns < layout.lengths[:, None], positions, -1)
 
     def _axes(self, name: str) -> "list[tuple[int, Layout]]":
-        """Return a pair for each axis of tokens, queries or keys: its index and its layout."""
+        """Return the index and the layout of each axis that counts tokens, queries or keys."""
         other = self.other or Layout(())
         one, crosses = activation(name), parse(name).crosses
         whose = {"token": other if crosses and one.of_keys else self, "query": self}
@@ -129,14 +132,16 @@ def columns(seen: Array, spans: Array) -> Layout:
 
 
 def _along(index: Array, axis: int, ndim: int) -> Array:
-    """Reshape an index (B, n) so that it selects along the first axis and `axis` of an array."""
+    """Reshape an array (B, n) for broadcasting: B stays axis 0, and n becomes axis `axis`."""
     shape = [1] * ndim
     shape[0], shape[axis] = index.shape
     return index.reshape(shape)
 
 
 def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:
-    """Return the batches, as ranges of texts: `batch_size` texts, or up to `POSITIONS` positions.
+    """Return the range of texts in each batch.
+
+    A batch has `batch_size` texts. If `batch_size` is None, it has at most `POSITIONS` positions.
 
     >>> texts = [Tokenized(np.zeros(n, int), [""] * n, [], []) for n in (500, 500, 500, 10)]
     >>> parts(texts, None), parts(texts, 3)
@@ -161,7 +166,7 @@ class Joined:
         longest: T, the number of tokens in the longest text.
 
     Attributes:
-        arrays: arrays (B, T, ...), keyed by name, with 0 in padding, or -inf in scores.
+        arrays: the joined arrays (B, T, ...), keyed by name. Padding is 0, or -inf in scores.
 
     >>> joined = Joined(2, 3)
     >>> joined.add(0, {"hook_embed": np.ones((1, 3, 1))})
@@ -173,7 +178,7 @@ class Joined:
     def __init__(self, texts: int, longest: int) -> None:
         self.arrays: dict[str, Array] = {}
         self._texts, self._longest = texts, longest
-        self._same: dict[str, str] = {}  # if an array has two names, maps the second to the first
+        self._same: dict[str, str] = {}  # If an array has two names, maps the second to the first.
 
     def add(self, first: int, arrays: Arrays) -> None:
         """Add the arrays of a batch; `first` is the index of the batch's first text."""
@@ -203,7 +208,7 @@ class Joined:
 def joined(
     batch: Sequence[Tokenized], batch_size: int | None, run: Callable[[range], dict[str, Array]]
 ) -> dict[str, Array]:
-    """Run texts in batches and join the arrays; `run` returns the arrays of a batch."""
+    """Call `run` for each batch, a range of texts, and join the arrays that it returns."""
     which = parts(batch, batch_size)
     if len(which) == 1:
         return run(which[0])
@@ -214,7 +219,7 @@ def joined(
 
 
 def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
-    """Yield lists of `batch_size` texts, in order; an array of texts is split into arrays.
+    """Yield lists of `batch_size` texts, in order; if `texts` is an array, yield arrays.
 
     Raises:
         TypeError: `texts` is a single text, or not iterable.
@@ -236,7 +241,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return `text`; raise a TypeError if it is a number, because one text was given as ids."""
+    """Return `text`; raise a TypeError if it is a number: `texts` was one text, given as ids."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

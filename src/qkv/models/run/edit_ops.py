@@ -19,7 +19,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Source:
-    """The activations of another text; the text runs, without edits, at the first access.
+    """The activations of another text. The first access runs the network, without edits.
 
     Args:
         body: the network.
@@ -54,12 +54,12 @@ class Plan:
         lengths: the number of tokens in each text.
         prefix: the prefix of the names of the network's activations.
         first: the index of the first text among all texts of the call.
-        read: a function that returns the ids (T,) of a text; its arguments are the text and, for
-            errors, the name of the call. None if the model reads no texts.
+        read: a function that returns the ids (T,) of a text. Its arguments are the text and the
+            name of the call, for errors. If the model reads no texts, `read` is None.
         sources: the activations of each text that a record names in "from", keyed by text.
         masked: the masked keys.
-        ablated: the replacement of a head's output, keyed by layer and then by head.
-        changes: the steps that change an array, in order, keyed by full name.
+        ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
+        changes: the steps that change an activation, in order, keyed by its full name.
     """
 
     call: str
@@ -183,7 +183,7 @@ def ablate(plan: Plan, record: Record) -> None:
 def scale(plan: Plan, record: Record) -> None:
     """Scale the products of queries and keys by `value` instead of the model's scale.
 
-    If the model caps the products or adds biases to them, the queries are scaled, not the products.
+    If the scores are more than scaled products (see `is_plain`), the queries are scaled instead.
     """
     for layer in range(len(plan.body.layers)):
         short, usual = scale_in(plan.body, layer)
@@ -225,13 +225,13 @@ def add(plan: Plan, record: Record) -> None:
 
 
 def patch(plan: Plan, record: Record) -> None:
-    """Replace an activation, or its part for a head or token, by another text's activation."""
+    """Replace an activation by that of another text; with "head" or "token", only this part."""
     source = plan.source(record)
     plan.put(record, lambda index: source()[index])
 
 
 def set_(plan: Plan, record: Record) -> None:
-    """Replace an activation, or its part for a head or token, by an array."""
+    """Replace an activation by an array; with "head" or "token", replace only this part."""
     for number, length in enumerate(plan.lengths, plan.first):
         axes = plan.part(record, length).values()
         shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))
@@ -272,7 +272,10 @@ def are_numbers(value: Any, shape: Shape) -> bool:
 
 
 def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: int = 0) -> Shape:
-    """Return the shape of an activation of one text; `features` is the size of a spliced layer."""
+    """Return the shape of an activation of one text.
+
+    `features` is the size of a spliced layer's own activations, e.g. of an autoencoder.
+    """
     row = activation(at.local)
     sizes = {"query": queries, "key": keys, "token": keys if row.of_keys else queries}
     sizes |= {"one": 1, "D": body.dim, "feature": features}
@@ -288,7 +291,7 @@ def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: i
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the activation that the record "scale" multiplies, and the layer's own scale.
+    """Return the name of the activation that the record "scale" multiplies, and the usual scale.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)
@@ -302,7 +305,7 @@ def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
 
 
 def is_plain(body: Transformer, layer: int) -> bool:
-    """Return whether a layer's scores are only products of queries and keys, times a scale."""
+    """Return whether a layer computes its scores as `scale * query @ key`, without other steps."""
     attn, options = body.layers[layer].attn, body.options[layer]
     others = attn.rotary or attn.q_norm or attn.k_norm or body.bias
     return others is None and not {"softcap", "alibi_slopes", "sinks"} & options.keys()
