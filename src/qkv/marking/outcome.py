@@ -18,12 +18,12 @@ import numpy as np
 from qkv.arrays import Array, as_array
 from qkv.marking.errors import type_name
 
-# the allowed error, relative to the largest value: rounding errors of float32 are smaller, and
-# errors caused by a mistake are much larger
+# the allowed error, relative to the largest value; float32 has smaller rounding errors, and a
+# mistake causes much larger errors
 TOLERANCE = 2e-6
 HALF_TOLERANCE = 4e-3  # The allowed error for float16.
-_FEW = 100_000  # Outputs up to this number of values are always copied.
-RAISED = (Exception, SystemExit)  # Errors of a student's code that are reported.
+_FEW = 100_000  # An output with no more values than this is always copied.
+RAISED = (Exception, SystemExit)  # The marker reports these errors of a student's code.
 
 
 def options_of(
@@ -198,7 +198,7 @@ def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool 
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:
-        case: the arguments of the call, which `case.shown()` returns.
+        case: the arguments of the call. `case.shown()` returns them as a dict.
         call: a function that calls the student's function with the copy and returns the result.
         right: the right result.
         beside: whether the function may return a tuple of the result and a second array.
@@ -230,11 +230,11 @@ def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool 
 
 
 def _kept(a: Array | None, right: Array) -> Array | None:
-    """Return a copy of an output, which later calls cannot change; do not copy huge outputs."""
+    """Return a copy of an output, or the output itself if it is very large."""
     return a if a is None or a.size > max(right.size, _FEW) else a.copy()
 
 
-getpid, _leave = os.getpid, os._exit  # saved; a student's file may replace os._exit
+getpid, _leave = os.getpid, os._exit  # saved before a student's file can replace them
 
 
 class Unread(io.TextIOBase):
@@ -255,7 +255,7 @@ class Unread(io.TextIOBase):
 
 @contextlib.contextmanager
 def muted() -> Iterator[Unread]:
-    """Hide printed text in this context, and let `input()` raise an EOFError."""
+    """Hide printed text in a `with` block, and let `input()` raise an EOFError."""
     before, sys.stdin = sys.stdin, io.StringIO()
     try:
         with contextlib.redirect_stdout(Unread()) as unread:
@@ -305,7 +305,7 @@ def close(got: Array, want: Array) -> bool:
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
-    if math.isfinite(apart):  # a test for finite numbers, ten times faster than np.allclose
+    if math.isfinite(apart):  # then this comparison is enough, and faster than np.allclose
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))

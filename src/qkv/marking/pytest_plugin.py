@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Feature:
-    """A feature in a report card; true if the feature is right. The fixture returns this object.
+    """The value of the fixture `conformance`: one feature of a function, true if it is right.
 
     Args:
         report: the whole card.

@@ -39,12 +39,12 @@ _BY_TYPE = (
 )
 # pairs of a pattern for error messages and the key of the mistake that causes the error
 _BY_WORDS = tuple((re.compile(row["raised"]), key) for key, row in TEXTS.items() if "raised" in row)
-# keys of mistakes that only report an error, which a helper function may also raise
+# keys of mistakes that only report an exception; a helper function may raise the same exception
 RAISES = frozenset({"raises", *(key for _, key in _BY_WORDS)} - {"integer-table"})
 
 
 def key_of(error: BaseException | None, otherwise: str) -> str:
-    """Return the key of the mistake that causes this type of error, or else `otherwise`."""
+    """Return the key of the mistake that causes this type of error, or `otherwise` if unknown."""
     return next((key for kind, key in _BY_TYPE if isinstance(error, kind)), otherwise)
 
 
@@ -131,7 +131,7 @@ def _of_attribute(error: AttributeError) -> Mistake | None:
 
 
 def _of_key(error: KeyError) -> Mistake | None:
-    """Explain a KeyError by a similar key in the mapping."""
+    """Explain a KeyError; name a similar key that the mapping has."""
     key = error.args[0] if error.args else None
     mappings = (
         value

@@ -15,23 +15,24 @@ class CheckResult:
     """The marker's verdict on a function, which is true if the function is right.
 
     Attributes:
-        message: the verdict as text: the findings with their effects and corrections, and the
-            completed tests.
+        message: the verdict as text. It lists the findings with their effects and corrections, or
+            the tests that the function passed.
         mistakes: short names of the mistakes, such as `"softmax-whole-matrix"`.
         fragile: short names of fragile findings. A fragile function fails only for large numbers,
             fully masked rows or integers.
-        conventions: short names of findings in correct code that follows another convention.
+        conventions: short names of conventions in which the correct function differs from the task.
         points: 10 points, minus 4 for each mistake and 1 for each fragile finding; at least 0. A
             function also gets 0 points if it is an empty stub, or if no known mistake explains its
             wrong outputs.
-        example: a mapping with the smallest inputs that show the first finding, the function's
-            output or exception (`"yours"`), and the right output (`"right"`). If the function
-            returns several arrays, the names are, for example, `"yours d_w_q"`. The mapping is
-            empty if nothing was found.
+        example: a mapping for the smallest call that shows the first finding. It holds the inputs,
+            the function's output or exception (`"yours"`) and the right output (`"right"`). For a
+            function with several outputs, a key also names the output, as in `"yours d_w_q"`. The
+            mapping is empty if nothing was found.
         task: the name of the task; None if a file could not be marked for any task.
         hint: three hints for the first finding: what to try, where to look, and the line that
             corrects the mistake. The tuple is empty if nothing was found.
-        helped_by: for a file, the functions of qkv, torch and scipy that computed the answer.
+        helped_by: the functions of qkv, torch and scipy that computed the answer in a student's
+            file.
     """
 
     message: str
@@ -62,8 +63,8 @@ class CheckResult:
 
         Args:
             hints: the number of hints, from 0 to 3. The third hint is the line that corrects the
-                first finding, so it gives the answer away. If the finding is only a different
-                convention, the line appears for every number.
+                first finding, so it gives the answer away. If the function is correct and only
+                follows another convention, the correction is shown for each value of `hints`.
         """
         paragraphs = self.message.splitlines()
         mends = [line.removeprefix(_MENDS) for line in paragraphs if line.startswith(_MENDS)]
@@ -102,7 +103,7 @@ _LABELS = {"yours": "your output", "right": "should be"}
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    """Wrap a hint at 80 columns; in a long remedy, start a new line for each statement."""
+    """Wrap a hint at 80 columns; write each statement of a long correction on its own line."""
     if label in _HINTS[:2]:
         return textwrap.wrap(label + text, _WIDTH)
     if len(label + text) > _WIDTH:

@@ -1,4 +1,4 @@
-"""The task `block`: attention and an MLP, each with a norm before it and a residual connection.
+"""The task `block`: attention and an MLP. Each part reads a normalized x and is added to x.
 
 Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (pre-norm), Ba et al. 2016
 (LayerNorm), Zhang and Sennrich 2019 (RMSNorm), Hendrycks and Gimpel 2016 (GELU).
@@ -28,19 +28,19 @@ Rule = Callable[[Array, Sequence[Part], Sequence[Part]], Array]
 
 
 def pre_norm(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Connect the parts in the right way: each part reads the normalized x, and adds to x."""
+    """Compute a right block: each part reads the normalized x, and its output is added to x."""
     for part, norm in zip(parts, norms, strict=True):
         x = x + part(norm(x))
     return x
 
 
 def wire(rule: Rule) -> Steps:
-    """Return steps that compute a block from its parts as `rule(x, parts, norms)`."""
+    """Return the step "wire", which computes the output of a block as `rule(x, parts, norms)`."""
     return {"wire": rule}
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Return steps that connect the parts `numbers` with `other`, and the rest in the right way."""
+    """Return a step that adds the parts `numbers` to x by `other`, and all other parts as usual."""
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):
@@ -51,17 +51,17 @@ def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Ar
 
 
 def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return three variants: `other` connects both parts, only the first, or only the second."""
+    """Return three variants: `other` adds both parts to x, only attention, or only the MLP."""
     return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
 
 
 def _normed_by(first: int, second: int) -> Steps:
-    """Return steps in which attention uses `norms[first]`, and the MLP `norms[second]`."""
+    """Return a step with `norms[first]` before attention and `norms[second]` before the MLP."""
     return wire(lambda x, parts, norms: pre_norm(x, parts, (norms[first], norms[second])))
 
 
 def _norm_kept(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Let both parts read the normalized input of the first part."""
+    """Let the MLP read the same normalized x as attention."""
     attend, mlp = parts
     normed = norms[0](x)
     return x + attend(normed) + mlp(normed)
@@ -136,7 +136,7 @@ def rms_norm(x: Array, axis: Any = -1, eps: float = EPS) -> Array:
 
 
 def gelu(x: Array) -> Array:
-    """Multiply each number by the standard normal CDF at this number."""
+    """Apply GELU: multiply each number by the standard normal CDF at this number."""
     out: Array = x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2
     return out
 
@@ -327,7 +327,7 @@ KNOWN = (*WIRING, *NORMS, *MLPS, *core("x,w_q,w_k,w_v"), *SLIPS)
 
 
 def _drawn(rng: np.random.Generator, sizes: Shape, heads: int = 1) -> BlockCall:
-    """Draw parameters (multiples of 1/2), and word vectors so large that eps has no effect.
+    """Draw multiples of 1/2 as parameters, and word vectors so large that eps has no effect.
 
     Args:
         rng: the random generator.
@@ -368,7 +368,7 @@ def words() -> list[BlockCall]:
 
 @per_seed
 def _others() -> tuple[Group, ...]:
-    """Return all tests except the first; the last test is for functions that take heads."""
+    """Return the tests after the first; the last one is only for functions that take heads."""
     zeros, large = (_drawn(np.random.default_rng(seed), (2, 2, 2)) for seed in (5, 6))
     zeros.x[0] = 0  # in a longer text, eps would change the right output
     scores_of_1000 = {"w_q": 1000 * np.eye(2), "w_k": np.eye(2)}
@@ -400,21 +400,21 @@ STYLES: tuple[tuple[Steps, tuple[str, ...]], ...] = (
 
 
 class BlockMarking(StepwiseMarking):
-    """The tests of one block, compared with a right block of the same style, such as RMSNorm.
+    """The tests of one block; the right block has the same style, such as RMSNorm.
 
     Attributes:
-        parts: the parameters that must be zero to switch off a part, keyed by the part's name.
+        parts: for each part, the names of the parameters that switch off the part if they are zero.
     """
 
     parts: Mapping[str, Sequence[str]]
 
     def test_all(self, groups: Sequence[Group]) -> None:
-        """Choose the style that explains the first test, then run all tests."""
+        """Find the style of the block, such as RMSNorm, by the first test; then run all tests."""
         self._choose_style(groups[0])
         super().test_all(groups)
 
     def _choose_style(self, first: Group) -> None:
-        """Choose the first style in which the function is right or has one known mistake."""
+        """Choose the first style in which no mistake, or one known mistake, gives the results."""
         runs = self.run(first.cases)
         none: Steps = {}
         for variants in ((none,), *(one.variants for one in first.known)):

@@ -95,7 +95,7 @@ CAUSAL = _TEXTS.mistakes(
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-# _LOW inverts the mask and uses -1e9, so that fully masked rows do not give nan
+# _LOW inverts the mask and hides scores by -1e9; with -inf, fully masked rows would give nan
 INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
@@ -103,8 +103,8 @@ BATCHES = (
     *ATTENTION_BATCHES,
 )
 
-# In a function with self-attention and cross-attention, the marker reports these mistakes only if
-# the function has no second mistake: a pair would fit too many results by chance.
+# In a decoder block, the marker reports these mistakes only if the block has no second mistake.
+# Together with a second mistake, they would give too many wrong results by chance.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
@@ -121,7 +121,7 @@ KNOWN = (
     *CORE,
 )
 
-# wrong projections in a function with self-attention and cross-attention: swapped, or shared
+# wrong projections in a decoder block: self-attention and cross-attention swap them, or share them
 EXCHANGED: tuple[Function, ...] = (
     lambda own, cross: (cross, own),
     lambda own, cross: (own, own),
@@ -132,13 +132,13 @@ EXCHANGED: tuple[Function, ...] = (
 
 
 def masks_of(*words: str) -> Array:
-    """Convert one string of digits per text to a mask (S,) or (B, S); 1 means visible."""
+    """Return the mask (S,) that "110" describes, where 1 means visible; several give (B, S)."""
     masks = np.array([[digit == "1" for digit in text] for text in words])
     return masks if len(words) > 1 else masks[0]
 
 
 def _drawn(seed: int, sizes: tuple[int, ...], *masks: str) -> TwoTexts:
-    """Draw multiples of 1/2 for the sizes L, D, d, dv; each mask is a string of digits."""
+    """Draw multiples of 1/2 for the sizes (L, D, d, dv); `masks` are strings such as "110"."""
     rng, mask = generator(seed), masks_of(*masks)
     words, width, d, dv = sizes
     shapes = {"x": (*mask.shape[:-1], words, width), "context": (*mask.shape, width)}
@@ -175,7 +175,7 @@ def _others() -> tuple[Group, ...]:
 
 
 def one_text_only(wrong: Outcome) -> Finding | None:
-    """Report a function that fails for a batch, unless a known mistake explains the error."""
+    """Return a finding if a call with a batch raises an error."""
     return of_mistake(ONE_TEXT, wrong) if wrong.error is not None else None
 
 

@@ -87,12 +87,12 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return one variant per subset of the three parts, in which `other` connects the subset."""
+    """For each subset of the three parts, return a step that adds these parts to x by `other`."""
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
 def _ordered(order: Sequence[int], norms_too: bool) -> Steps:
-    """Change the order of the parts, with or without their norms."""
+    """Return a step that changes the order of the parts; `norms_too` moves the norms as well."""
     return wire(
         lambda x, parts, norms: pre_norm(
             x, [parts[n] for n in order], [norms[n] for n in order] if norms_too else norms
@@ -108,7 +108,7 @@ def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
 
 
 def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Add the MLP's output to the input of cross-attention."""
+    """Add the MLP's output to the input of cross-attention, not to its output."""
     own, other, mlp = parts
     x = x + own(norms[0](x))
     return x + mlp(norms[2](x + other(norms[1](x))))
@@ -223,12 +223,12 @@ _WITHOUT_EPS: Steps = {**RIGHT, "normalize": lambda x: block.layer_norm(x, eps=0
 
 
 def _drawn(rng: np.random.Generator, sizes: Shape, *masks: str) -> BlockOfTwoTexts:
-    """Draw parameters (multiples of 1/2), and word vectors so large that eps has no effect.
+    """Draw multiples of 1/2 as parameters, and word vectors so large that eps has no effect.
 
     Args:
         rng: the random generator.
         sizes: the number of words of x, the size of a word vector, and the MLP's hidden size.
-        masks: one string of digits per text, read by `masks_of`.
+        masks: for each text, a string such as "110", in which 1 means visible.
     """
     (words, width, wide), mask = sizes, cross.masks_of(*masks)
     shapes = {

@@ -20,7 +20,7 @@ _TEXTS = Texts(__name__)
 
 
 def odd_shape(runs: list[Outcome]) -> Finding | None:
-    """Describe a function that fails only if two lengths differ, or only if two sizes differ."""
+    """Describe a function that fails only if L and S differ, or only if d and dv differ."""
     wrong = first_wrong(runs)
     lengths = _sides(runs, lambda case: [a.shape[-2] for a in [*case.arrays.values()][:2]])
     if "query" in wrong.case.arrays and _whole_sides(lengths):
@@ -34,7 +34,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
-    """Return the runs with first size < second size, and the runs with first size > second size."""
+    """Return two lists: runs whose first size is smaller than the second, and runs with larger."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -45,7 +45,7 @@ def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether a list has only wrong runs, and no list has both right and wrong runs."""
+    """Tell whether a list has only wrong runs, while no list mixes right and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -61,7 +61,7 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
     if "query" not in runs[0].case.arrays or {*map(_lengths, right)} & {*map(_lengths, wrong)}:
         return None
     if any(run.case.mask is not None for run in runs):
-        return None  # the mask may be the cause, not the length
+        return None  # a mask may also cause the error
     if not right or wrong[0].error is not None:
         return None
     for run in right:  # repeat with negated queries, which change the sign of every score
@@ -91,7 +91,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for two rows of scores: 2000 and 1000, and -2000 and -1000."""
+    """Describe a wrong result for a query with scores 2000 and 1000, and one with the negatives."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)
@@ -156,7 +156,7 @@ def unexplained(call: Learner, runs: list[Outcome], what: str) -> Finding:
 
 
 def _hints(call: Learner, wrong: Outcome) -> list[str]:
-    """Return hints about a wrong output: its weights, and the effect of the key order."""
+    """Return hints: whether the weights are wrong, and whether the order of keys has an effect."""
     hints = []
     weights = _weights_behind(wrong)
     if weights is not None:
@@ -179,7 +179,7 @@ def _hints(call: Learner, wrong: Outcome) -> list[str]:
 
 
 def _weights_behind(run: Outcome) -> Array | None:
-    """Recover the weights from an output; return None if other weights give the same output."""
+    """Compute the weights that give an output; return None if they are not unique."""
     case = run.case
     if run.out is None or run.out.shape != run.right.shape:
         return None

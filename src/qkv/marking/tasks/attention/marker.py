@@ -34,24 +34,24 @@ class AttentionMarking(Marking):
         self.of_weight_one = self.cases["one key"]
 
     def on(self, test: str, call: steps.Learner | None = None) -> list[Outcome]:
-        """Call the function, or `call` if given, with the inputs of a test."""
+        """Call the function with the inputs of a test; `call` replaces the function."""
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[steps.Learner]) -> None:
-        """Choose the first of these ways to call the function that gives only right results."""
+        """Use the first of these ways to call the function for which all results are right."""
         right = (way for way in ways if all(run.is_right for run in self.on(steps.CORE, way)))
         self.call = next(right, self.call)
 
     def ask(self, test: str, known: Sequence[Mistake] = (), **options: Any) -> None:
-        """Run the test with this name; `options` are further fields of `Group`."""
+        """Run the test with this name; `options` are fields of `Group`, such as `may_refuse`."""
         self.test(Group(test, self.cases[test], known, **options))
 
     def at_last(self) -> Finding | None:
-        """Report changed inputs, overwritten outputs, or wrong weights beside a right output."""
+        """Report changed inputs, overwritten outputs, or wrong weights that a function returns."""
         return super().at_last() or findings.second_output(self.runs)
 
     def unexplained(self, runs: list[Outcome], what: str) -> Finding:
-        """Describe a wrong result by the sizes that cause the error, or by its properties."""
+        """Describe a wrong result: the sizes for which it occurs, or its properties."""
         odd = findings.odd_shape(runs) if what == steps.SIZES[self.signature] else None
         finding = odd or findings.unexplained(self.call, runs, what)
         self.explained = self.explained or finding.key in ("scale-wrong", "some-lengths")
@@ -96,7 +96,8 @@ class AttentionMarking(Marking):
                     f"It takes only arrays of {rank} dimensions, not a single text (L, d)."
                 )
         if "mask" in self.call.needed:
-            # a mask that masks no key: all True, all 0 (to add), or all False (inverted)
+            # masks that mask no key: all True, all 0 if it is added to the scores, or all False if
+            # the function inverts masks
             shapes = product((False, True), (True, 0.0, False))
             self.choose(
                 replace(self.call, unmasked=value, per_key=per_key) for per_key, value in shapes
@@ -121,7 +122,7 @@ class AttentionMarking(Marking):
         self.find(findings.some_lengths(wrong, [run for run in self.runs if run.is_right]))
 
     def _try_large_ones(self) -> None:
-        """Test large scores, for which a function needs the maximum over all earlier blocks."""
+        """Test large scores; a function with blocks needs the maximum over all earlier blocks."""
         if any(finding.kind == "fragile" for finding in self.found):
             return
         self.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
@@ -137,7 +138,7 @@ class AttentionMarking(Marking):
             needed: whether the task asks for a mask.
 
         Returns:
-            Whether the function takes a mask (L, S).
+            True if the function takes masks of shape (L, S), False if it does not.
         """
         if self.steps is None:
             return False
@@ -164,7 +165,7 @@ class AttentionMarking(Marking):
         return True
 
     def try_causal(self, each_pair: bool, batches: bool = False) -> None:
-        """Test the causal option, if any: alone, on a batch, and together with a mask."""
+        """If the function has a causal option, test it: alone, on a batch, and with a mask."""
         if "causal" not in self.call.options:
             return
         self.ask("a causal mask", (*masks.CAUSAL, *masks.HIDING, *masks.EMPTY))
@@ -188,7 +189,7 @@ class AttentionMarking(Marking):
         return not self.wrong
 
     def refused_batch(self) -> Outcome | None:
-        """Return a failed or misshapen batch call, or None if a known mistake explains the call."""
+        """Return a call with a batch that fails or gives a wrong shape, for an unknown reason."""
         runs = self.on("batches")
         refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
         return refused[0] if refused and self.explain(runs, BATCHES) is None else None
@@ -200,8 +201,8 @@ def adds_its_mask(
     """Tell whether a function expects a mask of 0 and -inf, and adds the mask to the scores.
 
     The marker tries both kinds of mask, and assumes the kind for which the function makes fewer
-    mistakes. Adding a boolean mask (1 for True, 0 for False) to the scores counts as a mistake,
-    unless the function clearly expects a mask of numbers.
+    mistakes. If the function adds a boolean mask to the scores (1 for True, 0 for False), this
+    counts as a mistake. It is no mistake if the function clearly expects a mask of numbers.
 
     Args:
         m: the marking of the function.
@@ -214,7 +215,7 @@ def adds_its_mask(
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) needs a boolean mask; given 0 and -inf, it masks the zeros
+    # where(mask, scores, -inf) needs a boolean mask; with 0 and -inf, it masks keys that have 0
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False
@@ -226,7 +227,7 @@ def adds_its_mask(
 
 
 def is_made_for_numbers(nothing: Outcome) -> bool:
-    """Tell whether a function returns no nan for a fully masked row; plain softmax gives nan."""
+    """Tell whether the output of a fully masked row has no nan; plain softmax would give nan."""
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 
@@ -238,7 +239,7 @@ def _mark(task: str, function: Function, signature: str, batches: bool = False) 
 
 
 def _mark_mended(function: Function, signature: str) -> CheckResult:
-    """Mark the function of lesson 10; give no points if it still has exactly its two mistakes."""
+    """Mark the function of lesson 10; give 0 points if both original mistakes are still in it."""
     result = _mark("self-attention", function, signature)
     return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
 

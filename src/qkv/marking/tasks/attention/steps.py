@@ -57,13 +57,14 @@ class Case:
         return self.arrays | {name: a for name, a in options.items() if a is not None}
 
     def at_rank(self, rank: int) -> "Case":
-        """Add leading dimensions of size 1, for a function that takes only batches."""
+        """Turn a text into a batch of one text; `rank` is the number of dimensions of arrays."""
         arrays = {
             name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
         }
         mask = self.mask
         if mask is not None:
-            mask = _lift(mask, rank - (mask.ndim == 1))  # a mask (S,) has one dimension fewer
+            # for arrays of 3 dimensions, a mask (S,) becomes (1, S)
+            mask = _lift(mask, rank - (mask.ndim == 1))
         return replace(self, arrays=arrays, mask=mask)
 
     def permuted(self) -> "Case":
@@ -121,7 +122,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # in the first case, all sizes are 2: a wrong transpose raises no error
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
-        # the queries come after cached keys; in the last case, one more key comes after the query
+        # query 0 has position 1; in the last case, position 2 has a key but no query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
 
@@ -154,7 +155,7 @@ def long_ones(length: int) -> list[Case]:
 
 
 def large_ones(length: int) -> Case:
-    """Return a case with two rows of scores: 2000, then 1000; and -2000, then -1000."""
+    """Return a case of two queries: one has the scores 2000 and 1000, the other their negatives."""
     key = np.where(np.arange(length) < (length + 1) // 2, 2, 1)[:, None]
     return _case("qkv", [[1000], [-1000]], key, np.arange(length)[:, None])
 
@@ -166,12 +167,13 @@ def _case(signature: str, *rows: Any) -> Case:
 
 
 def drawn(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = ()) -> list[Case]:
-    """Draw multiples of 1/2 between -2 and 2; such numbers are short and exact in float32.
+    """Draw cases of multiples of 1/2 between -2 and 2, which are short and exact in float32.
 
     Args:
         names: the names of the arrays, such as "qkv".
-        seed: the seed of the first array in the first case; the other arrays get the next seeds.
-        sizes: the four sizes of each case: (L, S, d, dv), or (T, D, d, dv) with x.
+        seed: the seed of the first array in the first case. The second array has the seed
+            `seed + 1`, and so on.
+        sizes: for each case, the sizes (L, S, d, dv). For a function of x, the sizes (T, D, d, dv).
         apart: the difference between the seeds of successive cases.
         batch: the leading dimensions.
     """
@@ -328,13 +330,15 @@ class Learner:
     Attributes:
         function: the function.
         name: its name.
-        options: the parameter name of each option that the function takes, keyed by option.
+        options: a mapping from the options that the function takes, such as "causal", to the names
+            of its parameters, such as "is_causal".
         needed: the options without a default.
         positional: the positional-only parameters.
         unmasked: the value that fills a required mask in tests without a mask.
         per_key: whether a required mask has the shape (S,) instead of (L, S).
         weights_first: whether the function returns the weights before the output.
-        rank: the number of dimensions of an array; 3 or 4 if the function takes only batches.
+        rank: the number of dimensions of the arrays that the function takes: 2 for a single text, 3
+            or 4 if it takes only batches.
         adds_mask: whether the function takes a mask of 0 and -inf.
         number_as_mask: whether the default of the mask parameter is a number.
     """

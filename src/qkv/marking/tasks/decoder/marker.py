@@ -1,4 +1,4 @@
-"""The task `decoder`: known mistakes in a decoder, and the tests of its logits and its words.
+"""The task `decoder`: known mistakes in a decoder, and tests of its logits and generated words.
 
 Each mistake replaces a step of the right computation in `steps.py`.
 """
@@ -51,7 +51,7 @@ ENDS = _TEXTS.mistakes(
 
 
 def _speeds(base: float, d: int) -> Array:
-    """Return the angle by which each pair rotates per position."""
+    """Return the rotation angle per position for each pair of numbers."""
     return base ** (-np.arange(0, d, 2) / d)
 
 
@@ -84,7 +84,7 @@ LAST_ROW, LAST_POSITION = _TEXTS.mistakes(
 
 
 def _counts(heads: int, groups: int) -> Steps:
-    """Return the steps of a decoder with hard-coded numbers of heads."""
+    """Return steps that use these numbers of heads instead of those in the config."""
     return {"counts": lambda *config: (heads, groups)}
 
 
@@ -164,7 +164,7 @@ LAYER = (
 
 
 def _one_ahead(a: Array, rotate: Callable[[Array], Array]) -> Array:
-    """Rotate (..., T, d) as if the first row had position 1."""
+    """Rotate each row of (..., T, d) as if its position were larger by 1."""
     return rotate(np.concatenate([np.zeros_like(a[..., :1, :]), a], axis=-2))[..., 1:, :]
 
 
@@ -243,7 +243,7 @@ def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
 
 
 def _pair_forgotten(at: int) -> list[Function]:
-    """Set a pair to 0, or leave the pair unrotated."""
+    """Return two wrong rotations: one sets pair `at` to 0, the other does not rotate it."""
     return [
         lambda *pairs: tuple(without(a, at, -1) for a in _turned(*pairs)),
         lambda a, b, cos, sin: _turned(a, b, without(cos, at, -1, 1), without(sin, at, -1)),
@@ -255,12 +255,12 @@ def _pairs(d: int) -> Array:
 
 
 def _chosen(names: str) -> Steps:
-    """Take q, k and v from the projections with these names."""
+    """Return steps that use other projections as q, k and v; "kqv" swaps q and k."""
     return {"choose": lambda *qkv: [qkv["qkv".index(name)] for name in names]}
 
 
 def _in_one_row(a: Array) -> Array:
-    """Join the heads of one word with a transpose and a reshape to (1, -1)."""
+    """Join heads by a transpose and a reshape to (1, -1), which is right only for one word."""
     return np.swapaxes(a, -3, -2).reshape(1, -1)
 
 
@@ -322,7 +322,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # mistakes in splitting heads, followed by a join that is right only for a text of one word
+    # mistakes in splitting heads; in addition, `_in_one_row` joins the heads
     *(
         replace(one, variants=tuple({**variant, "join": _in_one_row} for variant in one.variants))
         for one in SPLITTING
@@ -347,9 +347,9 @@ KNOWN = (
     *formula.SLIPS,
     *formula.OF_CAUSAL,
 )
-# one word attends only to itself; two words reveal errors in relative positions
+# in a text of one word, the word attends only to itself; two words reveal errors in positions
 _TEXT_IDS = ([3], [3, 5], [1, 4, 2], [7, 1, 7, 3, 0, 10])
-ANOTHER_WORD = steps.Text(np.array([8]))  # another text of one word
+ANOTHER_WORD = steps.Text(np.array([8]))
 _OTHER_IDS = ([3], [3, 5], [12, 4, 2])
 ANOTHER_MODEL = Group(
     "a model of other sizes with lm_head.weight",
@@ -388,7 +388,7 @@ class _Decoding:
             return steps.greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
-            return returned  # a tuple is never right, and a list only for a batch
+            return returned  # a tuple is always wrong; a list is wrong for a single text
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 

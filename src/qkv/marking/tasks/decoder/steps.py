@@ -16,7 +16,7 @@ from qkv.marking.mistake import Steps
 from qkv.marking.tasks.attention.steps import RIGHT as ATTENTION, Sizes
 from qkv.marking.tasks.block import Part, pre_norm, rms_norm, sigmoid
 
-_Model = tuple[dict[str, Array], dict[str, Any]]  # the weights by name, and config
+_Model = tuple[dict[str, Array], dict[str, Any]]  # the weights, keyed by name, and the config
 CONFIG: Mapping[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -51,7 +51,7 @@ def small_model(tied: bool = True) -> _Model:
     """Return `(weights, config)` of a small Llama: weights (out, in), named as in a file.
 
     Args:
-        tied: whether the embeddings also serve as the LM head, instead of `lm_head.weight`.
+        tied: whether the LM head uses the embeddings; if not, the weights have `lm_head.weight`.
 
     >>> weights, config = small_model()
     >>> weights["model.layers.0.self_attn.k_proj.weight"].shape
@@ -64,7 +64,7 @@ def small_model(tied: bool = True) -> _Model:
 
 @per_seed
 def _small_models() -> tuple[_Model, _Model]:
-    """Return two small models: with a separate LM head, and with tied embeddings."""
+    """Return two small models: one with a separate LM head, and one with tied embeddings."""
     return _drawn(False), _drawn(True)
 
 
@@ -102,8 +102,8 @@ class Text:
 
     Attributes:
         ids: the ids (T,) of the text.
-        write: the number of words to generate; if 0, the result is the logits.
-        tied: whether the embeddings also serve as the LM head.
+        write: the number of words to generate; if it is 0, no words but logits are computed.
+        tied: whether the LM head of the model uses the embeddings.
     """
 
     ids: Array
@@ -215,7 +215,7 @@ def _rotated(a: Array, config: Mapping[str, Any], steps: Steps) -> Array:
 
 
 def halves(a: Array) -> tuple[Array, Array]:
-    """Return the two halves (number i and number i + d/2 form a pair, as in Llama's files)."""
+    """Return the two halves of the columns; columns i and i + d/2 form a pair, as in Llama."""
     d = a.shape[-1]
     return a[..., : d // 2], a[..., d // 2 :]
 
@@ -226,7 +226,7 @@ def joined_halves(first: Array, second: Array) -> Array:
 
 
 def neighbours(a: Array) -> tuple[Array, Array]:
-    """Return even and odd columns (2i and 2i + 1 form a pair, as in Su et al. 2021)."""
+    """Return the even and the odd columns; 2i and 2i + 1 form a pair, as in Su et al. 2021."""
     return a[..., 0::2], a[..., 1::2]
 
 
