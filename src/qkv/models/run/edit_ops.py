@@ -35,7 +35,7 @@ class Source:
         return len(self._ids)
 
     def __getitem__(self, name: str) -> Array:
-        """Return an activation, (T, ...); the first access records only the names in `names`."""
+        """Return an activation (T, ...); the first access computes all activations in `names`."""
         if not self._arrays:
             record = Recorder(self.names.__contains__)
             self._body.packed([self._ids], record=record)
@@ -94,8 +94,8 @@ class Plan:
     def part(self, record: Record, tokens: int) -> dict[str, tuple[int, Any]]:
         """Return the part of an activation that a record changes, in a text of `tokens` tokens.
 
-        The result maps each axis of the activation to its length and to the index that the record
-        changes, or to `slice(None)` if the record changes the whole axis.
+        The result maps the name of each axis to `(length, index)`. The record changes only the
+        entries at `index`, or the whole axis if `index` is `slice(None)`.
         """
         fields, name = record.fields, self.name(record.fields["at"], record.fields["layer"])
         axes = activation(name).axes[1:]
@@ -115,7 +115,7 @@ class Plan:
         return changed
 
     def source(self, record: Record) -> Callable[[], Array]:
-        """Return a function that runs the text in "from", and returns its activation (T, ...)."""
+        """Return a function that returns the activation (T, ...) of the text in "from"."""
         text, name = record.fields["from"], self.name(record.fields["at"], record.fields["layer"])
         if self.read is None:
             way = 'an array in a "set" record, because this model reads no texts'
@@ -139,7 +139,8 @@ class Plan:
 
         Args:
             record: the edit record.
-            value: a function that returns the new part, given its index in one text's activation.
+            value: a function that returns the new part. Its argument is the index of the part in
+                the activation of one text.
         """
         at, layer = record.fields["at"], record.fields["layer"]
         index = tuple(chosen for _, chosen in self.part(record, 0).values())

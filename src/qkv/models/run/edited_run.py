@@ -37,7 +37,7 @@ class At:
 
 
 Change = Callable[[Array, At], Array]
-Keep = Callable[[str], bool]  # whether to keep the activation with this name
+Keep = Callable[[str], bool]  # Returns whether to keep the activation with a given name.
 
 
 class Step(NamedTuple):
@@ -52,8 +52,8 @@ class Spliced(Protocol):
     """A layer that replaces an activation of a model, such as an autoencoder.
 
     Attributes:
-        hooks: the names of the layer's own activations. In a trace, each name follows the name of
-            the replaced activation and a dot. Edits can change these activations.
+        hooks: the names of the layer's own activations. In a trace, the name "a" becomes "x.a",
+            where "x" is the replaced activation. Edits can change the layer's own activations.
     """
 
     hooks: Sequence[str]
@@ -70,9 +70,10 @@ class Spliced(Protocol):
 
 
 class Masked(NamedTuple):
-    """A masked key of one text. A query, layer or head of None stands for all of them.
+    """A masked key of one text.
 
-    A key of None stands for all keys after the query.
+    If `query`, `layer` or `head` is None, the key is masked for every query, layer or head. If
+    `key` is None, all keys after the query are masked.
     """
 
     text: int
@@ -88,16 +89,17 @@ class EditedRun:
 
     Attributes:
         call: the name of the public call, for errors.
-        changes: what replaces an activation, keyed by its full name: an array (B or 1, ...), a
-            spliced layer, or a function of an array and an `At`.
+        changes: maps the full name of an activation to its replacement. This is an array
+            (B or 1, ...), a spliced layer, or a function of an array and an `At`.
         recorded: the steps of edit records, keyed by full name; they run before `changes`.
-        ablated: the replacement of a head's output, keyed by layer and then by head.
+        ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
         masked: the masked keys.
         heads: the number of heads in each layer.
         is_pair: whether an encoder and a decoder run; all names then begin with "encoder." or
             "decoder.".
-        asked: the user's edits: names of activations under "edit", pairs (layer, head) under
-            "ablate", and words, positions and edges under "hide". Keys without edits are omitted.
+        asked: the user's edits. The key "edit" holds names of activations, "ablate" holds pairs
+            (layer, head), and "hide" holds words, positions and edges. A key is missing if there
+            are no such edits.
         first: the index of the first text among all texts of the call.
     """
 
@@ -129,7 +131,7 @@ class EditedRun:
         )
 
     def below(self, stop: int | None) -> Self:
-        """Return the interventions in layers before `stop`; None returns all interventions."""
+        """Return the interventions in layers before `stop`; if `stop` is None, return all."""
         if stop is None:
             return self
 
@@ -168,7 +170,8 @@ class EditedRun:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
         If an array or a function replaces an activation, the gradient for the old activation is 0.
-        For a function, `check_functions` has already rejected calls that need its derivative.
+        This is right for functions, because `check_functions` rejects calls whose gradients would
+        pass through a function.
 
         Args:
             layout: the texts of the batch.
@@ -222,7 +225,10 @@ class EditedRun:
         return masks
 
     def visible(self, layout: Layout, keys: int) -> Array | None:
-        """Return the keys visible to every head and query, (B, 1, 1, K); None for all keys."""
+        """Return a mask (B, 1, 1, K) that is False at keys masked in every layer for every query.
+
+        If no key is masked in this way, return None.
+        """
         everywhere = [
             one
             for one in self.masked
@@ -235,8 +241,8 @@ class EditedRun:
 
         Args:
             tokens: the number of tokens in all texts.
-            run: a function that runs all texts. Its argument is a function that takes the layout of
-                a batch, and returns the recorder for this batch.
+            run: a function that runs all texts. It takes one argument, a function that returns the
+                recorder for the layout of a batch.
         """
         wanted = {
             self._z(layer): layer
@@ -294,7 +300,7 @@ class EditedRun:
         return {"record": self.recorder(layout, wanted), "masks": masks}
 
     def begin(self, batch: Sequence[Sized]) -> dict[str, Any]:
-        """Return the options of `EncoderDecoder.begin` for a batch; {} without a decoder."""
+        """Return the options of `EncoderDecoder.begin`; if the model has no decoder, return {}."""
         if not self.asked or not self.is_pair:
             return {}
         layout = layout_of(range(len(batch)), batch)._replace(step=0)
@@ -322,7 +328,7 @@ class EditedRun:
         return {*map(self._z, self.ablated), *self.recorded, *self.changes}
 
     def _outputs(self, name: str) -> Mapping[int, Any]:
-        """Return the replaced head outputs in an activation, keyed by head."""
+        """Return the replacements of ablated heads in this activation, keyed by head."""
         own = (values for layer, values in self.ablated.items() if name == self._z(layer))
         return next(own, {})
 
@@ -332,7 +338,7 @@ class EditedRun:
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
     def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
-        """Compute the gradient for the original activation from that for the edited activation."""
+        """Compute the gradient for an activation before its edits from the gradient after them."""
         change, layout = self.changes.get(name), batch.layout
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):
@@ -348,7 +354,7 @@ class EditedRun:
         return before
 
     def _changed(self, name: str, batch: "_Batch", whole: Array) -> Array:
-        """Apply the changes of an activation to a computed array."""
+        """Apply the edits of the activation `name` to `whole`, as the network computed it."""
         layout = batch.layout
         ablated = self._outputs(name)
         whole = whole.copy() if ablated else whole
@@ -393,7 +399,7 @@ class EditedRun:
 
 
 class _Batch(NamedTuple):
-    """A batch while it runs: its layout, its recorder, and the inputs of spliced layers by name."""
+    """A batch that runs now; `inputs` holds the inputs of spliced layers, keyed by full name."""
 
     layout: Layout
     record: Recorder

@@ -22,9 +22,9 @@ from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.activations import NotInLayer, activation, counted, meant, parse
 from qkv.trace.trace import SIDES
 
-Fitted = tuple[list[Tokenized], EditedRun]  # the texts of a run, and its interventions
-Counts = Mapping[str, tuple[int, int]]  # "encoder", "decoder" or "" -> (texts, longest length)
-_HIDES = ("hide", "mask", "causal")  # the records that `Trace.changed` lists under "hide"
+Fitted = tuple[list[Tokenized], EditedRun]  # The texts of a run, and its interventions.
+Counts = Mapping[str, tuple[int, int]]  # Per side: the number of texts, and the longest length.
+_HIDES = ("hide", "mask", "causal")  # The records that `Trace.changed` lists under "hide".
 
 
 def fit(
@@ -38,7 +38,9 @@ def fit(
     first: int = 0,
     absent: set[Any] | None = None,
 ) -> Fitted:
-    """Check edits; return `(batch, edited)`: the texts after swaps, and the interventions.
+    """Check edits against a model and texts.
+
+    Return `(batch, edited)`: the texts, in which some tokens may be swapped, and the interventions.
 
     Args:
         edits: the user's edits.
@@ -46,16 +48,17 @@ def fit(
         body: the network.
         reader: the model's reader of texts.
         more: the maximum number of tokens that the run may add to each text.
-        written: the number of positions in a decoder's first pass; None without a decoder.
+        written: the number of positions in a decoder's first pass. If the model has no decoder,
+            `written` is None.
         first: the index of the first text among all texts of the call.
-        absent: if the texts come in batches, the set of the entries of `hide` that no earlier batch
-            contains; `fit` removes the entries that this batch contains. If `absent` is None, an
-            entry that no text contains is an error.
+        absent: the entries of `hide` that have been in no batch so far, if the texts come in
+            batches. The function removes the entries that it finds in this batch. If `absent` is
+            None, an entry that no text contains is an error.
 
     Raises:
         TypeError: the replacement of an activation is not an array of numbers.
-        ValueError: a layer, head, word, position or entry of the vocabulary does not exist, a shape
-            does not fit, or a text has no visible word left.
+        ValueError: a layer, head, word, position or entry of the vocabulary does not exist. Also if
+            a shape is wrong, or every word of a text is masked.
         KeyError: an activation does not exist; the message suggests similar names.
     """
     batch = swapped(edits, [*batch], reader.tokenizer, first)
@@ -76,7 +79,7 @@ def fit(
         for name, change in named.items()
     }
     plan = Plan(call, body, lengths, "encoder." * is_pair, first, reader.known_ids)
-    scales = [record for record in records if record.op == "scale"]  # only the last has an effect
+    scales = [record for record in records if record.op == "scale"]  # Only the last has an effect.
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
         if record.source != "hide" and record.op in OPS:
             _check_tokens(record, texts, first, call)
@@ -166,7 +169,7 @@ def _resolved(name: Any, index: Any, call: str) -> list[str]:
 
 
 def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> list[str]:
-    """Return the full names that a name stands for: in one, several or all layers.
+    """Return the full names of the activations with this name, in one, several or all layers.
 
     Raises:
         KeyError: no activation has this name.
@@ -190,9 +193,9 @@ def _full_names(name: str | tuple[Any, ...], index: Trace | Seq2SeqTrace) -> lis
 
 
 def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) -> str:
-    """Return the full name of an activation in one layer; `name` is `(short, ...)`.
+    """Return the full name of an activation in one layer.
 
-    `name` may have a third entry, the part of the layer.
+    The first entry of `name` is the short name; a third entry is a part of the layer, e.g. "attn".
     """
     short, *part = name[0], *name[2:]
     side, _, rest = str(short).partition(".")
@@ -204,12 +207,12 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 
 def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a trace that maps short names to full names, as other traces map names to arrays."""
+    """Return a `Trace` whose arrays hold full names, so that it can look up short names."""
     return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 
 
 def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
-    """Like `_index`, for an encoder and a decoder."""
+    """Do the same as `_index` for a model with encoder and decoder."""
     assert isinstance(body, EncoderDecoder)
     names = body.decoder.hook_names
     crosses = [name for name in names if parse(name).crosses]
@@ -219,10 +222,13 @@ def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
 
 
 def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]:
-    """Wrap a user's function of an array, or of an array and an `At`, as a function of both."""
+    """Return a function of an array and an `At` that calls the user's function.
+
+    The user's function may take both, or only the array.
+    """
     try:
         takes = signature(function)
-    except (TypeError, ValueError):  # Python cannot inspect some functions in C
+    except (TypeError, ValueError):  # Python cannot inspect some functions in C.
         return lambda array, at: function(array)
     fits = []
     for count in (1, 2):
@@ -233,7 +239,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # the second parameter receives `at` if it has no default or is named `at`
+    # The second parameter receives `at` if it has no default or is named `at`.
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)
@@ -248,7 +254,7 @@ def _numbers(name: str, value: Any, call: str) -> Array:
 
 
 def _shape(name: str, body: Transformer, counts: Counts, changes: Mapping[str, Any]) -> Shape:
-    """Return the shape (B, ...) of an activation, or of an activation of a spliced layer."""
+    """Return the shape (B, ...) of an activation, which may belong to a spliced layer."""
     at, outer = parse(name), changes.get(name.rpartition(".")[0])
     side = body.decoder if at.side == "decoder" and isinstance(body, EncoderDecoder) else body
     (texts, length), other = counts[at.side], counts["encoder"][1]
@@ -281,7 +287,7 @@ def plain(
         reader: the model's reader of texts.
 
     Raises:
-        ValueError: an edit is a function, or replaces an activation that no record can name; a
+        ValueError: an edit is a function, or no record can name the replaced activation. Also if a
             layer, head, word or position does not exist.
     """
     call = edits.call
@@ -330,7 +336,8 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
-        ValueError: a token or an entry does not exist; errors number texts from `first` on.
+        ValueError: a token or an entry does not exist. In the error, the first text has the number
+            `first`.
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]
@@ -394,7 +401,7 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
 
 
 def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
-    """Raise a ValueError if a text lacks a record's token, or a row lacks a weight per token."""
+    """Check that a record's tokens exist in each text, and that its weights are one per token."""
     for number, text in enumerate(batch, first):
         count = len(text)
         of = "the text" if len(batch) == 1 and not first else f"text {number}"
@@ -414,7 +421,7 @@ def _is_below(number: Any, count: int) -> bool:
 
 
 def _output(record: Record, value: Any, size: int, call: str) -> Any:
-    """Return the replacement of a head's output: 0, "mean", or (d,)."""
+    """Return the replacement of a head's output: 0, "mean" or an array (d,)."""
     pair = record.fields["layer"], record.fields.get("head")
     has = f"{call}: {record.source} has"
     if isinstance(value, str):
@@ -446,7 +453,7 @@ class _Masking:
     Attributes:
         call: the name of the public call, for errors.
         batch: the texts.
-        limits: the number of tokens in each text after all new tokens were added.
+        limits: the maximum number of tokens in each text, including tokens that the run adds.
         subwords: a function that returns the ways to split a word into subwords; None if the model
             has no tokenizer.
         first: the index of the first text among all texts of the call.
@@ -508,9 +515,9 @@ class _Masking:
         ]
 
     def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
-        """Return what a position or edge of `hide` masks in each text that is long enough.
+        """Return the masked keys for a position or an edge of `hide`.
 
-        Position -1 is the last position.
+        Texts that are too short for the position have no masked key. Position -1 is the last one.
         """
         fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
         query, key, layer, head = [*fields, None, None][:4]
@@ -546,7 +553,7 @@ def from_start(number: int, count: int, source: str, what: str, whole: str, call
 
 
 def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
-    """Return the distinct words of texts as one string; subwords are joined to words."""
+    """Return the first `most` distinct words of texts as one string, and count the others."""
     named = (joined_words(plain_tokens(text.tokens, text.special), text.special) for text in batch)
     words = list(dict.fromkeys(chain.from_iterable(named)))
     more = f" and {len(words) - most} more" if len(words) > most else ""

@@ -36,13 +36,14 @@ def as_ids(ids: Any) -> Any:
 def ids_given(
     texts: Any, *, rows: int, limit: int | None, call: str, first: int = 0
 ) -> tuple[bool, list[Tokenized]] | None:
-    """Return `(single, tokens)` for ids; `single` is True for one text. None for other inputs.
+    """Return `(single, tokens)` if `texts` holds ids, else None; `single` is True for one text.
 
-    Errors number the texts from `first` on.
+    In errors, the first text has the number `first`.
 
     Raises:
         TypeError: a text is not a one-dimensional row of integers.
-        ValueError: a text has no ids, or more than `limit`, or an id has no row in the token table.
+        ValueError: a text has no ids or more than `limit` ids, or an id has no row in the token
+            table.
     """
     texts = as_ids(texts)
     if isinstance(texts, str) or not isinstance(texts, np.ndarray | list | tuple) or not len(texts):
@@ -74,7 +75,7 @@ def ids_given(
 
 
 def named(ids: Array, mask: Array, tokenizer: Tokenizer | None) -> Tokenized:
-    """Convert a text's ids (T,) to tokens with names; masked ids get ""."""
+    """Convert a text's ids (T,) to tokens with names; where `mask` is False, the name is ""."""
     tokens, special = [], []
     for token, is_real in zip(ids.tolist(), mask.tolist(), strict=True):
         name = tokenizer.token(token) if is_real and tokenizer is not None else None
@@ -88,7 +89,7 @@ def checked_ids(
 ) -> tuple[Array, Array]:
     """Return ids (B, T) and the mask of tokens (B, T).
 
-    Error messages put `side`, e.g. "decoder_", before the names of arguments. With `counts`,
+    In error messages, `side` (such as "decoder_") precedes the names of arguments. With `counts`,
     raise an error if there are more columns than the model has positions.
     """
     name = f"{side}input_ids"
@@ -137,7 +138,8 @@ def checked_positions(
 
     Args:
         body: the network.
-        position_ids: (B, T), or (1, T) for all texts; the positions are counted as in transformers.
+        position_ids: (B, T), or (1, T) for all texts. As in transformers, the first position of
+            some models is not 0.
         mask: (B, T), the mask of tokens; positions of other ids are ignored.
         name: the name of the model.
 
@@ -185,7 +187,10 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    """Raise a ModelError if an id has no row, or if special tokens leave no room for a text."""
+    """Check that the token table has a row for each id, and that special tokens leave room.
+
+    Special tokens must be fewer than `limit`, so that a text can have words.
+    """
     if len(tokenizer) > rows:
         raise ModelError(
             f"load: the tokenizer of {name} has ids up to {len(tokenizer) - 1} and its token table "
@@ -270,12 +275,12 @@ class TextReader:
 
     @property
     def known_subwords(self) -> Callable[[str], list[list[str]]] | None:
-        """The method `subwords`; None if the model has no tokenizer."""
+        """The method `TextReader.subwords`, or None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.subwords
 
     @property
     def known_ids(self) -> Callable[[str, str], Array] | None:
-        """The method `ids`; None if the model has no tokenizer."""
+        """The method `TextReader.ids`, or None if the model has no tokenizer."""
         return None if self.tokenizer is None else self.ids
 
     def need_tokenizer(self, call: str) -> Tokenizer:
@@ -292,7 +297,7 @@ class TextReader:
         return self.tokenizer
 
     def need_text(self, call: str) -> None:
-        """Do nothing, because this model reads texts; readers of images raise a ValueError."""
+        """Do nothing. The readers of image models override this method to raise a ValueError."""
 
     def tokenize(self, text: str) -> Tokenized:
         """Return the tokens of a whole text, as `Model.tokenize` does."""
@@ -305,9 +310,10 @@ class TextReader:
     def split(
         self, texts: Any, call: str, first: int = 0
     ) -> tuple[bool, list[str], list[Tokenized]]:
-        """Return `(single, strings, tokens)`: `strings` is [] for ids, `tokens` is [] for strings.
+        """Separate strings from ids: return `(single, strings, tokens)`.
 
-        Errors number the texts from `first` on.
+        If `texts` holds strings, `tokens` is empty. If it holds ids, `strings` is empty. `single`
+        is True for one text. In errors, the first text has the number `first`.
         """
         if self.has_images:
             self.refuse_images(texts, call)
@@ -322,7 +328,7 @@ class TextReader:
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
         """Return `(single, tokens)`: whether there is one text, and each text's truncated tokens.
 
-        Texts given as ids are not truncated. Errors number the texts from `first` on.
+        Texts given as ids are not truncated. In errors, the first text has the number `first`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:
@@ -348,7 +354,7 @@ class TextReader:
         return self.read(text, call)[1][0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
-        """Replace ids by names in the tokens of a text, if the text was given as ids."""
+        """Return the text; if it was given as ids, give its tokens their names."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)
@@ -369,9 +375,9 @@ class TextReader:
         return splits
 
     def run(self, network: Transformer, batch: Batch, **options: Any) -> tuple[Array, Array]:
-        """Run a packed batch; return `(rows, cu_lengths)`: vectors (total, D), and (B + 1,).
+        """Run the network on texts; return `(rows, cu_lengths)` as `Transformer.packed` does.
 
-        The options are the keyword arguments of a call of `Transformer`.
+        `options` are further arguments of `Transformer.packed`.
         """
         return network.packed([text.ids for text in batch], **options)
 

@@ -15,12 +15,12 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.gaps import masked
 
 MOST = 2**20  # The maximum number of characters to read of a text.
-ROOM = 8  # The number of characters to read first from a long text, per token of the limit.
+ROOM = 8  # From a long text, `ROOM * limit` characters are read first.
 
 
 @dataclass
 class Cut:
-    """Counts of truncated texts; the counts of two parts of a corpus can be added.
+    """Counts of truncated texts; `+` adds the counts of two parts of a corpus.
 
     Attributes:
         limit: the maximum number of tokens in a text; None for no limit.
@@ -52,7 +52,7 @@ class Cut:
         )
 
     def warn(self) -> None:
-        """Warn about truncated texts; inside `counting`, add the counts to the caller's counts."""
+        """Warn about truncated texts; in a `counting` context, add to its counts instead."""
         counted = _counted.get()
         if counted is not None:
             vars(counted).update(vars(counted + self))
@@ -88,13 +88,13 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    Only the beginning of a long text is split: the part that determines the kept tokens, and at
-    most a million characters.
+    Only the beginning of a long text is split: enough to know the tokens up to the limit, and at
+    most about a million characters.
 
     Args:
         tokenizer: the model's tokenizer.
         limit: the maximum number of tokens in a text; None for no limit.
-        mask: the token that replaces gaps (`qkv.text.gaps`); None keeps the gaps.
+        mask: the token that replaces gaps (see `qkv.text.gaps`). If it is None, gaps stay.
 
     >>> from qkv.text import WordTokenizer
     >>> truncator = Truncator(WordTokenizer("the cat sat"), 2)
@@ -124,7 +124,7 @@ class Truncator:
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Return the tokens of texts, whose gaps were replaced by the mask token before."""
+        """Return the truncated tokens of texts; the caller has replaced the gaps."""
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)
@@ -141,9 +141,9 @@ class Truncator:
         """Return the first tokens of a long text, without splitting the whole text if possible.
 
         The tokens up to the limit are the same as if the whole text were split. This method splits
-        the first words of the text, and then about twice as many words. If the tokens of the first
-        words are the same both times, they are final: no token spans two words
-        (`keeps_words_apart`), so further words cannot change them.
+        the first words of the text, and then about twice as many words. If the first words have the
+        same tokens in both cases, further words cannot change these tokens. This is true only for
+        tokenizers with `keeps_words_apart`, in which no token spans two words.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
@@ -176,7 +176,7 @@ def callers() -> int:
 
 
 def _word_end(text: str, most: int) -> int:
-    """Return the last index up to `most` of a space that follows a word; 0 if there is none."""
+    """Return the index of the last space after a word, at most `most`; 0 if there is none."""
     end = text.rfind(" ", 0, most + 1)
     while end > 0 and text[end - 1].isspace():
         end = text.rfind(" ", 0, end)
