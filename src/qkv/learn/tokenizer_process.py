@@ -26,7 +26,7 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def main() -> None:
-    """Read JSON lists of text lines, one per input line, until `null`; write the tokenizer."""
+    """Read JSON lines up to `null`, each a list of texts; train a tokenizer, and write it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lines: list[str] = []
     for row in sys.stdin.buffer:
@@ -76,7 +76,7 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     _train(first, lines, trainer, LONGEST)
     inner = _bert_like(Tokenizer(models.WordPiece(first.get_vocab(), unk_token="[UNK]")))
     long_word = re.compile(rf"\w{{{LONGEST + 1}}}")
-    if any(map(long_word.search, lines)):  # an uncut long word would be unknown
+    if any(map(long_word.search, lines)):  # a long word without cuts is an unknown word
         inner.pre_tokenizer = _in_pieces(inner.pre_tokenizer, LONGEST)
     inner.add_special_tokens(list(_SPECIAL))
     return inner
@@ -130,7 +130,7 @@ def _bytes(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
 
 
 def _train(inner: "tokenizers.Tokenizer", lines: list[str], trainer: Any, longest: int) -> None:
-    """Train on parts of words, because the time grows with the square of the word length."""
+    """Train on parts of long words: the time grows with the square of a word's length."""
     whole = inner.pre_tokenizer
     inner.pre_tokenizer = _in_pieces(whole, longest)
     inner.train_from_iterator(lines, trainer)

@@ -30,7 +30,7 @@ from qkv.visible import visible
 
 _ROUTERS = [route.router for route in (home, embeddings, completions, trace, rerank, about)]
 
-# The attributes of the worker and of its counts that `/metrics` reports.
+# `/metrics` reports these attributes of the worker and, in the second dict, of its counts.
 _WATCHED = {
     "waiting": "Requests without an answer so far.",
     "streams": "Completions that have not ended.",
@@ -41,8 +41,8 @@ _COUNTED = {
     "tokens": "Tokens computed since the start.",
     "failures": "Errors while computing.",
 }
-KEEP_ALIVE = 60  # seconds that a connection may be idle between two requests
-GRACE = 60  # seconds that accepted requests may take after a signal to stop
+KEEP_ALIVE = 60  # The seconds for which a connection may be idle between two requests.
+GRACE = 60  # The seconds that accepted requests may take after a signal to stop.
 
 
 def create_app(model: Model, limits: Limits | None = None) -> Guard:

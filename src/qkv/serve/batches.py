@@ -11,7 +11,7 @@ from qkv.serve.waiting import Numbered, QueuedText, Texts, TextTurns
 from qkv.text.tokenizer import check_text
 
 _Groups = Iterable[Sequence[QueuedText]]
-# A function whose arguments are a finished request, and the request's error or None.
+# A function that is called with a finished request and its error (None: no error).
 Tell = Callable[[Texts, BaseException | None], None]
 
 
@@ -26,13 +26,13 @@ class Counts:
 
 
 class Batches:
-    """Takes texts from all requests in turn, tokenizes the texts, and encodes them in packed rows.
+    """Forms batches of texts from all requests in turn, and computes the vectors of the texts.
 
     Args:
         limit: the maximum number of tokens of a text; None for no limit.
         limits: the maximum sizes of a batch and of a request.
-        tell: a function that is called with each finished request, and with the request's error or
-            None.
+        tell: a function `tell(request, error)` that is called when a request is finished. `error`
+            is None if the request succeeded.
 
     Attributes:
         waiting: the queue of the requests.
@@ -45,12 +45,12 @@ class Batches:
         self.counts = Counts()
 
     def checked(self, texts: Sequence[Any], encoder: Encoder, *, whole: bool) -> Numbered:
-        """Return the numbered texts of a request; texts that are given as ids are truncated.
+        """Check the texts of a request, and number them. Lists of token ids are truncated.
 
         Raises:
-            Refused: the request has too many texts; an id is not in the vocabulary; the encoder
-                cannot put its prompt before ids; or `whole` is set, and a text that is given as ids
-                is too long.
+            Refused: the request has too many texts; an id is not in the vocabulary; the encoder has
+                a prompt, which cannot be put before ids; or `whole` is true and a list of ids is
+                longer than the limit.
         """
         most, checked, tokens = self._limits.inputs, Numbered(), 0
         if len(texts) > most:
@@ -82,7 +82,7 @@ class Batches:
         return pieces[:fits]
 
     def compute(self, pieces: Sequence[QueuedText]) -> None:
-        """Compute the vectors of texts, in one batch for each kind of encoder."""
+        """Compute the vectors of texts. Texts whose encoders have the same `kind` form a batch."""
         for alike in _alike(pieces, lambda piece: piece.request.encoder.kind):
             self._compute(alike)
 
@@ -144,7 +144,7 @@ class Batches:
 
 
 def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -> _Groups:
-    """Group texts that have the same key; each group keeps the order of its texts."""
+    """Group the texts for which `key` returns the same value. Texts keep their order in a group."""
     groups: dict[Hashable, list[QueuedText]] = {}
     for text in texts:
         groups.setdefault(key(text), []).append(text)
@@ -152,7 +152,7 @@ def _alike(texts: Sequence[QueuedText], key: Callable[[QueuedText], Hashable]) -
 
 
 def _error_of(number: int, text: Any, error: BaseException) -> BaseException:
-    """Return the error for the client if text or ids cannot be encoded."""
+    """Turn an error during the encoding of input `number` into the error for the client."""
     if isinstance(error, EmptyText):
         return _refused(f"input {number} is empty: {error.reason}")
     if isinstance(error, Refused) or not isinstance(error, TypeError | ValueError):

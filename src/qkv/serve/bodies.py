@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from qkv.serve.errors import Refused
 
 _TABLE = tomllib.loads(files("qkv.serve").joinpath("keys.toml").read_text(encoding="utf-8"))
-IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # these keys never change an answer
+IGNORED: tuple[str, ...] = tuple(_TABLE["ignored"])  # Keys that never change an answer.
 # The token ids of a text. Validation stops at the first invalid id.
 Ids = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 
@@ -24,14 +24,14 @@ class Refusal:
 
     Attributes:
         neutral: the accepted values, which have no effect on the answer.
-        way: the advice in the error, such as "give top_n".
+        way: the advice in the error message, such as "give top_n".
     """
 
     neutral: list[Any]
     way: str
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value has no effect; null counts as omitted, and `true` differs from 1.
+        """Return whether a value is null or in `neutral`. 1 equals 1.0, but does not equal `true`.
 
         >>> refusal = Refusal([1, True], "leave it out")
         >>> [refusal.accepts(value) for value in (1, 1.0, True, None, 2, "1", False)]
@@ -44,7 +44,7 @@ class Refusal:
 
 
 def refusals_of(call: str) -> dict[str, Refusal]:
-    """Return the keys that a route refuses; `call` is the name of the route in keys.toml.
+    """Return the keys that a route refuses. `call` names the route's table in keys.toml.
 
     >>> refusals_of("rerank")["top_k"].way
     'give top_n'
@@ -76,11 +76,11 @@ async def read_json(request: Request) -> dict[str, Any]:
 
 
 class Body(BaseModel):
-    """The base class of request bodies; a null key counts as omitted, unknown keys are ignored.
+    """The base class of request bodies. It ignores unknown keys, and keys whose value is null.
 
     Attributes:
         call: the name of the route in errors and in keys.toml.
-        ways: for each key that accepts several types, a phrase that names the valid values.
+        ways: a phrase that names the valid values, for each key that accepts several types.
         refusals: the keys that the route refuses, because they would change the answer.
     """
 

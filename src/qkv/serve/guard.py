@@ -19,8 +19,9 @@ from qkv.serve.errors import FAILED, Refused
 from qkv.serve.limits import Limits
 from qkv.visible import visible
 
-HEALTH = frozenset({"/healthz", "/readyz"})  # a request needs no key and no allowed host
-# a browser opens these pages without a key; the pages contain no secret
+# Requests for these two paths need no key, and may name any host.
+HEALTH = frozenset({"/healthz", "/readyz"})
+# A browser opens these pages without a key. The pages contain no secret.
 OPEN = HEALTH | {"/", "/docs", "/docs/oauth2-redirect", "/openapi.json"}
 _FILES = "/static-offline-docs"
 ASSETS = frozenset(
@@ -76,7 +77,7 @@ class Guard:
 
     Args:
         app: the guarded application.
-        limits: hosts, key and limits.
+        limits: the allowed hosts, the key, and the maximum sizes of bodies.
         numbers: the metrics in which requests are counted.
 
     Attributes:
@@ -189,7 +190,7 @@ class Guard:
         return Refused(413, message, code="body_too_large")
 
 
-@lru_cache(16)  # Most requests have the same Host header.
+@lru_cache(16)  # cached, because most requests have the same Host header
 def host_name(host: str) -> str:
     """Return the host name in a Host header in lower case, without the port.
 

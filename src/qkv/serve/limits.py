@@ -27,10 +27,10 @@ class Limits:
         answer: the maximum number of bytes of a trace, or of completions with logprobs or echo.
         waiting: the maximum number of requests that wait to be computed.
         batch_tokens: the approximate number of tokens in a batch.
-        streams: the maximum number of streams that compute a piece between two batches.
+        streams: the maximum number of streams that advance by one piece between two batches.
         stream_tokens: the approximate number of tokens that all streams together keep in memory.
-            Above this number, some streams are closed; at its next turn, a closed stream computes
-            its earlier tokens again.
+            Above this number, some streams are closed and lose their caches. At its next turn, a
+            closed stream first computes its earlier tokens again.
         gather: the maximum seconds for which a batch waits for more requests, if the server is
             busy.
         half_sent: the maximum seconds until a request has arrived in full.

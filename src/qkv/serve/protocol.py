@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from qkv.serve.errors import Refused
 from qkv.serve.limits import Limits
 
-LINGER = 0.2  # seconds that an idle connection stays open after the server begins to shut down
+LINGER = 0.2  # An idle connection stays open for this many seconds after the shutdown begins.
 # After a client has finished sending, the server checks repeatedly whether the client is still
 # connected. The first number is the seconds before the first check. The wait doubles after each
 # check, up to the second number.
@@ -19,12 +19,12 @@ _INTERIM = STATUS_LINE[100] + b"\r\n"
 
 
 class Connection:
-    """A connection whose methods the event loop calls.
+    """The callbacks of one connection, in the form that asyncio's event loop calls.
 
     The class does not inherit from `asyncio.Protocol`, because the types of some methods differ.
     """
 
-    limits: Limits  # the server's limits, set on a subclass for each server
+    limits: Limits  # `qkv.serve.app` makes a subclass for each server and sets this attribute
 
     def __init__(self, **of_server: Any) -> None:
         requests = _Requests(self.limits, **of_server)
@@ -37,11 +37,10 @@ class _Requests(HttpToolsProtocol):
     """The requests of a connection: uvicorn's protocol with additional limits.
 
     A whole request (headers and body) must arrive within `half_sent` seconds. If the server has an
-    answer
-    to send and the client reads nothing for `unread` seconds, the server closes the connection. A
-    client that closes its sending side after a request still gets the answer. But the client may
-    also have closed the whole connection. To find out, the server sends interim `100 Continue`
-    responses while it computes the answer; clients ignore these responses.
+    answer to send and the client reads nothing for `unread` seconds, the server closes the
+    connection. A client that closes its sending side after a request still gets the answer. But the
+    client may also have closed the whole connection. To find out, the server sends interim `100
+    Continue` responses while it computes the answer; clients ignore these responses.
 
     A client may send several requests at once; the server answers them in order. The server reports
     an invalid or incomplete request only after all earlier requests are answered. The server
@@ -54,7 +53,7 @@ class _Requests(HttpToolsProtocol):
         self._late: asyncio.TimerHandle | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
-        self._current: Any = None  # the request in progress; `cycle` is the newest request
+        self._current: Any = None  # the request to answer now; `cycle` is the newest request
         self._head, self._ending, self._broken = 0, False, False
 
     def begin(self, transport: asyncio.Transport) -> None:
@@ -88,7 +87,7 @@ class _Requests(HttpToolsProtocol):
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes; return bytes to parse again, if a request offered another protocol."""
+        """Parse bytes. Return those to parse again, if a request offers another protocol."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:

@@ -9,8 +9,8 @@ from typing import Any
 from qkv.serve.waiting import Request, Turns, plain_error
 
 END = object()
-AHEAD = 16  # the maximum number of computed pieces that the client has not read
-QUANTUM = 64  # after this many pieces, a stream may be closed to free memory for another
+AHEAD = 16  # The maximum number of computed pieces that the client has not read.
+QUANTUM = 64  # After this many pieces, a stream may be closed to free memory.
 
 
 @dataclass(eq=False, kw_only=True)
