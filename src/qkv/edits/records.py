@@ -197,7 +197,7 @@ def _takes(op: str) -> str:
 
 
 def _ablated(ablate: Any, call: str) -> list[Record]:
-    """Return records for the ablated heads. Negative layers and heads stay negative."""
+    """Return records for the ablated heads. Their numbers may count from the end."""
     many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
     records = []
     for pair in ablate if many else [ablate]:
@@ -217,7 +217,7 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
 
 
 def _masked(hide: Any, call: str) -> list[Record]:
-    """Return records for the masked words, positions and edges. Negative numbers stay negative."""
+    """Return records for the masked words, positions and edges; numbers may count from the end."""
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
         raise TypeError(

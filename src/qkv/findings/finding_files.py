@@ -128,7 +128,8 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
 
     Args:
         path: the Markdown file. Paths of findings and pictures are relative to the file's folder.
-        load: a function that takes a file and the claim in the article, and returns the finding.
+        load: a function that takes the path of a finding and the claim in the article, and returns
+            the finding.
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.

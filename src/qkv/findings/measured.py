@@ -90,7 +90,7 @@ class Finding:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the content of the file as values for JSON."""
+        """Return the content of the file that `save` writes, as values for JSON."""
         pairs = {name: [list(one) for one in getattr(self, name)] for name in ("before", "after")}
         fields = ("model", "text", "position", "edits", "claim")
         return {"qkv_finding": 1, **{name: getattr(self, name) for name in fields}, **pairs}
@@ -200,8 +200,8 @@ def finding(
             uses the first mask token, and a decoder uses the last token.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words, positions and edges to mask, as in `Model.trace`.
-        edit: records; a mapping from activations to arrays is converted to records.
-            Functions are not allowed, because they cannot be converted.
+        edit: a list of records, or a mapping from activations to arrays, which is converted to
+            records. Functions are not allowed, because they cannot be converted.
         claim: a sentence about the effect of the edits.
 
     Returns:
@@ -241,7 +241,7 @@ def verify_files(
     """Read findings and verify them as `Finding.verify` does. Each model is loaded only once.
 
     Raises:
-        FileNotFoundError, ValueError: as for `Finding.load` and `Finding.verify`; the message names
+        FileNotFoundError, ValueError: `Finding.load` or `Finding.verify` fails; the message names
             the file.
     """
     findings = [Finding.load(path) for path in paths]

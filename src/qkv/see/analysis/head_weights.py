@@ -132,7 +132,7 @@ class Heads:
 
     @property
     def keys(self) -> Axis:
-        """Return the axis of the keys, which is `queries` if both have the same tokens."""
+        """Return the axis of the keys, which is `queries` if no other keys are given."""
         return self.queries if self.other_keys is None else self.other_keys
 
     @property
@@ -172,8 +172,8 @@ class Heads:
             keys: the positions of the keys; by default all content words.
 
         Returns:
-            `(weights, keys)`, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept. The
-            weight of any pair that is not a link is -1.
+            `(weights, keys)`, both `(H, L, S)`, or `(H, L, k)` if only the k largest are kept. If a
+            pair is not two different content words, its weight is -1.
         """
         index = self.layers.index(layer)
         if self.weights:

@@ -21,8 +21,9 @@ from qkv.trace import Trace
 MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js has the same number
 MOST_TOKENS = 512
 
-# `Moved` maps each (layer, head) to the probability that moves to other words without this head.
-# `Effects` has a second number for each head: the new probability of the model's first guess.
+# `Moved` maps each (layer, head) to the probability that moves to other words when the head is
+# removed. `Effects` has a second number for each head: the probability that the model's first guess
+# then has.
 Moved = dict[tuple[int, int], float]
 Effects = dict[tuple[int, int], tuple[float, float]]
 

@@ -232,7 +232,7 @@ class Link:
 
     @property
     def of_positions(self) -> bool:
-        """Return whether an average weight in `usual` is 0.4 or more, whatever the words are."""
+        """Return whether an average in `usual` is at least 0.4: the head attends to positions."""
         return max(self.usual) >= OF_POSITIONS
 
     @property
@@ -253,7 +253,7 @@ def strongest_links(heads: Heads, layer: int, head: int, count: int | None = Non
     Of equal weights, the earlier query comes first, then the earlier key. Weights of 0 are left
     out.
     """
-    # both are (L, S), or (L, k) if only the k largest weights are kept
+    # both arrays are (L, S), or (L, k) if only the k largest weights are kept
     weights, keys = (part[head] for part in heads.links(layer))
     order = np.argsort(-weights, axis=None, kind="stable")[:count]
     cells = zip(*np.unravel_index(order, weights.shape), strict=True)
@@ -270,7 +270,7 @@ def attended(heads: Heads, layer: int, head: int, positions: Sequence[int]) -> A
 
 
 def strongest_by_token(heads: Heads, rows: Sequence[int], count: int) -> list[Link]:
-    """List the content words that a word attends to most, each in its strongest head.
+    """List the content words that a word attends to most, each in the head with its largest weight.
 
     The word itself is left out. Ties go to the lowest layer, then the lowest head.
     """

@@ -270,12 +270,12 @@ def contrasting_head(
 ) -> ChosenHead:
     """Choose the head in which the attention of a word differs most between two texts.
 
-    For each link from the word, the usual weight (see `rank_heads`) is subtracted from the weight.
-    A head's difference is half the sum of the absolute changes of these numbers between the texts.
-    If several heads have the largest difference, the weights themselves are compared, without
-    subtraction. Ties go to the lowest layer, then the lowest head.
+    The excess of a link is its weight minus the usual weight (see `rank_heads`), at least 0. A
+    head's difference is half the sum of the absolute changes of its excesses between the texts. If
+    several heads have the largest difference, their weights are compared in the same way. Ties go
+    to the lowest layer, then the lowest head.
 
-    The chosen head stands out if one of these numbers differs by at least 0.1 between the texts. No
+    The chosen head stands out if the excess of a link differs by at least 0.1 between the texts. No
     head of an untrained model stands out.
 
     If the word is the gap in both texts, the head with the largest effect in `moved` is chosen. The

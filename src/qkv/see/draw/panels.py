@@ -16,7 +16,7 @@ TERMINAL, PICTURE = frozenset({"terminal"}), frozenset({"picture"})
 # INPUTS: the distance of a node's inputs from its centre, in columns.
 # HALF: half the height of a node, in rows.
 INPUTS, HALF = {"q": -0.25, "k": 0.0, "v": 0.25}, 0.27
-MOST_ROWS = 32  # a map in a picture has at most this many rows, and as many columns
+MOST_ROWS = 32  # a map in a picture has at most this many rows and at most this many columns
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -137,7 +137,7 @@ class HeatMap(Panel):
 
     @property
     def left_out(self) -> str:
-        """Say which rows and columns are shown, and of how many; return "" if all are shown."""
+        """Say how many of the rows and columns are shown; return "" if all are shown."""
         if self.whole in (None, self.values.shape):
             return ""
         assert self.whole is not None

@@ -511,7 +511,7 @@ def _graph_rules(panel: panels.Graph) -> str:
 
 
 def _readout(lines: Sequence[str], bottom: float, tone: Tone) -> str:
-    """Write a line of text per node and edge, which is visible only while it has the focus."""
+    """Write a line for each node and edge, visible only while the node or edge is chosen."""
     words = (text(0, bottom + 20 + 16 * k, line, tone.ink) for k, line in enumerate(lines))
     return f'<g class="qkv-readout">{"".join(words)}</g>'
 

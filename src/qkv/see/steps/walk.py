@@ -95,7 +95,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Store the name of the vectors that the projections in `of`, such as "kv", read."""
+        """Store which vectors the projections in `of` read; "kv" stands for two projections."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -104,7 +104,7 @@ class AttentionInputs:
                     self.known[f"{short}_{letter}"] = array
 
     def of(self, name: str, head: int) -> int:
-        """Return the index of the queries, keys or values that a head uses and may share."""
+        """Return the index of a head's queries, keys or values, which several heads may share."""
         return head if name == "q" else head // self.shared
 
     def part(self, name: str, head: int) -> slice:
