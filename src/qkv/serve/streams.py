@@ -18,8 +18,8 @@ class Stream(Request):
     """An iterator, and the computed pieces that the client has not read yet.
 
     Attributes:
-        begin: a function that makes the iterator. After an iterator was closed, the new iterator
-            continues at the same piece.
+        begin: a function that makes the iterator. It is called again after the iterator was closed.
+            The new iterator continues where the old one ended.
         size: the approximate number of tokens that the iterator keeps in memory.
         pieces: the iterator, while the stream is open.
         given: the number of pieces computed so far.
@@ -49,12 +49,12 @@ class Stream(Request):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has `AHEAD` unread pieces, so that no more are computed."""
+        """Whether `AHEAD` pieces are unread. The stream is then paused."""
         return self.given - self.taken >= AHEAD
 
     @property
     def is_read(self) -> bool:
-        """Whether at most half of `AHEAD` pieces are unread, so that a paused stream continues."""
+        """Whether at most `AHEAD // 2` pieces are unread. A paused stream then continues."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -79,18 +79,18 @@ class Stream(Request):
 
 
 class Streams:
-    """All streams, which take turns. A turn computes a few pieces, and connections alternate.
+    """All streams. Each turn computes a piece for a few of them, and their clients take turns.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
-    open while its iterator is in memory. If a stream needs memory, the class closes other streams:
-    streams that wait for their clients, and streams that have computed `QUANTUM` pieces since they
-    were opened. A closed stream opens again at its next turn. So no client waits until the stream
-    of another client ends.
+    open while its iterator is in memory. To free memory for a stream, other streams are closed:
+    those that wait for their clients, and those that have computed `QUANTUM` pieces since they were
+    opened. A closed stream opens again at its next turn. So no client waits until the stream of
+    another client ends.
 
     Args:
         most: the maximum number of pieces that one turn computes.
-        tokens: the approximate number of tokens that all open streams together keep in memory. A
-            single open stream may keep more.
+        tokens: the approximate number of tokens that all open streams together keep in memory. If
+            only one stream is open, it may keep more.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
@@ -98,7 +98,7 @@ class Streams:
         self._all: dict[Stream, None] = {}
         self._parked: dict[Stream, None] = {}  # streams that wait until their clients read
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
-        self._lines = [self._closed, self._due]  # open and closed streams alternate
+        self._lines = [self._closed, self._due]  # turns alternate between closed and open streams
 
     def __len__(self) -> int:
         """Return the number of streams that have not ended."""

@@ -14,9 +14,9 @@ from qkv.arrays import Array
 from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encode import Encoder
 
-LETTERS = 4  # the estimated number of characters per token of a text that is not tokenized yet
-Numbered = deque[tuple[int, str | Array]]  # texts or their ids (T,), each with its number
-CUTTING = 16  # tokenizing 16 tokens takes about as long as computing one token
+LETTERS = 4  # The estimated number of characters per token.
+Numbered = deque[tuple[int, str | Array]]  # Pairs of a number and a text or its ids (T,).
+CUTTING = 16  # The tokenizer cuts about 16 tokens while the model computes one.
 
 
 @dataclass(eq=False, kw_only=True)
@@ -38,7 +38,7 @@ class Request:
         self.dropped = True
 
     def tell(self, value: Any, error: BaseException | None) -> None:
-        """Receive the result or the error; called on the event loop."""
+        """Receive the result or the error. The worker calls this method on the event loop."""
         raise NotImplementedError
 
 
@@ -77,8 +77,8 @@ class Texts(Single):
     """A request for the vectors of texts.
 
     Attributes:
-        texts: the texts that are not in a batch yet, as pairs: the number of the text, and the text
-            or its ids (T,).
+        texts: the texts that are not in a batch yet. Each is a pair: the number of the text, and
+            the text or its ids (T,).
         encoder: the encoder that computes the vectors.
         dimensions: how many dimensions of each vector to keep; None for all.
         whole: whether a text is refused if it would be truncated.
@@ -126,7 +126,7 @@ class Texts(Single):
 
 
 def plain_error(error: BaseException) -> Exception:
-    """Convert an error to an `Exception` that a future can hold safely."""
+    """Convert an error to an `Exception` that `Future.set_exception` accepts."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return RuntimeError(f"{type(error).__name__}: {error}")
@@ -138,7 +138,7 @@ Some = TypeVar("Some", bound=Request)
 class Turns(Generic[Some]):
     """A queue of requests; clients take turns, and so do the connections of each client.
 
-    A connection is a pair `(client, port)`, or any other value for a client with one connection.
+    A connection is a pair `(client, port)`. Any other value is a client with one connection.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()
@@ -204,7 +204,7 @@ class Turns(Generic[Some]):
             del self._clients[client]
 
     def back(self, request: Some) -> None:
-        """Put a request back, as the first of its connection and of the whole queue."""
+        """Put a request back to the front of the queue, before all others of its connection."""
         line, client = self._line(request), _client(request.connection)
         if not line or line[0] is not request:
             line.appendleft(request)
@@ -301,8 +301,8 @@ class TextTurns(Turns[Texts]):
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
         The model computes only the first `limit` tokens of a text, but the tokenizer reads the
-        whole text. For a very long text, the estimate counts the time for the tokenizer: it is the
-        number of tokens that the model would compute in this time.
+        whole text. For a very long text, the tokenizer takes longer than the model. The estimate is
+        then the number of tokens that the model could compute while the tokenizer runs.
         """
         if not isinstance(text, str):
             return len(text)

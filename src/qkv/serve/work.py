@@ -22,8 +22,8 @@ from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
-POLL = 0.01  # the seconds between two checks whether the thread has ended
-SWITCH = 0.0005  # the maximum seconds for which another Python thread delays this thread
+POLL = 0.01  # The seconds between two checks whether the thread has ended.
+SWITCH = 0.0005  # The maximum seconds for which another Python thread delays this thread.
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,8 @@ class Worker:
 
     While the thread computes one batch, the texts of the next batch arrive. A batch takes one text
     from each connection in turn, up to `limits.batch_tokens` tokens, and packs the texts into rows.
-    Between two
-    batches, the thread calls one waiting function, and computes the next pieces of up to
-    `limits.streams` streams.
+    Between two batches, the thread calls the function of one `Task`, and computes the next pieces
+    of up to `limits.streams` streams.
 
     Args:
         model: the model that computes.

@@ -20,9 +20,9 @@ class Activation(NamedTuple):
         axes: the names of the axes of its array in a trace.
         fill: the value that padding has in the array.
         aliases: other names in TransformerLens.
-        editable: whether an edit may replace it; an editable activation also has a gradient. False
-            for the summaries of weights that attention computes for `top_k`.
-        unasked: whether a trace without `names=` keeps the activation.
+        editable: whether an edit may replace it; an editable activation also has a gradient. It is
+            False for the arrays that attention computes for `top_k`.
+        unasked: whether a trace keeps the activation by default (without `names=`).
         of_keys: whether the activation has one vector per key. In cross-attention, the keys are
             the tokens of the other text.
     """
@@ -125,7 +125,7 @@ class Parsed(NamedTuple):
 
 
 def meant(name: object, num_layers: int) -> list[str]:
-    """Return the full names that a name may mean, the most likely first; [] for an invalid name.
+    """Return the full names that a name may mean, the most likely first. An invalid name gives [].
 
     Args:
         name: a string, `(name, layer)` or `(name, layer, part)`. A negative layer counts from the
@@ -190,7 +190,7 @@ def parse(full: str) -> Parsed:
 
 
 def of_side(side: str, full: str) -> str:
-    """Return the name of an activation in the trace of an encoder-decoder.
+    """Return the name in an encoder-decoder's trace for a name in one side's trace.
 
     >>> of_side("encoder", "blocks.0.attn.hook_q"), of_side("decoder", "hook_embed")
     ('encoder.0.attn.hook_q', 'decoder.hook_embed')
@@ -199,7 +199,7 @@ def of_side(side: str, full: str) -> str:
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """Return `(side, full)` for a name in the trace of an encoder-decoder.
+    """Split a name in an encoder-decoder's trace into its side, and its name within this side.
 
     >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
     (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))
@@ -209,7 +209,7 @@ def side_of(name: str) -> tuple[str, str]:
 
 
 def spellings(full: str) -> set[str]:
-    """Return every string that is a name of this array in a trace.
+    """Return all full and short names of this array in a trace.
 
     >>> sorted(spellings("blocks.0.attn.hook_q"))
     ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']
@@ -271,7 +271,7 @@ class NotInLayer(KeyError):
 
 
 def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
-    """Return the error for an unknown name; its message lists the most similar kept names.
+    """Return the error for an unknown name. Its message lists similar names that the trace has.
 
     >>> print(unknown(("patern", 0), ["blocks.0.attn.hook_pattern"], 1).args[0])
     trace: there is no ('patern', 0); the nearest are blocks.0.attn.hook_pattern
@@ -291,7 +291,7 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
         error.name, error.layers = name, layers
         return error
     own = layer % num_layers if is_whole_number(layer) else -1
-    # If layers share a short name, the dict keeps the last: sort the requested layer last.
+    # Names of several layers can have the same short form; the requested layer wins, sorted last.
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

@@ -26,7 +26,7 @@ def write_trace(path: StrPath, kind: str, arrays: Arrays, about: Mapping[str, An
 
 
 def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, call: str, what: str) -> Any:
-    """Read a file that `write_trace` wrote; `kinds` holds a function for each kind of trace.
+    """Read a file of `write_trace`. `kinds` maps a kind of trace to the function that makes it.
 
     Raises:
         FileNotFoundError: the file does not exist.

@@ -29,10 +29,10 @@ router = APIRouter()
 
 _log = logging.getLogger("qkv.serve")
 
-TOGETHER = 64  # the maximum number of completions in a batch; each completion needs a row of logits
-STOP = 1000  # the maximum length of a stop string in characters
-LEAST = -9999.0  # the log probability of an impossible token, as OpenAI reports it
-MEASURED = 32  # the estimated bytes of a log probability and the text of its token
+TOGETHER = 64  # The maximum number of completions in a batch.
+STOP = 1000  # The maximum length of a stop string in characters.
+LEAST = -9999.0  # The log probability of an impossible token, as OpenAI reports it.
+MEASURED = 32  # The estimated bytes of a log probability and the text of its token.
 
 _REASONS: dict[str, Literal["stop", "length"]] = {"eos": "stop", "stop": "stop", "length": "length"}
 
@@ -112,7 +112,7 @@ class CompletionsBody(Body):
         return False if include is None else include
 
     def check(self, model: Model, limits: Limits) -> None:
-        """Refuse a request that this model or server cannot answer, before any text is read.
+        """Refuse a request that this model or server cannot answer. Its prompts are not tokenized.
 
         Raises:
             Refused: 400, with the name of the wrong key.
@@ -183,7 +183,7 @@ class Completion:
     """The computation of a request for completions; the constructor tokenizes the prompts.
 
     Raises:
-        Refused: 400, if a prompt does not fit.
+        Refused: 400, if a prompt is invalid, too long for the model or too long for the server.
     """
 
     def __init__(self, model: Model, body: CompletionsBody, limits: Limits) -> None:
@@ -358,7 +358,7 @@ class _Writer:
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # e.g. the tokenizer made it lower case
+        if text != row.prompt:  # for example, in lower case
             starts = np.maximum.accumulate([start for start, _ in row.given.offsets]).tolist()
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
@@ -510,5 +510,5 @@ def _event(value: Any) -> bytes:
 
 
 def _json(value: Any) -> bytes:
-    """Write a value as JSON; orjson calls `dict` for each nested part of an answer."""
+    """Write a value as JSON. orjson calls `dict` to convert each pydantic object in the value."""
     return orjson.dumps(value, default=dict)

@@ -77,8 +77,9 @@ class EmbeddingsBody(Body):
     def prompt_of(self, model: Model) -> tuple[str | None, str | None]:
         """Return the arguments `prompt_name` and `task` of `encode` for this request.
 
-        `input_type` selects the model's prompt with this name, or else a prompt for the same
-        purpose. If the model has no such prompt, `input_type` is ignored.
+        `input_type` selects the prompt of the same name. If the model has no prompt of this name, a
+        prompt for the same purpose is used: for "search_query", the prompt "query". If it has
+        neither, no prompt is used.
 
         Raises:
             Refused: 400, with the names of the model's prompts.
@@ -133,7 +134,7 @@ async def embeddings(request: Request) -> Response:
     json = await read_json(request)
     texts, most = json.get("input"), state.limits.inputs
     if isinstance(texts, list) and len(texts) > most and not isinstance(texts[0], int):
-        raise too_many(len(texts), most)  # raised before `Body.read` copies the texts
+        raise too_many(len(texts), most)  # checked before `Body.read` copies the texts
     body = EmbeddingsBody.read(json)
     prompt_name, task = body.prompt_of(state.model)
     embedded = await state.worker.embed(

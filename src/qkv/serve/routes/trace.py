@@ -30,8 +30,8 @@ router = APIRouter()
 JSON = "application/json"
 # safetensors has no registered type; hubs and servers use application/octet-stream
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
-DIGITS = 12  # the approximate bytes per number in JSON
-WORK = 8  # computing an answer may need this many times the size limit of an answer
+DIGITS = 12  # The approximate number of bytes per number in JSON.
+WORK = 8  # To compute an answer, this many times the maximum size of an answer may be needed.
 
 _Numbers = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _NumberOrNumbers = Annotated[
@@ -123,7 +123,7 @@ class TraceAnswer(BaseModel):
 
 @dataclass(frozen=True)
 class Wanted:
-    """The parts of an answer; layers and heads count from 0.
+    """What an answer must contain. Layers and heads are numbered from 0.
 
     Attributes:
         layers: the layers whose weights are in the answer.
@@ -423,7 +423,7 @@ class Changes:
     """A text, and the edits of its forward pass.
 
     Attributes:
-        text: the tokens, after swaps.
+        text: the tokens. "swap" edits have already replaced some of them.
         records: the edits in the form that `trace` takes.
         run: the edits in the form that the model's forward pass takes.
     """
@@ -434,7 +434,7 @@ class Changes:
 
     @property
     def weights(self) -> list[str]:
-        """The full names of the edited scores and weights; each array has all heads of a layer."""
+        """The full names of the arrays of attention scores and weights that the edits change."""
         return [name for name in self.run.changed if activation(name).is_weights]
 
     def size(self, model: Model) -> int:
@@ -451,7 +451,7 @@ class Changes:
 
 
 def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes:
-    """Check records of edits against a model and a text; the records stay unchanged.
+    """Convert edits in JSON to `Changes`, if they are valid for a model and a text.
 
     Raises:
         TypeError: a record is not an object.
