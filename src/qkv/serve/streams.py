@@ -106,7 +106,7 @@ class Streams:
 
     @property
     def is_due(self) -> bool:
-        """Whether a stream can compute a piece, or must be closed."""
+        """Whether there is a stream that can compute a piece, or a stream that must be closed."""
         parked = (stream.dropped or stream.is_read for stream in self._parked)
         return bool(self._due or self._closed) or any(parked)
 

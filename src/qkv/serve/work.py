@@ -181,7 +181,7 @@ class Worker:
         self._submit(request)
         try:
             while (piece := await request.read()) is not END:
-                self._inbox.put(None)  # The stream may continue after this read.
+                self._inbox.put(None)  # wake the thread: a full stream may continue now
                 yield piece
         finally:
             self._asked.discard(request)
@@ -247,7 +247,7 @@ class Worker:
                 self.counts.failures += 1
 
     def _read(self) -> bool:
-        """Accept new requests; without work, wait for a request, or return False after `stop`."""
+        """Accept new requests. Without work, wait for a request or, after `stop`, return False."""
         while True:
             idle = not (self._texts or self._tasks or self._streams.is_due)
             if idle and self._stopping and self._inbox.empty() and not self._streams:

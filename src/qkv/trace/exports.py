@@ -85,8 +85,8 @@ def frame(rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]
     """Return a `pandas.DataFrame` with a row for each element of the arrays.
 
     Args:
-        rows: tuples `(text, name, array)`: the number of a text, the full name of an activation,
-            and the text's part of the array, (1, ...), without padding.
+        rows: tuples `(text, name, array)`. They hold the number of a text, the full name of an
+            activation, and the text's own array (1, ...), without padding.
         tokens: the tokens of each text.
     """
     pandas = need("pandas", _EXTRA)

@@ -17,7 +17,7 @@ Use = Callable[[str, Array], None]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """Return `array` unchanged, where code needs a `Recorder` but no activation is wanted."""
+    """Return `array` unchanged. This function replaces a `Recorder` if no activation is wanted."""
     return array
 
 
@@ -98,7 +98,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of `other` as `name` too.
+        """Keep the array of the activation `other` under the second name `name` too.
 
         Return False if `name` is edited or `other` was not kept.
         """
@@ -134,10 +134,10 @@ class GradientRecorder(Recorder):
 
     Args:
         wanted: as for `Recorder`.
-        changes: for each edited activation, keyed by full name, a function that converts the
-            gradient after the edit to the gradient before it.
-        added: gradients of a target, such as a loss, that reads activations directly, keyed by full
-            name. They are added to the gradients from later layers.
+        changes: a function for each edited activation, keyed by full name. It converts the gradient
+            with respect to the edited array to the gradient with respect to the unedited array.
+        added: gradients with respect to activations that a loss reads directly, keyed by full name.
+            They are added to the gradients from later layers.
 
     >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
     >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]
@@ -153,7 +153,7 @@ class GradientRecorder(Recorder):
         return super().wants(*names) or any(self._prefix + name in self._added for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep the gradient for an edited activation; return the gradient before the edit."""
+        """Keep the gradient for the edited activation; return that for the unedited activation."""
         more = self._added.get(self._prefix + name)
         if more is not None:
             array = array + (more if self._back is None else self._back(more))
@@ -185,7 +185,7 @@ def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
 
 
 def texts_and_positions(cu: Array) -> tuple[Array, Array]:
-    """Return `(texts, positions)` of packed rows, both `(total,)`."""
+    """Return `(texts, positions)`: the text of each packed row, and its position in this text."""
     lengths = np.diff(cu)
     text = np.repeat(np.arange(len(lengths)), lengths)
     return text, np.arange(cu[-1]) - cu[:-1][text]

@@ -14,15 +14,15 @@ from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
-_SETTING = "attention.{}.{}"  # The name, in a file, of an option that is an array.
+_SETTING = "attention.{}.{}"  # The name of an option in a file, if its value is an array.
 # Arguments of `Trace`: first those with an entry per text, then those that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
-_KIND = "qkv.trace"  # the kind of a `Trace`, stored in its file
-_OF_PAIRS = "qkv.seq2seq"  # the kind of a `Seq2SeqTrace`
+_KIND = "qkv.trace"  # The kind that the file of a `Trace` names.
+_OF_PAIRS = "qkv.seq2seq"  # The kind that the file of a `Seq2SeqTrace` names.
 SIDES = ("encoder", "decoder")
-_MASK = "attn_mask"  # the mask of the encoder's text, if some tokens are masked
-Settings = Mapping[int, Mapping[str, Any]]  # the options of each layer's attention
+_MASK = "attn_mask"  # The mask of the encoder's text, if some tokens are masked.
+Settings = Mapping[int, Mapping[str, Any]]  # The options of each layer's attention.
 
 
 class Trace:
@@ -31,8 +31,9 @@ class Trace:
     In the trace of a model, texts are the first axis of every array. `trace[i]` is the trace of
     text i without its padding. Short names work too: `trace["pattern", 3]` and
     `trace["pattern", 3, "attn"]` mean `trace["blocks.3.attn.hook_pattern"]`, and `trace["embed"]`
-    means `trace["hook_embed"]`. Layer -1 is the model's last layer, even if it was not kept. An
-    unknown name raises a KeyError with the nearest names. Arrays are read-only: change a copy.
+    means `trace["hook_embed"]`. Layer -1 is the model's last layer, even if the trace has no
+    activations of that layer. An unknown name raises a KeyError with the nearest names. Arrays are
+    read-only: change a copy.
 
     Args:
         arrays: the arrays by name.
@@ -47,9 +48,10 @@ class Trace:
         changed: the edits of the run: "edit" (names of activations), "ablate" (pairs of layer and
             head) and "hide" (masked words, positions and edges).
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
-            as in `transformers`. For models of images, `transformers` leaves the final norm out.
-        others: descriptions, such as "cross-attention", of the layers whose queries or keys are not
-            the tokens of this trace.
+            as in `transformers`. It is False for models of images: for these, `transformers`
+            returns the input of the final norm.
+        others: the layers whose queries or keys are not the tokens of this trace. The dict maps
+            such a layer to a description, for example "cross-attention".
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
 
@@ -158,10 +160,10 @@ class Trace:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
-        The axes are named `text`, `token`, `query`, `key`, `head`, `kv_head`, or, for the numbers
-        in a vector, `d`, `dv`, `D`, `F` and `V`. The coordinates `token_text`, `query_text` and
-        `key_text` (B, T) hold the tokens, "" in the padding. The coordinate `length` (B,) holds the
-        number of tokens.
+        The axes are named `text`, `token`, `query`, `key`, `head` and `kv_head`. The axis of a
+        vector's numbers is named after its size: `d`, `dv`, `D`, `F` or `V`. The coordinates
+        `token_text`, `query_text` and `key_text` (B, T) hold the tokens, "" in the padding. The
+        coordinate `length` (B,) holds the number of tokens.
 
         Raises:
             ImportError: xarray is not installed.
@@ -199,9 +201,10 @@ class Trace:
     def tokens(self) -> list[Any]:
         """The tokens: a list of strings for one text, or a list of such lists for a list of texts.
 
-        If the input was one string or ids (T,), this is one list. If it was a list with one string
-        or ids (1, T), this is a list that contains one list. `trace[i].tokens` is always one list.
-        `text`, `ids`, `offsets` and `special` follow the same rule.
+        If the input was one string or ids (T,), the result is one list. If the input was a list
+        with one string or ids (1, T), the result is a list that contains one list.
+        `trace[i].tokens` is always one list. `text`, `ids`, `offsets` and `special` follow the same
+        rule.
 
         >>> import qkv
         >>> model = qkv.load("random")
@@ -258,8 +261,8 @@ class Trace:
     def other_layers(self) -> dict[int, str]:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
-        For an encoder-decoder recorded by `qkv.record`, a description is "cross-attention" or
-        "the decoder's" (the decoder's self-attention).
+        If `qkv.record` recorded an encoder-decoder, a description is "cross-attention", or "the
+        decoder's" for the decoder's self-attention.
         """
         return dict(self._others)
 
@@ -392,7 +395,7 @@ class Trace:
         """Build a trace from the arrays and values that `packed` returned.
 
         Raises:
-            ValueError: an array lacks the axis for texts, or the number of layers is impossible.
+            ValueError: an array lacks the axis for texts, or the number of layers is below 0.
         """
         num_layers = about.get("num_layers")
         if num_layers is not None:
@@ -440,11 +443,12 @@ class Trace:
 class Seq2SeqTrace:
     """All activations of a run through an encoder-decoder.
 
-    `trace.encoder` and `trace.decoder` are ordinary traces. This trace has the activations of both,
-    with TransformerLens's names for encoder-decoders: `trace["encoder.0.attn.hook_pattern"]`,
-    `trace["decoder.0.attn.hook_pattern"]`, `trace["decoder.0.cross_attn.hook_pattern"]`,
-    `trace["decoder.0.hook_resid_mid_cross"]`, `trace["decoder.hook_embed"]`. Short names work too:
-    `trace["cross_attn.pattern", 0]`. `trace[i]` is pair i without its padding.
+    `trace.encoder` and `trace.decoder` are ordinary traces. This trace has all activations of the
+    encoder and of the decoder, with TransformerLens's names for encoder-decoders:
+    `trace["encoder.0.attn.hook_pattern"]`, `trace["decoder.0.attn.hook_pattern"]`,
+    `trace["decoder.0.cross_attn.hook_pattern"]`, `trace["decoder.0.hook_resid_mid_cross"]`,
+    `trace["decoder.hook_embed"]`. Short names work too: `trace["cross_attn.pattern", 0]`.
+    `trace[i]` is the trace of the texts with number i, without their padding.
 
     Args:
         encoder: the trace of the text that the model read.
@@ -622,7 +626,7 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """Return an array per layer: the last of `names` that the layer has in the trace."""
+    """Return an array for each layer. If a layer has several of `names`, the last one is taken."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
@@ -651,7 +655,7 @@ def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) 
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
-    """Return attention options for one text; a mask (B, Hq, T, T) is cut to the text."""
+    """Return the attention options of one text. Its mask is cut out of that of all texts."""
     own = dict(options)
     for name in ("attn_mask", "bias"):
         added = options.get(name)

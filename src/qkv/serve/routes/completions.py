@@ -150,7 +150,7 @@ class CompletionsBody(Body):
 
 
 class Logprobs(BaseModel):
-    """The log probabilities at temperature 1; each list has one entry for each token."""
+    """Lists with an entry for each token. The log probabilities are at temperature 1."""
 
     tokens: list[str] = Field(description="The text that each token adds, or the token's spelling.")
     token_logprobs: list[float | None] = Field(

@@ -319,7 +319,7 @@ def _too_large(problem: str, limit: int, way: str = _FEWER) -> Refused:
 
 
 def arrays_of(model: Model, changes: "Changes", wanted: Wanted) -> dict[str, Array]:
-    """Compute the arrays of an answer: weights (layers, heads, T, T or top_k) and other arrays."""
+    """Compute all arrays of an answer. Weights are (layers, heads, T, T) or (..., T, top_k)."""
     layers, heads = wanted.layers, wanted.heads
     if wanted.top_k is None:
         names = [f"blocks.{layer}.attn.hook_pattern" for layer in layers]
@@ -438,7 +438,7 @@ class Changes:
         return [name for name in self.run.changed if activation(name).is_weights]
 
     def size(self, model: Model) -> int:
-        """Estimate the bytes of the edits' masks, and of the weights that the edits change."""
+        """Estimate how many bytes the edits need for their masks and for changed weights."""
         tokens, masked = len(self.text), self.run.masked
         heads = [layer.attn.num_heads for layer in model.layers]
         per_head = {mask.layer for mask in masked if mask.head is not None}
