@@ -106,7 +106,7 @@ def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool
 
 
 def parameter(parameters: Arrays, name: str, shape: str, *, call: str) -> Array:
-    """Return a parameter; check that it exists and has the axes in `shape`, such as "(D, F)"."""
+    """Return a parameter; check that it has as many axes as `shape`, such as "(D, F)"."""
     if name not in parameters:
         has = ", ".join(parameters) or "none"
         raise ValueError(f"{call}: {name} is missing: the parameters are {has}")

@@ -119,7 +119,7 @@ class MultiHeadAttention(Parts):
         Args:
             w_q: (D, Hq * d).
             w_k: (D, Hkv * d), where D is the size of the context vectors.
-            w_v: (D, Hkv * dv), with the D of `w_k`.
+            w_v: (D, Hkv * dv), with the same D as `w_k`.
             w_o: (Hq * dv, D). Without `w_o`, the result is the heads' outputs side by side.
             num_heads: Hq, the number of query heads.
             layout: "in_out" if the weights have these shapes, "out_in" if they are transposed.
@@ -214,7 +214,8 @@ class MultiHeadAttention(Parts):
                 residual gives a float32 result.
             record: collects the activations.
             top_k: with `record`, the number of weights to record for each query, the largest first.
-            options: the options of `qkv.attention`. The layer's result is written to `out`.
+            options: the options of `qkv.attention`. If `out` is given, the layer's result is
+                written to it.
 
         Returns:
             An array (..., L, D), or (..., L, Hq * dv) without an output projection.

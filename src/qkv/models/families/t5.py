@@ -104,7 +104,10 @@ def names(own: PartNames, config: Config) -> PartNames:
 
 
 def side_names(side: str, mlp: int, gated: bool) -> dict[str, str]:
-    """Return the parameter names of the encoder or decoder; the MLP is sublayer number `mlp`."""
+    """Return the parameter names of the encoder or decoder.
+
+    In the files, each block has numbered sublayers; `mlp` is the number of the MLP.
+    """
     block = f"{side}block.*.layer."
     feed = f"{block}{mlp}.DenseReluDense."
     gate = {f"{side}blocks.*.mlp.gate_proj": f"{feed}wi_0"} if gated else {}

@@ -143,7 +143,7 @@ def cache_folder() -> Path:
 
 
 def cached(hub_id: str, revision: str | None = None) -> Path | None:
-    """Return the snapshot of a model in the Hugging Face cache, if it is complete.
+    """Return the folder of a complete model in the Hugging Face cache, or None.
 
     This function reads the cache's layout (refs/<revision> -> snapshots/<commit>) directly, because
     importing huggingface_hub takes longer than loading a small model.

@@ -123,7 +123,7 @@ class Sentence:
         return text if self.static else text.strip()
 
     def pool(self, rows: Array, unread: int = 0) -> Array:
-        """Pool the token vectors (T, D) of a text to one vector, with D numbers per mode.
+        """Pool the token vectors (T, D) of a text to one vector, with D numbers for each mode.
 
         The first `unread` tokens belong to a prompt and are not pooled.
         """
