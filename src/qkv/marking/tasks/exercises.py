@@ -27,7 +27,11 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return the weights (length, length) of words x in state = keep * state + (1 - keep) * x."""
+    """Return a table (length, length) in which row i has the weight of every word in state i.
+
+    The loop computes state = keep * state + (1 - keep) * word, and reads the words from last to
+    first.
+    """
     steps = _steps(length)
     return np.where(steps >= 0, (1 - keep) * keep ** abs(steps), 0)
 
@@ -38,7 +42,7 @@ def _rows_of_one(length: int, keep: float) -> Any:
 
 
 def _from_first(length: int, keep: float) -> Array:
-    """Initialize the state with the first word read, not with zero."""
+    """Return the table for a loop whose first state is the first word that it reads, not zeros."""
     table = recurrence_table(length, keep)
     table[:, -1] /= 1 - keep
     return table
@@ -173,12 +177,12 @@ def _angles(dim: int, steps: float, sign: float = -1.0) -> Array:
 
 
 def rotation(dim: int, steps: int) -> Array:
-    """Return the matrix (dim, dim) from a position vector to the vector `steps` positions later."""
+    """Return the matrix that turns a position vector into the vector `steps` positions later."""
     return _turned(dim, _angles(dim, steps))
 
 
 def _halves(dim: int, steps: int) -> Array:
-    """Rotate pairs of columns i and i + dim / 2."""
+    """Return a `rotation` whose pairs are the columns i and i + dim / 2, not neighbours."""
     order = np.arange(dim).reshape(-1, 2).T.ravel()
     return rotation(dim, steps)[np.ix_(order, order)]
 
@@ -265,7 +269,7 @@ NEIGHBOUR_SCORE = Exercise(
 # A key lists the heads (layer, head) that are removed from qkv's own encoder. Column 0 is the
 # cosine between the vectors of "bank" in two texts. Columns 1 and 2 are this cosine if the heads
 # are removed only for text 1, or only for text 2. Column 3 is this cosine if layer and head are
-# swapped. Column 4 is the dot product of the vectors. A test measures these numbers again.
+# swapped. Column 4 is the dot product of the vectors. A test recomputes these numbers.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),
@@ -279,7 +283,7 @@ def _measured(column: int) -> Function:
 
 
 def closeness(heads: Any) -> Any:
-    """Return the cosine between the vectors of "bank" in two texts, without these heads."""
+    """Return the cosine between the vectors of "bank" in two texts if these heads are removed."""
     return _measured(0)(heads)
 
 

@@ -58,17 +58,17 @@ class Stepping:
 
     Args:
         step: the function.
-        call: a function that takes `step`, a case, the words of this call and a cache.
+        call: a function `call(step, case, words, cache)` that calls `step` with these words.
     """
 
     def __init__(self, step: Function, call: Function) -> None:
         self.step, self.call = step, call
         self.first: Callable[[], Any] = lambda: None  # the cache for the first call
         self.cache_first = False
-        self.given_back: list[tuple[Array, Array]] = []  # (copy, array) of each output
+        self.given_back: list[tuple[Array, Array]] = []  # (a copy of an output, the output)
 
     def __call__(self, case: Run) -> Any:
-        """Return the outputs of all calls as one array, or the first output of another type."""
+        """Return the outputs of all calls as one array, or the first output without numbers."""
         outs, cache = [], self.first()
         for x in case.pieces():
             out, cache = self.make_call(case, x, cache)
@@ -114,7 +114,7 @@ class StepMarking(StepwiseMarking):
     Args:
         right: the right computation.
         step: a learner's step function.
-        call: a function that takes `step`, a case, the words of this call and a cache.
+        call: a function `call(step, case, words, cache)` that calls `step` with these words.
         smallest: a case with two calls of one word each.
     """
 
@@ -123,7 +123,7 @@ class StepMarking(StepwiseMarking):
         super().__init__(right, step, self.stepping)
 
     def first_calls(self) -> None:
-        """Check that a call returns an output and a cache, and that texts do not share a cache."""
+        """Check that a call returns an output and a cache, and that a second run is the same."""
         first = self.call(self.smallest)
         if first.error is not None and not isinstance(first.error, NoCacheError):
             first = self._with_another_first_cache() or first
@@ -152,7 +152,7 @@ class StepMarking(StepwiseMarking):
         return None
 
     def test_in_parts(self, single: list[Run], more: list[Run], known: Sequence[Mistake]) -> None:
-        """Test calls with one word and calls with several words, separately or in one group.
+        """Test calls with one word and calls with several words, in one group or in two groups.
 
         Args:
             single: cases with one word in each call.
@@ -169,13 +169,14 @@ class StepMarking(StepwiseMarking):
     def _together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Tell whether to explain calls with one word and with several words together."""
+        """Tell whether to test calls with one word and calls with several words in one group."""
         if all(run.error is not None for run in single):
-            return True  # many mistakes raise the same error
+            return True  # many mistakes give the same error, so more calls are needed
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # if two mistakes explain all calls, first report the mistake that one-word calls reveal
+        # if two mistakes explain all calls, and calls with one word reveal only one of them, test
+        # in two groups, so that this mistake is reported first
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
@@ -184,7 +185,7 @@ class StepMarking(StepwiseMarking):
 
         Args:
             others: texts whose projections change after the first call.
-            recomputed: the mistakes that compute cached rows again.
+            recomputed: mistakes in which a step computes keys or values of earlier words again.
         """
         if self.wrong:
             return
@@ -273,7 +274,7 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def advance(x: Array, weights: Sequence[Array], kept: Kept, steps: Steps) -> tuple[Array, Kept]:
-    """Return the output of causal attention from new words to all words, and the new cache."""
+    """Compute causal attention from new words to all words; return the output and new cache."""
     q, k, v = steps["choose"](*steps["project"](x, *weights))
     keys, values = steps["reads"](kept, k, v)
     first = steps["first"](len(kept.key), len(keys), len(x))  # the position of the first new word
@@ -313,12 +314,12 @@ RIGHT: Steps = {
 
 
 def _both(way: Callable[[Kept, Array, Array], Sequence[Array]]) -> Steps:
-    """Return steps that use `way` to combine cached and new rows, for attention and the cache."""
+    """Return steps that join cached and new rows by `way`, for attention and for the new cache."""
     return {"reads": way, "keeps": way}
 
 
 def _twice(kept: Kept, k: Array, v: Array) -> tuple[Array, Array]:
-    """Append the new rows to the cached rows twice."""
+    """Append the new rows to the cached rows, then append them again."""
     return after(Kept(*after(kept, k, v)), k, v)
 
 
@@ -341,7 +342,7 @@ CACHING = _TEXTS.mistakes(
         "cache-summed": [
             _both(lambda kept, k, v: (kept.key + k, kept.value + v) if len(kept.key) else (k, v))
         ],
-        # attention ignores the keys of the new words; the words' positions stay right
+        # attention reads only cached keys, without those of the new words; positions stay right
         "cache-late": [
             {"reads": lambda kept, k, v: kept, "first": lambda kept, keys, new: kept},
             {
@@ -351,7 +352,7 @@ CACHING = _TEXTS.mistakes(
         ],
     }
 )
-# the mistake of a step whose first call returns None as the cache
+# the cache stays empty; the marker tries this mistake if the first call returns None as the cache
 NOT_FILLED = _TEXTS.mistake("cache-not-filled", {"keeps": lambda kept, k, v: kept})
 # the test changes the projections after the first call; a right step keeps its cached rows
 RECOMPUTED = _TEXTS.mistake(
@@ -391,7 +392,7 @@ PLACING = _TEXTS.mistakes(
 )
 KNOWN = (*CACHING, *MASKING, *core("x,w_q,w_k,w_v"), *OF_CAUSAL, EXCHANGED)
 
-# the inputs, and the marking
+# the test inputs, and the function that marks
 
 
 def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Run:
@@ -403,7 +404,7 @@ def _drawn(seed: int, parts: tuple[int, ...], sizes: tuple[int, int, int]) -> Ru
 
 
 def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
-    """Draw two texts of different sizes for each way to split a text into calls."""
+    """Draw a small and a large text for each split into calls; (2, 1) means two words, then one."""
     return [
         _drawn(seed + 2 * n + bool(sizes[0] > 2), one, sizes)
         for n, one in enumerate(parts)
@@ -411,7 +412,7 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
     ]
 
 
-# scores of 0 and 1000, in two calls of one word, and in one call of two words
+# a text with scores of 0 and 1000, which is given in two calls of one word, or in one call
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
@@ -437,7 +438,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """Add a table of position vectors with three more rows than words; the last row is zeros."""
+    """Add a table of positions with three rows more than the text has words; the last is zeros."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0

@@ -1,4 +1,4 @@
-"""The tasks `mask` and `batched-mask`: masked attention, or a function for causal masks."""
+"""The tasks `mask` and `batched-mask`: attention with a mask, or a function for a causal mask."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +61,7 @@ _FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
-    """Convert a mask to 1 and 0, and return the mistake in its format (e.g. -1e9), or None."""
+    """Convert a mask to 1 and 0; also return the mistake in its numbers, such as -1e9, or None."""
     values = {*np.unique(out).tolist()}
     if out.dtype == bool:
         return out.astype(np.float64), None
@@ -121,7 +121,7 @@ def _mark_causal(function: Function) -> Marking:
 
 
 def _masked(query: Any, key: Any, mask: Any) -> Case:
-    """Return a case with the values 1 and 2."""
+    """Return a case with this mask; the value of key 0 is 1, and the value of key 1 is 2."""
     arrays = (np.array(rows, dtype=np.float64) for rows in (query, key, [[1], [2]]))
     return Case(dict(zip(("query", "key", "value"), arrays, strict=True)), mask=np.array(mask))
 
@@ -150,7 +150,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
 
 
 def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
-    """Describe a function that masks visible keys before softmax and masked keys after softmax."""
+    """Describe a function that hides visible keys before softmax, and masked keys after softmax."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
     pairs = zip(m.runs, means, strict=True)
@@ -165,7 +165,7 @@ def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
 
 
 def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
-    """Test attention that must take a mask, and batches if the task asks for them.
+    """Test a function of attention with a mask; `batches` tells whether it must take batches.
 
     Raises:
         TypeError: the function takes no mask.

@@ -72,7 +72,8 @@ def _mark(function: Function) -> marker.AttentionMarking:
         )
     m = marker.AttentionMarking("heads", call, _NAMES, batches=False)
     (words,) = drawn(_NAMES, 300, (4, 6, 6, 9))
-    # 2 words, heads of 2 columns; 4 words, heads of 2 columns; 3 words, heads of 5 columns
+    # even: 2 words and heads of 2 columns; square: 4 words and heads of 2 columns; wide: 3 words
+    # and heads of 5 columns
     even, square, wide = drawn(_NAMES, 310, (2, 4, 4, 4), (4, 6, 6, 6), (3, 4, 10, 10))
     some = [
         *m.cases["two heads"],
@@ -80,7 +81,7 @@ def _mark(function: Function) -> marker.AttentionMarking:
     ]
     others = [replace(words, heads=3)]
     known = (*heads.HEADS, *JOINING)
-    if "output" in call.needed:  # until _try_output, w_o is the identity matrix
+    if "output" in call.needed:  # w_o is the identity in all tests but _try_output
         some, others = ([_unprojected(case) for case in cases] for cases in (some, others))
         known = (*known, *PROJECTED)
     m.cases[CORE] = some
@@ -126,7 +127,7 @@ def _try_output(m: marker.AttentionMarking) -> None:
 
 
 def _try_batches(m: marker.AttentionMarking) -> None:
-    """Try two texts at once, with one head and with two."""
+    """Test a batch of two texts, first with one head, then with two heads."""
     refused = m.refused_batch()
     if refused is None:
         m.ask("batches", BATCHES, otherwise=findings.wrong_batch)
@@ -156,7 +157,7 @@ def _try_mask(m: marker.AttentionMarking) -> None:
 
 
 def _try_uneven_heads(m: marker.AttentionMarking, case: Case) -> None:
-    """Try to split six columns into four heads, which should raise an error."""
+    """Check that splitting six columns into four heads raises an error."""
     run = m.call.refused(case)
     if run.error is not None:
         m.tried.append("heads that do not divide the columns")

@@ -70,7 +70,7 @@ def _halves(table: Array) -> Array:
 
 
 def _even(column: Array) -> Array:
-    """Return the even numbers 0 0 2 2 4 4 ..., one number per column."""
+    """Return 0 0 2 2 4 4 ...: the number of each column, rounded down to an even number."""
     return np.asarray(column - column % 2)
 
 
@@ -149,7 +149,7 @@ MISTAKES = (
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
-    """Return mistakes that explain a wrong table (3, 4) by a wrong base or a wrong dim."""
+    """Return two mistakes: the wrong base and the wrong dim that would give this table (3, 4)."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
     base = angle**-2.0  # with dim 4, pair 1 rotates by base ** (-2 / 4) per position
@@ -162,18 +162,18 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
 
 
 def _second_angle(table: Array) -> float:
-    """Return the angle of pair 1 between positions 1 and 2, or 0 if the angle is negative."""
+    """Return the angle by which pair 1 turns from position 1 to 2, or 0 if it is negative."""
     before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 
 
-# smallest first; with two columns, the only angle is the position itself
+# smallest first; in a table with two columns, each angle equals the position
 TABLES = (Table(2, 2), Table(3, 4), Table(4, 6), Table(3, 8))
 ODD = (Table(2, 3), Table(3, 5))
 
 
 def _another() -> tuple[Table, ...]:
-    """Return one table of random size if the random seed is not 0; otherwise, no table."""
+    """Return a table of random size if the random seed is not 0; otherwise, return no table."""
     length, half = generator(0).integers(4, 10, 2)
     return (Table(int(length), 2 * int(half)),) if by_seed() else ()
 

@@ -43,7 +43,7 @@ class Scores:
 
 
 def compute(case: Scores, steps: Steps) -> Array:
-    """Compute the weights with these steps, always along the last axis."""
+    """Compute the weights with these steps; the axis of the case is moved to the end first."""
     axis = steps["axis"](-1 if case.axis is None else case.axis)
     x = np.moveaxis(steps["read"](case.x.astype(np.float64)), axis, -1)
     weights = steps["normalise"](steps["exp"](steps["shift"](x)))
@@ -155,7 +155,7 @@ _NOTHING = np.array([[0.0, 1.0], [-np.inf, -np.inf]])
 
 
 def _drawn(number: int, rows: Any) -> Any:
-    """Return these scores, or random scores of the same shape if the random seed is not 0."""
+    """Return `rows`; if the random seed is not 0, return random scores of the same shape."""
     shape = np.shape(rows)
     if not by_seed():
         return rows

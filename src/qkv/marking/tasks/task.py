@@ -18,7 +18,7 @@ from qkv.marking.mistake import Function, Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 
-# the ways to make each mistake, keyed by the mistake's name: wrong steps, or a wrong function
+# for each name of a mistake, the ways to make it: mappings of wrong steps, or wrong functions
 Ways = Mapping[str, Iterable[Steps | Function]]
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
@@ -29,11 +29,12 @@ class Task:
 
     Attributes:
         name: the name for the option `--task`.
-        mark: a function that marks an answer. An answer is a learner's function with one of `ways`,
-            or a tuple of values. `mark` raises a TypeError if a function has wrong parameters.
+        mark: a function that marks an answer: `mark(function, way)` with one of `ways`, or
+            `mark(values, "")` with a tuple of values. `mark` raises a TypeError if a function has
+            wrong parameters.
         looks_for: possible names of the function or class; `--task` accepts these names too. In a
             file, the marker marks the first of these names.
-        signature: the call, and the shape or form of its result.
+        signature: the call and its result, as in "score_needed(weight, others) -> the score".
         asks: a description of the right result.
         ways: the possible signatures of the function, the usual signature first.
         also: more names for the function, accepted if the task was chosen with `--task`.
@@ -163,7 +164,7 @@ class Texts:
         )
 
     def finding(self, name: str, run: Outcome | None, **values: object) -> Finding:
-        """Return a finding: this run shows the mistake in the table with this name."""
+        """Return a finding: `run` shows the mistake that the table `name` describes."""
         return Finding(**vars(self.mistake(name, **values)), run=run)
 
 
@@ -188,10 +189,10 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
     """Return two mistakes: a loop that skips the last item, and a loop that skips the first item.
 
     Args:
-        texts: the texts of the module, in which {end} stands for "last" or "first".
+        texts: the texts of the module; the placeholder {end} becomes "last" or "first".
         name: the name of the table that describes both mistakes.
-        steps: one function for each way to make the mistake. Given the index of the skipped item
-            (-1 or 0), the function returns the steps of a loop that skips the item.
+        steps: one function for each way to make the mistake. Its argument is the index of the
+            skipped item, -1 or 0. It returns the wrong steps.
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)
@@ -200,7 +201,7 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
 
 
 def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
-    """Return two variants of a step whose `return` is inside the loop over rows.
+    """Return two variants of a step that returns after the first row of its loop.
 
     Args:
         step: the name of the step that computes the rows.
@@ -236,8 +237,8 @@ class Exercise:
         name: the task's name.
         right: the right function; the learner's function has the same name.
         draw: a function that draws the arguments of each call, smallest first.
-        mistakes: the known mistakes; the computation is a single step, `DO`, which they replace.
-        tried: a description of the tested inputs, for example "angles" in "Tried: angles".
+        mistakes: the known mistakes. They replace `DO`, the only step of the computation.
+        tried: the tested inputs in a few words, such as "one row and several".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.
         otherwise: a function that describes a wrong call if no known mistake explains the call.

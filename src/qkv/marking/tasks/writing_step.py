@@ -28,7 +28,7 @@ NAMES = tuple(f"{text}_{role}" for text in ("self", "cross") for role in "qkv")
 
 
 class Writing(Run):
-    """A text in parts, and a complete context (S, D)."""
+    """A text that is split into several calls, and a context (S, D) that each call receives."""
 
     def shown(self) -> dict[str, Any]:
         """Return the arguments that a learner needs to repeat these calls."""
@@ -75,14 +75,14 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Return the context's cached keys and values; in the first call, return computed ones."""
+    """Return the cached keys and values of the context; in the first call, return `context`."""
     return kept if len(kept.key) else context
 
 
 RIGHT: Steps = {
     **kv_cache.RIGHT,
     "projections": lambda own, cross: (own, cross),
-    "words": same,  # some mistakes compute keys from the output of self-attention
+    "words": same,  # the words from which some mistakes compute keys and values
     "source": _once,
     "stored": same,
     "read": lambda source, own: source,
@@ -117,7 +117,7 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return two variants per source: the words are self-attention's output, or its input."""
+    """Return each source twice: its words are the output of self-attention, or the input."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 

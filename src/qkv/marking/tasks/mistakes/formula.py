@@ -1,4 +1,4 @@
-"""Mistakes in attention: in softmax(Q K^T / sqrt(d)) V, in loops, and in rounded numbers."""
+"""Mistakes in softmax(Q K^T / sqrt(d)) V: wrong steps, wrong loops, and truncated numbers."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -128,7 +128,7 @@ _LOOPS = (
 
 
 def _each_number(*by: int) -> Steps:
-    """Compute some projections with elementwise products."""
+    """Return steps that compute the projections with the numbers `by` as elementwise products."""
     return {
         "project": lambda x, *weights: [x * w if n in by else x @ w for n, w in enumerate(weights)]
     }
@@ -199,7 +199,8 @@ OF_CAUSAL = both_ends(
 )
 
 
-# names of mistakes, keyed by the numbers of the arrays that serve as query, key and value
+# names of mistakes, keyed by the arrays that are used as query, key and value; (1, 0, 2) means that
+# the key (1) is used as the query, and the query (0) is used as the key
 _EXCHANGED: dict[tuple[int, ...], str] = {(1, 0, 2): "query-key-swapped", (0, 1, 1): "key-as-value"}
 
 
@@ -225,7 +226,7 @@ def mixed(signature: str) -> Iterator[Mistake]:
 
 
 def _unprojected(*bare: int) -> Steps:
-    """Use x itself instead of some of its projections."""
+    """Return steps that use x itself instead of the projections with the numbers `bare`."""
     return {
         "project": lambda x, *weights: [x if n in bare else x @ w for n, w in enumerate(weights)]
     }
@@ -268,7 +269,7 @@ def _sum(**over: Any) -> dict[str, Any]:
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Return two wrong softmaxes: `axes` are the axes of maximum and sum, or only of the sum."""
+    """Return two wrong softmaxes: both maximum and sum are over `axes`, or only the sum is."""
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 

@@ -39,7 +39,7 @@ def _rejoin_by_row(a: Array) -> Array:
 
 
 def _swapped_back(*roles: int) -> Steps:
-    """Undo the transpose after the split for these roles: 0 query, 1 key, 2 value."""
+    """Return a step that undoes the transpose of some arrays: 0 is query, 1 is key, 2 is value."""
     return {
         "arranged": lambda *qkv: [
             np.swapaxes(a, -3, -2) if n in roles else a for n, a in enumerate(qkv)
@@ -58,7 +58,7 @@ def _rejoin_in_turn(a: Array) -> Array:
 
 
 def _sized(size: Callable[[int, int, int], int]) -> Steps:
-    """Split into heads of a different size; raise a ValueError if the size does not fit."""
+    """Return a step that raises a ValueError if heads of this size do not fill all columns."""
 
     def sized(a: Array, heads: int, width: int) -> Array:
         return a.reshape(*a.shape[:-1], heads, size(a.shape[-1], heads, width)).reshape(a.shape)
@@ -101,7 +101,7 @@ HEADS = (
 IN_TURN = _TEXTS.mistake(
     "heads-interleaved", {"split": _in_turn, "join": _rejoin_in_turn}, {"split": _in_turn}
 )
-# mistakes in functions that take a number of heads; even one head reveals these mistakes
+# mistakes of functions with a number of heads; a call with one head reveals them too
 ONE_HEAD = _TEXTS.mistakes(
     {
         "heads-beside-words": [

@@ -21,7 +21,7 @@ _COMPARED: Mapping[str, list[Callable[..., Array]]] = {
 
 
 def causal(keys: Mapping[str, str], remedy: str) -> tuple[Mistake, ...]:
-    """Return the mistakes of causal masks whose names are in `keys`; give them the keys in `keys`.
+    """Return mistakes in causal masks; `keys` maps their names in this module to new keys.
 
     For example, `{"ahead": "causal-ahead"}` returns one mistake, whose `key` is "causal-ahead".
     """
@@ -91,7 +91,7 @@ def _seen(weights: Array, visible: Array) -> Array:
 
 
 def _less_the_largest(scores: Array, visible: Array) -> Array:
-    """Subtract the row's largest score, even a masked score, and then mask with -inf."""
+    """Subtract the largest of all scores of a row, including masked ones; then mask with -inf."""
     return np.where(visible, scores - scores.max(axis=-1, keepdims=True), -np.inf)
 
 
@@ -112,7 +112,7 @@ def _over_a_little_more(*numbers: float) -> Iterator[Steps]:
         }
 
 
-# only for tasks that require a mask
+# the marker tries these mistakes only in tasks that require a mask
 WEAK = _TEXTS.mistakes(
     {
         "mask-too-weak": _instead(-1, -2, -3, -5, -10),

@@ -35,7 +35,8 @@ class Call:
     Attributes:
         x: the word vectors (..., T, D).
         heads: the number of heads of the layer.
-        matrices: W_Q, W_K, W_V (D, heads * d), W_O (heads * d, D), keyed by role; None if unknown.
+        matrices: the projections, keyed by role: "q", "k" and "v" (D, heads * d), and "o"
+            (heads * d, D). None if they are unknown.
         biases: the layer's biases, keyed by role.
         mask: a mask (T, T) that is True where a word may attend to another word.
         causal: whether a causal mask is requested.
@@ -68,7 +69,7 @@ class Call:
 
 
 def as_attention(case: Call) -> Case:
-    """Convert a call of a layer to a case of the task `attention`; such cases have no biases.
+    """Convert a call of a layer to a case of the task `attention`, which has no biases.
 
     A 1 is appended to each word vector, and each bias becomes the last row of its projection.
     """
@@ -125,7 +126,9 @@ _FUSED = re.compile("qkv|c_attn|in_proj")
 
 @dataclass(frozen=True)
 class Projections:
-    """W_Q, W_K, W_V (D, heads * d) and W_O (heads * d, D), each as one matrix, and their biases.
+    """The projections of a layer, each as one matrix for all heads, and their biases.
+
+    W_Q, W_K and W_V have the shape (D, heads * d), and W_O has the shape (heads * d, D).
 
     Attributes:
         matrices: the matrices, keyed by role; `"o"` is missing if the layer has no W_O.
@@ -165,13 +168,13 @@ def projections(layer: Any, layout: Layout) -> Projections | None:
     for path, a in sorted(held, key=lambda one: _in_order(one[0])):
         role = _role(path)
         memory = role, a.ctypes.data, a.size
-        if role is not None and memory not in seen:  # an array may have two names
+        if role is not None and memory not in seen:  # two attributes may hold one array
             seen.add(memory)
             named.setdefault(role, []).append((path, a))
     found = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        found[role] = weights or [a for _, a in arrays]  # arrays named like weights, if any
+        found[role] = weights or [a for _, a in arrays]  # prefer names of weights
     return _read(found, layout)
 
 
@@ -193,7 +196,7 @@ def arrays_of(
 
 
 def _opened(thing: Any) -> tuple[Array | None, dict[Any, Any]]:
-    """Return `(array, {})` for an array, and `(None, named objects)` for any other object."""
+    """Return `(array, {})` for an array; for any other object, return None and its parts."""
     if isinstance(thing, Mapping):
         return None, dict(thing)
     if isinstance(thing, list | tuple):
@@ -261,7 +264,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 
 
 def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also return a note: "", "shared", "slices" or both."""
+    """Join the matrices of all heads; also return which fields of `Projections` are true."""
     dim, heads, flipped = layout
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
@@ -274,7 +277,7 @@ def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str]
     if all(a.shape[0] == dim for a in arrays):
         whole = np.concatenate(arrays, axis=1)
         if len(arrays) == 1 and heads > 1 and whole.shape[1] * heads == dim:
-            return np.tile(whole, heads), "shared"  # the matrix has the size of one head
+            return np.tile(whole, heads), "shared"  # all heads use this (D, d)
         return (whole, "") if whole.shape[1] % heads == 0 else None
     if arrays[0].shape[0] * heads == dim and len(arrays) in (1, heads):
         each = arrays * heads if len(arrays) == 1 else arrays
@@ -311,8 +314,8 @@ class Layers:
         self.when_built, needed = options_of(built, ("embed_dim", "num_heads"), known)
         self.seed = 0 if seed is None and "seed" in needed else seed
         self.layers: dict[tuple[int, int, bool], Any] = {}
-        self.batched = False  # whether a layer takes only x (1, T, D)
-        self.adds_mask = False  # whether a layer takes masks of 0 and -inf, not of bools
+        self.batched = False  # Whether a layer takes only x (1, T, D).
+        self.adds_mask = False  # Whether a layer takes masks of 0 and -inf, not of bools.
 
     def of(self, case: Call) -> Any:
         """Return the layer of a case."""
@@ -341,7 +344,7 @@ class Layers:
         return name is not None and is_number(parameters[name].default)
 
     def takes(self, case: Call) -> tuple[dict[str, str], frozenset[str]]:
-        """Return `(options, required)`: the names of the mask parameters, and the required options.
+        """Return the names of the mask parameters, keyed by option, and the required options.
 
         Raises:
             TypeError: the layer requires an unknown argument.
@@ -349,7 +352,7 @@ class Layers:
         return options_of(_called(self.of(case)), ("x",), _MASKS)
 
     def read(self, case: Call) -> Callable[[bool], Projections | None]:
-        """Return a function of `flipped` that reads weights: (out, in) if true, else (in, out)."""
+        """Return a function that reads the weights; its argument is `flipped`, as in `Layout`."""
         return lambda flipped: projections(self.of(case), Layout(*case.built_with, flipped))
 
     def weighed(self, case: Call, flipped: bool) -> Call | None:

@@ -21,7 +21,7 @@ from qkv.marking.tasks.self_attention_class.layers import Call, Layers
 from qkv.marking.tasks.task import Texts, tested
 
 _TEXTS = Texts(__name__)
-# limits for size(queries) / size(words); the ratio of torch's layer is 0.6
+# minimum and maximum of size(queries) / size(words), which is 0.6 in torch's layer
 _SMALL, _LARGE = 0.5, 2.0
 # tokens, embed_dim, num_heads
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))
@@ -71,7 +71,7 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding about a layer, with an example that shows no right output."""
+    """A finding about a layer; its example has no right output."""
 
     def example(self) -> dict[str, Any]:
         """Return the layer, its words and its output."""
@@ -79,12 +79,12 @@ class _LayerFinding(Finding):
 
 
 def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
-    """Return the finding that this run of a layer shows the mistake with this name."""
+    """Return a finding: `run`, a call of a layer, shows the mistake with this name."""
     return _LayerFinding(**vars(_TEXTS.mistake(name)), run=run, more=more or {})
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Read the weights in each order of axes (`flipped`); return the cases if all can be read."""
+    """For each order of axes in which all weights can be read, return the cases with weights."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -142,7 +142,7 @@ def _mark(built: Function) -> Marking:
 
 
 def _as_asked(m: Marking, layers: Layers) -> None:
-    """Check the other requirements of the task: calls, seeds, and refused sizes."""
+    """Check that layers can be called, use the seed, and refuse sizes that do not fit."""
     if not _is_called(layers):
         m.find(_of_layer("class-not-called", m.call(_inputs().cases[0])))
     if not m.wrong:
@@ -184,7 +184,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose the order of axes (`flipped`) that explains the outputs with no mistake, or one."""
+    """Choose the order of axes in which no mistake, or one known mistake, gives the outputs."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -320,7 +320,7 @@ def _unscaled(layers: Layers) -> Finding | None:
 
 
 def _by_symmetries(m: Marking) -> None:
-    """Check a layer whose weights are unknown: output shape, word order, and mixing of words."""
+    """Check a layer with unknown weights: the output's shape, and the effects of other words."""
     runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # unknown
     if (nothing := nothing_done(runs)) is not None:
         m.find(_LayerFinding(**vars(nothing)))

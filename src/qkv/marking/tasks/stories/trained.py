@@ -42,14 +42,14 @@ def _shifted(by: int) -> Function:
 
 
 def _of_one(number: int) -> Function:
-    """Use only the first, or only the last, of the earlier occurrences of each name."""
+    """Return a wrong score that uses one earlier occurrence: 0 is the first, -1 the last."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
 def _later(*, itself: bool) -> Function:
-    """Include later occurrences of a name; with `itself`, also include the current occurrence."""
+    """Return a wrong score that also uses later occurrences; `itself` adds the current one."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         found = []
@@ -344,11 +344,12 @@ class _Removed:
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
-        """Return a function of ids and removed heads that gives two means of `said`.
+        """Return a function of ids and heads that gives the means of `said` over two sets.
 
         Args:
             said: a function that takes logits and ids, and returns a number per position.
-            positions: a function that takes words, and returns the two sets of positions.
+            positions: a function that takes the words of a story, and returns two sets of
+                positions.
         """
 
         def of(ids: Array, heads: Any) -> list[float]:

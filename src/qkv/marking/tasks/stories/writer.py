@@ -19,7 +19,7 @@ _TEXTS = Texts(__name__)
 _STORIES = 60
 # minimum number of last names per first name in sixty stories; ten is usual
 _LAST_NAMES = 3
-# minimum number of sentences about people from earlier sentences, out of ten
+# in a story of ten sentences, at least this many are about a person who occurred before
 _RETURNS = 4
 _JOIN = 'return " ".join(sentences)  # each sentence is f"{first[one]} {last[one]} {deed} ."'
 
@@ -70,13 +70,13 @@ def _new_people(written: _Written) -> bool:
 
 
 def _shared(written: _Written) -> bool:
-    """Tell whether people in a story share a name, or a person's first and last name are equal."""
+    """Tell whether a name in a story belongs to two people, or is both names of one person."""
     people = map(_people, written.stories)
     return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
 
 
 def _fixed(written: _Written) -> bool:
-    """Tell whether a frequent first name has only few last names."""
+    """Tell whether a first name that occurs often has only few last names in all stories."""
     often = Counter(name for story in written.stories for name in _first_names(story))
     pairs = Counter(first for first, _ in set.union(*map(_people, written.stories)))
     return any(
