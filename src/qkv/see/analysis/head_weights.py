@@ -14,7 +14,7 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # In texts of this length or more, views show only each query's largest weights.
+LONG = 512  # From this many tokens on, a view of a text shows only each query's largest weights.
 _MOST = 1e30  # Weights above this number are replaced by NaN.
 
 Index = int | None  # The index of a layer or a head. None means that the view chooses.
