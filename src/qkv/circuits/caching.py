@@ -20,7 +20,7 @@ from qkv.trace.activations import meant, numbers_of
 _CALL = "cache"
 MANIFEST = "cache.json"
 BYTES = 2**28  # The approximate size of a file with activations.
-_IDS, _STARTS = "ids", "starts"  # Names of arrays: token ids; first row of each text.
+_IDS, _STARTS = "ids", "starts"  # Arrays: the token ids, and the first row of each text.
 
 
 class Cache:

@@ -18,7 +18,7 @@ from qkv.models.model import Model
 from qkv.ops.threads import one_blas_thread
 from qkv.trace.recorder import GradientRecorder
 
-_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # How many gradients each averages.
+_METHODS = {"exact": None, "eap": None, "eap-ig": 5}  # The number of gradients to average.
 _SAMPLE = 200  # The number of edges whose estimates are compared with exact scores.
 
 
@@ -49,10 +49,11 @@ def edges(
             difference of two logits. Negative positions count from the end. A token is an id or a
             one-token string. If the method is "exact", the metric can also be a function that turns
             logits (1, T, V) into a number.
-        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching: the sender's
-            corrupted output minus its clean output, times the gradient of the metric at the
-            receiver's input in the clean run. One backward pass covers all edges. "eap-ig" averages
-            5 gradients, at evenly spaced points between the corrupted and the clean embeddings.
+        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching. It estimates a score
+            as `(corrupted - clean) * gradient`: the sender's two outputs, and the gradient of the
+            metric at the receiver's input in the clean run. One backward pass covers all edges.
+            "eap-ig" averages 5 gradients, at evenly spaced points between the corrupted and the
+            clean embeddings.
 
     Returns:
         A `Graph` of all edges. For estimated scores, `.correlation` compares a sample of 200 edges
@@ -261,8 +262,8 @@ def _correlation(stream: Stream, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
     Half of the sample consists of the edges with the largest estimates. The other half is drawn at
-    random from the remaining edges. Each drawn edge counts several times, so that the half has the
-    weight of all remaining edges.
+    random from the remaining edges. The drawn edges are weighted, so that together they count as
+    much as all remaining edges.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))

@@ -38,7 +38,7 @@ class Logit(NamedTuple):
     tokens: list[int]
 
     def of(self, logits: Array) -> Array:
-        """Read this logit, or difference, from `logits` (..., V); return it in float64."""
+        """Return the logit or the difference of two logits, in float64, from `logits` (..., V)."""
         chosen = logits[..., self.tokens].astype(np.float64)
         return np.asarray(chosen[..., 0] - chosen[..., 1:].sum(-1))
 
@@ -255,8 +255,8 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
     """Yield batches of texts of similar length.
 
     A batch has at most `MOST_POSITIONS` positions, and at most `most` attention weights per head. A
-    text that exceeds a limit runs alone. After half of `MOST_POSITIONS`, a text that is shorter
-    than the others starts a new batch, because it would need padding.
+    text that exceeds a limit runs alone. Once a batch fills half of `MOST_POSITIONS`, a shorter
+    text starts a new batch, because it would need padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -415,7 +415,7 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return activations of texts, one row per token; compute no layer that they do not need."""
+    """Return activations of texts, one row per token. Layers that come after them do not run."""
     keep = set(names).__contains__
     record = Recorder(keep)
     stop = layers_to_run(model.network.hook_names, keep)

@@ -259,9 +259,9 @@ def integrated_gradients(
 ) -> Result:
     """Integrated gradients: split a logit into shares of the text's embeddings.
 
-    A share is `(embedding - baseline) * gradient`. This gradient of the logit is an average over
-    the straight line from the baseline to the embeddings. The shares sum to the logit of the text
-    minus the logit of the baseline. Position embeddings are not changed.
+    A share is `(embedding - baseline) * gradient`. Here, `gradient` is the average gradient of the
+    logit on the straight line from the baseline to the embeddings. The shares sum to the logit of
+    the text minus the logit of the baseline. Position embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.

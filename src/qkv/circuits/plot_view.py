@@ -65,7 +65,7 @@ _IN_ROW = 3
 
 
 def cards_of(cards: list[Passages], said: str, whole: int, unit: str, theme: str) -> PlotView:
-    """Return a view with a card for some of `whole` neurons, features or heads."""
+    """Return a page of cards. Each card shows one of `whole` neurons, features or heads."""
     check_theme(theme, "cards")
     if not cards:
         raise ValueError(
@@ -87,7 +87,7 @@ def in_rows(panels: Sequence[Panel], most: int) -> list[list[Panel]]:
 
 
 def passage_of(value: float, tokens: list[str], values: Array, at: int, top: float) -> Passage:
-    """Return the words around position `at`; color each by its value (`top`: the full color)."""
+    """Return the words around position `at`. A word's color shows its value, relative to `top`."""
     words = plain_tokens(tokens, [False] * len(tokens))
     first, end = max(0, at - _BEFORE), min(len(words), at + _AFTER + 1)
     before, after = ["…"] * (first > 0), ["…"] * (end < len(words))

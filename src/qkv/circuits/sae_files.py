@@ -28,7 +28,7 @@ _FORMER = {
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys of cfg.json that can change the computation. Only these values, which do not, are supported.
+# Keys of cfg.json that may change the computation, each with the values that do not change it.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),

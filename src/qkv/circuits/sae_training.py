@@ -99,7 +99,7 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
     """Train an autoencoder; return its parameters and the number of training rows.
 
     Features start in random directions, and the encoder starts as the transposed decoder. For
-    training, rows are scaled so that the mean of their squared distances from their mean is D. The
+    training, rows are scaled so that their mean squared distance from the average row is D. The
     returned parameters apply to unscaled rows. Each row of the decoder always has length 1.
 
     Args:

@@ -44,7 +44,7 @@ class Best:
         self.texts: dict[int, Read] = {}
 
     def among(self, values: Array, numbers: Array, units: slice) -> tuple[Array, Array]:
-        """Find the entries of `values` (B, n) that are among their unit's largest values so far.
+        """Find the entries of `values` (B, n) that are, so far, among the largest of their unit.
 
         Returns:
             `(rows, columns)`: the index of each entry's text, and of its unit, counted from the
@@ -460,7 +460,7 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
     best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
-        """For each head, add the texts whose largest value is among the head's `top_k` largest."""
+        """Add each text to the heads for which its value is among the `top_k` largest so far."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
         unit = (names.index(part.name) * layers + part.layer) * heads

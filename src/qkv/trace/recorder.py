@@ -65,7 +65,7 @@ class Recorder:
         return self._use is None
 
     def wants(self, *names: str) -> bool:
-        """Return whether any of these activations is kept or edited, so its array is needed."""
+        """Return whether the array of any of these activations is needed: it is kept or edited."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def changes(self, *names: str) -> bool:

@@ -48,8 +48,8 @@ class Trace:
         changed: the edits of the run: "edit" (names of activations), "ablate" (pairs of layer and
             head) and "hide" (masked words, positions and edges).
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
-            as in `transformers`. It is False for models of images: for these, `transformers`
-            returns the input of the final norm.
+            as in `transformers`. For models of images, `transformers` returns the array before the
+            final norm.
         others: the layers whose queries or keys are not the tokens of this trace. The dict maps
             such a layer to a description, for example "cross-attention".
         num_layers: the number of layers of the model; by default the number of kept layers.
@@ -366,7 +366,7 @@ class Trace:
         write_trace(path, _KIND, *self.packed())
 
     def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return `(arrays, about)` for `unpacked`: arrays, keyed by name, and JSON values."""
+        """Return `(arrays, about)`: arrays keyed by name, and JSON values. See `unpacked`."""
         arrays = dict(self._arrays)
         options: dict[str, dict[str, Any]] = {}
         for layer, settings in self._settings.items():
@@ -655,7 +655,7 @@ def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) 
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
-    """Return the attention options of one text. Its mask is cut out of that of all texts."""
+    """Return the attention options of one text: its part of the masks, without padding."""
     own = dict(options)
     for name in ("attn_mask", "bias"):
         added = options.get(name)

@@ -363,7 +363,7 @@ class _Writer:
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:
-        """Add the new tokens that begin before the end of the sent text; `whole` adds all."""
+        """Add the new tokens that begin in the text sent so far; with `whole`, all new tokens."""
         row = self.row
         size = len(row.stream.text)
         starts = [start for start, _ in row.stream.spelling.spans]
