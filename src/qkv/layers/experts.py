@@ -164,8 +164,8 @@ class Experts(Routed):
             weight of the gate, and the odd columns are the weight of the up projection. The
             parameters are not copied.
         top_k: the number of experts for each token.
-        alpha: the factor in the sigmoid.
-        limit: the largest value that the gate and the up projection keep; see above.
+        alpha: the factor in the sigmoid, as in the formula above.
+        limit: the number that bounds `g` and `u` in this formula.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
     converted to the type of the parameters. Half-precision inputs are computed in float32.

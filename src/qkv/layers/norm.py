@@ -140,7 +140,7 @@ class _Norm(base.Layer):
 
 
 class LayerNorm(_Norm):
-    """Layer normalization: give each vector mean 0 and variance 1, then `* weight + bias`.
+    """Layer normalization: `(x - mean) / sqrt(variance + eps) * weight + bias` for each vector.
 
     Args:
         dim: D, the size of the vectors.
@@ -179,7 +179,7 @@ class LayerNorm(_Norm):
 
 
 class RMSNorm(_Norm):
-    """RMS normalization: each vector divided by its root mean square, then `* weight`.
+    """RMS normalization: `x / sqrt(mean(x**2) + eps) * weight` for each vector.
 
     Args:
         dim: D, the size of the vectors.
@@ -244,7 +244,7 @@ class LayerScale(base.Layer):
 
     Args:
         dim: D, the size of the vectors.
-        first: the number that every entry of the weight has at first.
+        first: the number with which every entry of the weight begins.
         dtype: the type of the weight.
 
     The result has the type to which NumPy promotes `x` and the weight. Integer inputs are converted

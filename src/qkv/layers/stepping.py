@@ -268,7 +268,7 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
     """Return the cosines and signed sines (B, 1, d) with which `_rotated` rotates pairs of columns.
 
-    The new column is `cosine * column + sine * other`, where `other` is the column's partner.
+    The new column is `cosine * column + sine * other`; `other` is the other column of the pair.
     """
     cos, sin = rotary.rotation(
         np.empty((len(positions), 1, size), np.float32),

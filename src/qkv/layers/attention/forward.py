@@ -100,7 +100,7 @@ class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
     at: Array
-    length: int | Array  # An array gives the length of the text of each position.
+    length: int | Array  # The length of the text, or an array with a length for each position.
 
 
 class Result(NamedTuple):
@@ -308,8 +308,8 @@ def attention_out(
 ) -> Array:
     """Compute the layer's output (..., L, D) from the weighted values `z` (..., Hq, L, dv).
 
-    If `record` requests "hook_result", the function gives it the output of each head
-    (..., L, Hq, D), without the bias of the output projection.
+    If `record` requests "hook_result", `record` gets the output of each head (..., L, Hq, D),
+    without the bias of the output projection.
     """
     weight = parameters.get("out_proj.weight")
     if weight is None:

@@ -57,7 +57,7 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return advice for an error, to give the other layout; "" if that would not help."""
+        """Return the advice to give the other layout, for an error; "" if this would not help."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"

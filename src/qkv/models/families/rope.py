@@ -15,7 +15,7 @@ from qkv.models.network.rope_scaling import Dynamic, Linear, Llama3, LongRope, P
 
 
 class RotaryDefaults(NamedTuple):
-    """The values of rotary positions in a family whose config lacks their keys.
+    """A family's default values for rotary positions, for keys that are missing in a config.
 
     Attributes:
         base: the base, if the config has no `rope_theta`.
@@ -24,7 +24,7 @@ class RotaryDefaults(NamedTuple):
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`.
             In families that always rotate whole heads, it is None.
         spellings: maps the family's own names for kinds of scaling to qkv's names, such as "su" to
-            "longrope". It is empty if both names are the same.
+            "longrope". It is empty if the family uses qkv's names.
     """
 
     base: float = 10000.0

@@ -18,8 +18,9 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
     begins with _ is not a family; other tables extend it.
 
     Keys:
-        like: the name of the table that this table extends. The table gets the other table's
-            entries; its own lists are added to those, and its other values replace those.
+        like: the name of the table that this table extends. The table begins as a copy of that
+            table. Then its own lists are appended to the copied lists, and its other values replace
+            the copied values.
         defaults: the values for keys missing in a config, as in transformers.
         spellings: maps each key to its names in this family, the usual name first. If the family
             does not use the key, the list of names is empty.

@@ -19,7 +19,7 @@ FEEDS = {
 
 def t5(config: Config) -> Design | Seq2SeqDesign:
     """Return the design of a T5."""
-    tied = config.flag("tie_word_embeddings")  # In T5 1.1, the head has its own matrix.
+    tied = config.flag("tie_word_embeddings")  # T5 1.1 has a head with its own matrix.
     return both(config, scaled=config.flag("scale_decoder_outputs", tied))
 
 

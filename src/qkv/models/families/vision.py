@@ -52,7 +52,7 @@ def vit(config: Config) -> VisionDesign:
 
 
 def dinov2(config: Config) -> VisionDesign:
-    """Return the design of a DINOv2: it scales outputs of attention and MLP, and takes any size."""
+    """Return the design of a DINOv2, which has layer scales and takes images of any size."""
     parts = cut(config)
     image, patch = parts["image"], parts["patch"]
     rows, columns = image[0] // patch[0], image[1] // patch[1]

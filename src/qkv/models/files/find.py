@@ -199,7 +199,7 @@ def _download(name: str, hub_id: str, revision: str | None, known: Known | None,
     try:
         hub = need("huggingface_hub", "hub")
         folder = hub.snapshot_download(hub_id, revision=revision, allow_patterns=NEEDED)
-    except Exception as error:  # The Hub's library, HTTP or the operating system failed.
+    except Exception as error:  # An error of the Hub's library, of HTTP or of the system.
         raise FileNotFoundError(
             f"load: {name} was not found: {tried}, and not downloaded from the Hub as {hub_id} "
             f"({first_line(error)}). Try one of these: {ways}"

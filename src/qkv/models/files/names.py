@@ -73,7 +73,7 @@ class Fused:
 
 
 def fused(name: str, *parts: str, shares: tuple[int, ...] = ()) -> dict[str, Fused]:
-    """Return a `Fused` for each of qkv's names `parts`, which share the tensor `name`.
+    """Return a dict from each name in `parts` to its `Fused` in the shared tensor `name`.
 
     >>> fused("wi", "gate_proj", "up_proj")["up_proj"]
     Fused(name='wi', index=1, count=2, groups=1, shares=())
@@ -268,7 +268,7 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     """
     family = names.family
     stored = _stored_names(family, tensors)
-    tied: dict[str, str] = {}  # If token table and output matrix are tied, their names.
+    tied: dict[str, str] = {}  # Maps the token table to the output matrix, if they are tied.
     if design.head is not None and design.head.tied:
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}

@@ -226,13 +226,13 @@ def add(plan: Plan, record: Record) -> None:
 
 
 def patch(plan: Plan, record: Record) -> None:
-    """Replace an activation by that of another text; with "head" or "token", only this part."""
+    """Replace an activation, or only that of one head or token, by the one of another text."""
     source = plan.source(record)
     plan.put(record, lambda index: source()[index])
 
 
 def set_(plan: Plan, record: Record) -> None:
-    """Replace an activation by an array; with "head" or "token", replace only this part."""
+    """Replace an activation, or only that of one head or token, by an array."""
     for number, length in enumerate(plan.lengths, plan.first):
         axes = plan.part(record, length).values()
         shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))

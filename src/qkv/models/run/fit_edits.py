@@ -57,8 +57,8 @@ def fit(
 
     Raises:
         TypeError: the replacement of an activation is not an array of numbers.
-        ValueError: a layer, head, word, position or entry of the vocabulary does not exist. Also if
-            a shape is wrong, or every word of a text is masked.
+        ValueError: a layer, head, word, position or entry of the vocabulary does not exist, a shape
+            is wrong, or every word of a text is masked.
         KeyError: an activation does not exist; the message suggests similar names.
     """
     batch = swapped(edits, [*batch], reader.tokenizer, first)
@@ -287,8 +287,8 @@ def plain(
         reader: the model's reader of texts.
 
     Raises:
-        ValueError: an edit is a function, or no record can name the replaced activation. Also if a
-            layer, head, word or position does not exist.
+        ValueError: an edit is a function, no record can name the replaced activation, or a layer,
+            head, word or position does not exist.
     """
     call = edits.call
     sites = schema()["$defs"]["site"]["enum"]
@@ -401,7 +401,7 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
 
 
 def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
-    """Check that a record's tokens exist in each text, and that its weights are one per token."""
+    """Check that a record's tokens exist in each text, and that it has one weight per token."""
     for number, text in enumerate(batch, first):
         count = len(text)
         of = "the text" if len(batch) == 1 and not first else f"text {number}"
@@ -517,7 +517,7 @@ class _Masking:
     def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
         """Return the masked keys for a position or an edge of `hide`.
 
-        Texts that are too short for the position have no masked key. Position -1 is the last one.
+        A text that is too short for the position has no masked key. Position -1 is the last one.
         """
         fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
         query, key, layer, head = [*fields, None, None][:4]
