@@ -168,7 +168,7 @@ class Isolated:
         return processor(self._worker or self._child.pid)
 
     def _ended(self) -> tuple[str, str]:
-        """Return `(key, shows)` for a process that ended without a reply."""
+        """Return the arguments of `Ended` for a process that ended without a reply."""
         try:
             code = self._child.wait(timeout=self._seconds)
         except subprocess.TimeoutExpired:

@@ -32,13 +32,13 @@ class Mistake:
         shows: the effect on the result.
         remedy: the line that corrects the mistake.
         kind: "wrong", "fragile" or "convention". Fragile code fails for large numbers or fully
-            masked rows. A convention is correct code that follows another convention.
+            masked rows. With "convention", the code is correct but follows another convention.
         variants: the forms in which the mistake occurs. Each form is a mapping of wrong steps,
             which replace the right steps with the same names.
         nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
         alone: whether to report this mistake only if it is the function's only mistake. Together
-            with a second mistake, it would give too many wrong results by chance.
+            with a second mistake, it would explain too many results by chance.
     """
 
     key: str

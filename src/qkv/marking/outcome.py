@@ -103,8 +103,8 @@ def is_stub(thing: Any) -> bool:
 def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that takes arrays and retries with torch tensors if `function` fails.
 
-    Classes are returned unchanged. Functions are also returned unchanged if torch was never
-    imported.
+    Classes are returned unchanged. If torch was never imported, functions are returned unchanged
+    too.
 
     Args:
         function: a function of arrays, torch tensors, or mappings with such values.
@@ -153,7 +153,7 @@ class Elsewhere:
     """A proxy for an object in the process of a student's file."""
 
     def held_arrays(self) -> list[tuple[str, Array]]:
-        """List the arrays inside the object, each with its path."""
+        """List the arrays inside the object, each with its path, such as ".w_q"."""
         raise NotImplementedError
 
     def is_stub(self) -> bool:
@@ -216,7 +216,7 @@ def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool 
     except RAISED as error:
         return Outcome(case, right, error=error)
     finally:
-        if getpid() != process:  # the student's code has forked: end the fork
+        if getpid() != process:  # this process is a fork that the student's code made
             _leave(0)
     after = copied.shown()
     changed = {

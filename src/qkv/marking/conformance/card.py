@@ -21,7 +21,7 @@ from qkv.marking.isolated import Isolated, serve
 from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-# the possible names in some arguments of `conform`
+# for some arguments of `conform`, the names that are accepted
 _NAMES = MappingProxyType(
     {"arrays": LIBRARIES, "dtypes": DTYPES, "features": FEATURES, "aligned": ("start", "end")}
 )
@@ -248,7 +248,7 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """If the call is also wrong without the tested feature, attribute the error to another one."""
+    """If a call is also wrong without its feature, attribute the error to another feature."""
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()

@@ -70,7 +70,7 @@ class _Submission:
         except BaseException as error:
             return {"error": _packed_error(error)}
         finally:
-            if getpid() != process:  # the file has forked: end the fork
+            if getpid() != process:  # this process is a fork that the file made
                 leave(0)
 
     def _read(self, tasks: list[str], tell: Callable[[list[str]], None]) -> Packed:

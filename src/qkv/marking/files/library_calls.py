@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Is `called` a part of qkv, and `caller` the student's code or, if outside it, the marker?"""
+    """Is this a call from outside qkv, or a call from `qkv.marking` to another part of qkv?"""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)

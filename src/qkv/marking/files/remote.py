@@ -88,7 +88,7 @@ class Remotes:
         return packed if isinstance(packed, str) else tuple(map(self._read, packed))
 
     def arrays(self, thing: Any) -> list[tuple[str, Array]]:
-        """List the arrays inside an object, each with its path."""
+        """List the arrays inside an object, each with its path, such as ".w_q"."""
         rows = [(str(path), self._read(packed)) for path, packed in self.ask("arrays", thing)]
         return [(path, a) for path, a in rows if isinstance(a, np.ndarray)]
 
@@ -131,7 +131,7 @@ class Remote(Elsewhere):
     __repr__ = __str__
 
     def held_arrays(self) -> list[tuple[str, Array]]:
-        """List the arrays inside the object, each with its path."""
+        """List the arrays inside the object, each with its path, such as ".w_q"."""
         return self._remotes.arrays(self)
 
     def is_stub(self) -> bool:

@@ -104,7 +104,7 @@ BATCHES = (
 )
 
 # In a decoder block, the marker reports these mistakes only if the block has no second mistake.
-# Together with a second mistake, they would give too many wrong results by chance.
+# Together with a second mistake, they would explain too many results by chance.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
@@ -132,7 +132,7 @@ EXCHANGED: tuple[Function, ...] = (
 
 
 def masks_of(*words: str) -> Array:
-    """Return the mask (S,) that "110" describes, where 1 means visible; several give (B, S)."""
+    """Return the mask (S,) for "110", where 1 means visible; several strings give (B, S)."""
     masks = np.array([[digit == "1" for digit in text] for text in words])
     return masks if len(words) > 1 else masks[0]
 

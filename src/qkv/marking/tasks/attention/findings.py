@@ -34,7 +34,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
-    """Return two lists: runs whose first size is smaller than the second, and runs with larger."""
+    """Return two lists of runs: first size < second size, and first size > second size."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -91,7 +91,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for a query with scores 2000 and 1000, and one with the negatives."""
+    """Describe a wrong result for queries with the scores 2000 and 1000, or -2000 and -1000."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)

@@ -189,7 +189,7 @@ class AttentionMarking(Marking):
         return not self.wrong
 
     def refused_batch(self) -> Outcome | None:
-        """Return a call with a batch that fails or gives a wrong shape, for an unknown reason."""
+        """Return a call that fails for a batch, or None if a known mistake explains the calls."""
         runs = self.on("batches")
         refused = [run for run in runs if run.out is None or run.out.shape != run.right.shape]
         return refused[0] if refused and self.explain(runs, BATCHES) is None else None

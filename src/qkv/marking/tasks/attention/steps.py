@@ -88,7 +88,7 @@ def cases(signature: str) -> dict[str, list[Case]]:
     whole = {
         name: a if name.startswith("w_") else a.astype(np.int64) for name, a in two.arrays.items()
     }
-    diagonal = np.eye(2, dtype=bool)  # each query sees its own key
+    diagonal = np.eye(2, dtype=bool)  # each query sees only its own key
     lopsided = np.array([[True, False, True], [True, True, False], [True, False, False]])
     masks = [replace(two, mask=diagonal), replace(three, mask=lopsided)]
     if signature == "qkv":

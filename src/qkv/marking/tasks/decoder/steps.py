@@ -102,7 +102,7 @@ class Text:
 
     Attributes:
         ids: the ids (T,) of the text.
-        write: the number of words to generate; if it is 0, no words but logits are computed.
+        write: the number of words to generate; if it is 0, the result is the logits of the text.
         tied: whether the LM head of the model uses the embeddings.
     """
 
