@@ -72,7 +72,7 @@ check: $(VENV)/.dev ## check style, format, types and the house rules
 bundles: $(ESBUILD)/.esbuild ## bundle the scripts of the pages, after a change in src/qkv/see/page/assets (npm)
 	$(PYTHON) .ci/bundles.py
 
-browser: $(VENV)/.docs $(VENV)/.browser $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
+browser: $(VENV)/.browser $(ESBUILD)/.esbuild ## test the pages in Chromium (Debian's `chromium-headless-shell` or `chromium`, or the program in QKV_CHROMIUM; `node-typescript`, `npm`)
 	$(BIN)/python -m pytest -n $$($(MORE) 4) --dist worksteal tests/browser
 
 native: $(VENV)/.dev ## test the kernel under sanitizers and for arm64 (cmake, g++-aarch64-linux-gnu, qemu-user)

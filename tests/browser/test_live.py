@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import notebooks
 import pytest
 from playwright.sync_api import Browser, Page
 
+from .bundling import ROOT
 from .play import address, button
 from .playing import START, go, opened
 from .support import Visit, pause
 
-SCRIPT = (notebooks.COURSE.parent / "static/live.js").read_text(encoding="utf-8")
+SCRIPT = (ROOT / "docs/static/live.js").read_text(encoding="utf-8")
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>a lesson</title>
 <link rel="icon" href="data:,"><script>{before}</script></head><body {body}>
 <p class="live-view" data-height="333"><a href="{href}">Open a trained model: one head</a></p>
