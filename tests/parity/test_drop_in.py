@@ -14,7 +14,7 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, util
 
 import qkv
 from qkv.models.model import CrossEncoderModel
-from qkv.models.other_libraries import ELSEWHERE
+from qkv.models.other_libraries import ATTRIBUTES
 
 from . import test_cross_encoder as cross
 from .sentences import WORDS
@@ -164,7 +164,7 @@ def test_what_reads_vectors_of_any_model(both: tuple[qkv.Model, SentenceTransfor
 
 def test_what_is_done_otherwise(both: tuple[qkv.Model, SentenceTransformer]) -> None:
     """Names of theirs that are none here say what to do; they are theirs, and not ours."""
-    for name in ELSEWHERE:
+    for name in ATTRIBUTES:
         assert hasattr(both[1], name) or hasattr(CrossEncoder, name), name
         assert not hasattr(both[0], name)
         with pytest.raises(AttributeError, match=f"^'Model' object has no attribute '{name}': "):

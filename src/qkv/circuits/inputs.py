@@ -8,6 +8,7 @@ import numpy as np
 
 from qkv.arrays import Array, is_whole_number, shown
 from qkv.attend import attention
+from qkv.models.core import LOAD_LM_HEAD
 from qkv.models.model import Model, Seq2SeqModel
 from qkv.models.run.inputs import as_ids, ids_given
 from qkv.models.run.truncation import Truncator
@@ -63,9 +64,8 @@ def check_words(model: Any, call: str) -> Model:
         of = "vectors" if head is not None and head.embeds else "classes"
         has = "no LM head" if head is None else f"a head for {of}, not an LM head"
         raise ValueError(
-            f"{call}: {checked.name} has {has}, so the model computes no logits for words: load a "
-            "model with an LM head (its config.json names an architecture such as BertForMaskedLM "
-            "or LlamaForCausalLM)"
+            f"{call}: {checked.name} has {has}, so the model computes no logits for words: "
+            f"{LOAD_LM_HEAD}"
         )
     return checked
 

@@ -22,7 +22,7 @@ from qkv.models.network.design import AnyDesign
 from qkv.models.network.embedding import Embedding
 from qkv.models.network.head import BuiltHead
 from qkv.models.network.transformer import Transformer
-from qkv.models.other_libraries import ELSEWHERE
+from qkv.models.other_libraries import ATTRIBUTES
 from qkv.models.run.batches import Layout, parts
 from qkv.models.run.edited_run import EditedRun, Keep
 from qkv.models.run.fit_edits import Fitted, fit, plain
@@ -90,6 +90,11 @@ class Parameters(MutableMapping[str, Array]):
         return len(self._arrays)
 
 
+# The end of an error about a model that cannot predict words.
+LOAD_LM_HEAD = (
+    "load a model with an LM head (its config.json names an architecture such as BertForMaskedLM "
+    "or LlamaForCausalLM)"
+)
 _SET = ("name", "config", "tokenizer", "design", "reader")  # attributes that `__init__` sets
 _UNEDITED = EditedRun()
 
@@ -164,7 +169,7 @@ class Core:
             """Raise an AttributeError, with advice if the name comes from another library."""
             about = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(
-                f"{about}: {ELSEWHERE[name]}" if name in ELSEWHERE else about, name=name, obj=self
+                f"{about}: {ATTRIBUTES[name]}" if name in ATTRIBUTES else about, name=name, obj=self
             )
 
     def __repr__(self) -> str:
@@ -551,8 +556,6 @@ class Core:
             of = "vectors" if head is not None and head.steps.embeds else "classes"
             has = "no head" if head is None else f"a head for {of}, not for words"
             raise ValueError(
-                f"{call}: {self.name} has {has}, so it cannot predict words: load a model with an "
-                "LM head (its config.json names an architecture such as BertForMaskedLM or "
-                "LlamaForCausalLM)"
+                f"{call}: {self.name} has {has}, so it cannot predict words: {LOAD_LM_HEAD}"
             )
         return head.steps.outputs

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 _ADVICE = tomllib.loads(files("qkv.models").joinpath("other_libraries.toml").read_text("utf-8"))
 # Each table maps names to advice. The names are attributes of a model, arguments of `load`, and
 # arguments of `generate`.
-ELSEWHERE, LOADING, GENERATING = (
+ATTRIBUTES, LOADING, GENERATING = (
     {name: row["advice"] for row in _ADVICE[kind] for name in row["names"]}
     for kind in ("attributes", "loading", "generating")
 )

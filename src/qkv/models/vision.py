@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -379,8 +379,8 @@ class _Own(MutableMapping[str, Array]):
     def __setitem__(self, name: str, array: Array) -> None:
         self.arrays[self.prefix + name] = array
 
-    def __delitem__(self, name: str) -> NoReturn:
-        raise TypeError(f"parameters: {name} cannot be deleted: assign another array instead")
+    def __delitem__(self, name: str) -> None:
+        del self.arrays[self.prefix + name]
 
     def __iter__(self) -> Iterator[str]:
         all_names = (name for name in self.arrays if name.startswith(self.prefix))

@@ -23,6 +23,10 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
+# The model to use instead of one that does not predict the next token.
+DECODER = (
+    "a decoder with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
+)
 AT_ONCE = 32  # The number of prompt tokens with logits in memory at once.
 DEFAULT_NEW = 64  # The default number of new tokens.
 
@@ -208,10 +212,7 @@ def rows(
         seed: the seed of the random numbers of each row.
     """
     if not model.generates:
-        raise ValueError(
-            f"generate: {model.name} does not predict the next token: load a decoder "
-            "with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
-        )
+        raise ValueError(f"generate: {model.name} does not predict the next token: load {DECODER}")
     single, strings, batch = _read_prompts(model, prompt)
     decode, limit = spelled(model.tokenizer), model.design.max_seq_length
     seeds = np.random.SeedSequence(seed).spawn(len(batch) * copies)
@@ -280,8 +281,7 @@ def tokens_to_add(
     if wanted is not None and wanted > left:
         raise ValueError(
             f"generate: {which} has {given} tokens and max_new_tokens is {wanted}: "
-            f"{name} takes texts of at most {limit}: "
-            f"give max_new_tokens of at most {left}"
+            f"{name} takes texts of at most {limit}: give max_new_tokens of at most {left}"
         )
     return wanted or min(usual, left)
 

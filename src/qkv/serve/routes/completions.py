@@ -17,7 +17,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from qkv.models import Model
-from qkv.models.tasks.generate import Row
+from qkv.models.tasks.generate import DECODER, Row
 from qkv.models.tasks.sampling import Measured, Sampling
 from qkv.models.tasks.spelling import Spelling, spelled
 from qkv.serve.bodies import Body, Ids, described, read_json, shown
@@ -119,8 +119,7 @@ class CompletionsBody(Body):
         """
         if not model.generates:
             message = (
-                f"completions: {model.name} predicts no next token: serve a decoder with an LM "
-                "head (its config.json names an architecture such as LlamaForCausalLM), or ask "
+                f"completions: {model.name} predicts no next token: serve {DECODER}, or ask "
                 "/v1/embeddings"
             )
             raise Refused(400, message, param="model", code="model_does_not_generate")
