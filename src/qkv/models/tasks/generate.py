@@ -281,7 +281,7 @@ def tokens_to_add(
     if wanted is not None and wanted > left:
         raise ValueError(
             f"generate: {which} has {given} tokens and max_new_tokens is {wanted}: "
-            f"{name} takes texts of at most {limit}: give max_new_tokens of at most {left}"
+            f"{name} takes texts of at most {limit}: give at most {left}"
         )
     return wanted or min(usual, left)
 
