@@ -72,7 +72,7 @@ def test_what_has_no_lens(small):
         logit_lens(small("classes"), trace)
     with pytest.raises(ValueError, match=r"logit_lens: .* reads one text and writes another"):
         logit_lens(small("t5"), trace)
-    with pytest.raises(ValueError, match=r"logit_lens: .* looks at images"):
+    with pytest.raises(ValueError, match=r"logit_lens: .* reads images"):
         logit_lens(small("vit"), trace)
     with pytest.raises(TypeError, match=r"logit_lens: model is str: give a model"):
         logit_lens("gpt2", trace)

@@ -268,7 +268,7 @@ def test_what_is_no_text_is_refused_by_its_number(bert: qkv.Model) -> None:
         head_scores(uniform(), ["the"])
 
 
-@pytest.mark.parametrize(("kind", "does"), [("t5", "reads one text"), ("vit", "looks at images")])
+@pytest.mark.parametrize(("kind", "does"), [("t5", "reads one text"), ("vit", "reads images")])
 def test_models_of_two_texts_and_of_images_are_refused(
     kind: str, does: str, tmp_path: Path
 ) -> None:

@@ -145,7 +145,7 @@ def test_what_cannot_be_scanned(small):
         scan("gpt2", texts(), of=("post", 0))
     with pytest.raises(ValueError, match="scan: texts hold no token: give a text"):
         scan(model, [], of=("post", 0))
-    with pytest.raises(ValueError, match=r"scan: .* looks at images"):
+    with pytest.raises(ValueError, match=r"scan: .* reads images"):
         scan(small("vit"), texts(), of=("post", 0))
     found = scan(model, TEXTS, of=("post", 0))
     with pytest.raises(IndexError, match=f"there is no neuron {len(found)}: give 0 to"):

@@ -213,7 +213,7 @@ def test_models_and_metrics_that_do_not_do(small):
         ("headless", "no LM head, so the model computes no logits"),
         ("classes", "a head for classes"),
         ("t5", "reads one text and writes another"),
-        ("vit", "looks at images"),
+        ("vit", "reads images"),
     ):
         with pytest.raises(ValueError, match=f"patch: .*{words}"):
             patch(small(kind), CLEAN, CORRUPTED, at="z", metric=LOGIT)

@@ -261,7 +261,7 @@ def test_what_cannot_be_asked_for_is_refused_before_a_text_is_read(bert: qkv.Mod
         scan_heads("minilm", texts())  # type: ignore[arg-type]  # what is tested
 
 
-@pytest.mark.parametrize(("kind", "does"), [("t5", "reads one text"), ("vit", "looks at images")])
+@pytest.mark.parametrize(("kind", "does"), [("t5", "reads one text"), ("vit", "reads images")])
 def test_models_of_two_texts_and_of_images_are_refused(
     kind: str, does: str, tmp_path: Path
 ) -> None:

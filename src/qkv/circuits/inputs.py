@@ -49,7 +49,7 @@ def check_model(model: Any, call: str) -> Model:
     if not isinstance(model, Model):
         kind = type(model).__name__
         raise TypeError(f"{call}: model is {kind}: give a model from qkv.load(name)")
-    others = {Seq2SeqModel: "reads one text and writes another", VisionModel: "looks at images"}
+    others = {Seq2SeqModel: "reads one text and writes another", VisionModel: "reads images"}
     for other, does in others.items():
         if isinstance(model, other):
             raise ValueError(f"{call}: {model.name} {does}: load a text encoder or decoder")

@@ -184,8 +184,8 @@ def choose_head(
 def _none(layer: Index, head: Index, untrained: bool) -> str:
     """Say that no head of the requested layers and heads stands out."""
     which = "No head" if layer is None else f"No head of layer {layer}"
-    which = which if head is None else f"Head {head} of no layer"
-    return f"{which} stands out in this sentence" + untrained * ", because the model is untrained"
+    none = f"{which} stands out" if head is None else f"In no layer does head {head} stand out"
+    return f"{none} in this sentence" + untrained * ", because the model is untrained"
 
 
 def _at_gap(seen: Heads, removal: Removal, asked: Asked, written: Notation) -> ChosenHead:
