@@ -69,7 +69,7 @@ class Program(click.Group):
                 if sys.stdout is not None:  # the shell may have closed standard output
                     sys.stdout.flush()
                 return result
-            except BrokenPipeError:  # the reader of the output has ended
+            except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
                 _forget_stdout()
             except Interrupted as error:
                 leave(error.signal)
@@ -115,7 +115,7 @@ _DEBUG = "qkv.debug"
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_DEBUG] = True  # a command and its group share `meta`
+        context.meta[_DEBUG] = True  # `Program.invoke` reads it: both contexts share one `meta`
 
 
 debug_option = click.option(

@@ -21,7 +21,7 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# Arguments that errors of `scale.encode` name, and the command's options for these arguments.
+# Errors of `scale.encode` name these arguments. The command replaces each by its own option.
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text per line"
 
@@ -93,7 +93,7 @@ def encode(
 
 @contextmanager
 def _spelled_as_typed() -> Iterator[None]:
-    """In errors of `scale.encode`, replace argument names with the command's option names."""
+    """Rewrite errors of `scale.encode`, so that they name options instead of arguments."""
     try:
         yield
     except ValueError as error:
@@ -169,7 +169,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
 
 
 class Kept:
-    """An iterable of texts that also stores the texts until `take` removes them.
+    """An iterable that stores each text it yields, until `take` returns and removes the text.
 
     >>> kept = Kept(["a", "b"])
     >>> [text.upper() for text in kept], kept.take(1), kept.take(1)
@@ -197,7 +197,7 @@ def write_vectors(path: str, model: "Model", texts: Iterable[str], name: str) ->
     """Write the vectors of texts as .npy or .jsonl; return the number and size of the vectors.
 
     Raises:
-        ValueError: there are no texts; the message has the file's `name`.
+        ValueError: there are no texts. The message contains `name`, the name of the input file.
     """
     count = size = 0
     as_numpy = path.lower().endswith(".npy")

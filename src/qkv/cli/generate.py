@@ -11,7 +11,8 @@ import click
 from qkv.cli.common import json_option, print_json, writer_option
 from qkv.visible import visible
 
-# characters that control a terminal, except the joiners and direction marks of texts
+# Control characters, line separators and characters that change the writing direction. Zero-width
+# joiners and direction marks are not included, because some languages need them.
 _CONTROLS = re.compile(r"[^\t\n\x20-\x7e\xa0-\U0010ffff]|[\u2028-\u202e\u2066-\u2069]")
 
 
@@ -65,10 +66,10 @@ def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **optio
         print_json({"model": used.name, "texts": texts})
     else:
         between = "" if used.continues else "\n"
-        # The first text is printed token by token, and the other texts at the end.
+        # The first text is printed token by token. The other texts are printed when all are done.
         later = [prompt + between for prompt in prompts]
         pieces = used.generate(list(prompts), stream=True, **options)
-        begun = list(islice(pieces, 1))  # if the first token raises an error, nothing is printed
+        begun = list(islice(pieces, 1))  # an error of the model must come before any output
         _write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:
@@ -82,5 +83,5 @@ def _write(text: str) -> None:
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     if sys.stdout is not None and sys.stdout.isatty():
         text = _CONTROLS.sub(lambda match: visible(match[0]), text)
-    # with color=True, click keeps text that looks like a color code
+    # Without color=True, click would remove text that looks like a color code.
     click.echo(text.encode(encoding, "replace").decode(encoding), nl=False, color=True)

@@ -15,13 +15,13 @@ from qkv.extras import need
 if TYPE_CHECKING:
     from qkv.see import Stories, Story, View
 
-# The file formats of a view. For each format: the option's name, the file endings, the help.
+# The file formats of a view. Each row contains the option's name, the file endings and the help.
 _FILES = (
     ("html", (".html", ".htm"), "Write the view as a page that needs no other file."),
     ("svg", (".svg",), "Also draw the picture to an SVG file."),
     ("png", (".png",), "Also draw the picture to a PNG file."),
 )
-Paths = Mapping[str, str | None]  # the path of each format's file, if an option names one
+Paths = Mapping[str, str | None]  # for each file format the path, or None if no file is wanted
 _KINDS = {ending: kind for kind, endings, _ in _FILES for ending in endings}
 
 _stretch_option = click.option(
@@ -39,7 +39,7 @@ _pieces_option = click.option(
 
 
 def _which(name: str, default: str) -> Callable[..., Any]:
-    """Make the option `--layer` or `--head`; `default` describes its default."""
+    """Make the option `--layer` or `--head`; its help text describes the default by `default`."""
     return click.option(f"--{name}", type=int, help=f"Which {name}. Default: the one {default}.")
 
 
@@ -80,9 +80,9 @@ def page_options(default: str) -> Callable[..., Any]:
 def present(
     make: "Callable[[], View]", files: Paths, *, as_json: bool = False, open_page: bool = False
 ) -> None:
-    """Make a view, write it to `files` (kind -> path), open its page, and print it."""
+    """Make a view, write it to `files` (for example {"svg": "view.svg"}), open it, and print it."""
     if files.get("png") is not None:
-        need("matplotlib", "plot")  # raises an error if matplotlib is missing
+        need("matplotlib", "plot")  # fail before the slow part if matplotlib is missing
     view = make()
     for kind, path in files.items():
         if path is not None:
@@ -250,7 +250,7 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
         try:
             hidden = tuple(dict.fromkeys(options["hide"]))
             return see.guess(question, top_k=top, **{**options, "hide": hidden})
-        except ValueError as error:  # replace the argument's name by the option's name
+        except ValueError as error:  # the message must name the option `--top`, not `top_k`
             message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
             raise ValueError(message) from error
 

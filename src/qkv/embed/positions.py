@@ -1,4 +1,4 @@
-"""Additive positions: sinusoidal and learned vectors, and the slopes of ALiBi."""
+"""Position vectors that are added to token vectors, and ALiBi slopes that act on scores."""
 
 import numpy as np
 
@@ -50,13 +50,13 @@ class LearnedPositions:
     """A learned table with a row for each position.
 
     Args:
-        weight: (rows, dim), floats or integers. It is copied unless it is read-only.
+        weight: (rows, dim), floats or integers. A weight that is not read-only is copied.
         offset: the row of position 0. The offset of BERT is 0. The offset of RoBERTa is 2, because
             the first two rows of its table belong to padding.
 
     Raises:
         TypeError: `weight` does not hold numbers, or `offset` is not a whole number.
-        ValueError: `weight` is not (rows, dim), or `offset` leaves no row.
+        ValueError: `weight` is not (rows, dim), or has no row for position 0.
 
     Source:
         Devlin et al. 2019, BERT, section 3 (position embeddings).
@@ -114,8 +114,8 @@ def alibi_slopes(num_heads: int) -> Array:
     """Return the slope of each head: the decrease of its scores per unit of distance.
 
     If the number n of heads is a power of two, head h has the slope `2**(-8 * (h + 1) / n)`. For
-    other numbers, the first slopes are those of the next lower power of two. The remaining slopes
-    are every second slope of the next higher power of two, as in the authors' code.
+    another number of heads, such as 12, the first 8 slopes are those of 8 heads. The other 4 are
+    every second slope of 16 heads, as in the authors' code.
 
     Args:
         num_heads: the number of heads, at least 1.

@@ -26,16 +26,15 @@ def apply_rotary(
         positions: integers or floats that broadcast to (..., L): for example (L,) for queries (...,
             H, L, d), or (B, 1, L) for a batch (B, H, L, d) with different positions in each text.
         base: a larger base makes the last pairs rotate more slowly.
-        interleaved: the indices of the two numbers of a pair: (i, i + dims / 2) for False, as in
-            GPT-NeoX and Llama; (2i, 2i + 1) for True, as in RoFormer and GPT-J.
+        interleaved: if True, the numbers 2i and 2i + 1 form a pair, as in RoFormer and GPT-J. If
+            False, the numbers i and i + dims / 2 form a pair, as in GPT-NeoX and Llama.
         dims: rotate only the first `dims` of the d numbers; None for all.
-        speeds: (dims / 2,), the angle by which each pair rotates per position; replaces the angles
-            from `base`. Some models use other speeds for texts that are longer than any training
-            text.
+        speeds: (dims / 2,), the angle by which each pair rotates per position. If given, `base` is
+            not used. Some models need such speeds for texts longer than their training texts.
 
     Returns:
         A new array with the shape and type of `x`.
-        Angles are computed in float64. Half precision is rotated in float32.
+        Angles are computed in float64. Half-precision inputs are converted to float32 and rotated.
 
     Raises:
         TypeError: `x` is not a float array, or `positions` are not numbers.
@@ -73,8 +72,8 @@ def rotation_at(
 
     Returns:
         `(cosines, sines)` times `scale`.
-        Both arrays have the axes of `positions`, and a last axis of `dims` numbers.
-        In `sines`, the entry for the first number of each pair is negated.
+        Cosines and sines have the axes of `positions`, followed by a last axis of length `dims`.
+        The sine for the first number of each pair is negative: -sin(angle).
     """
     dims = 2 * speeds.shape[-1]
     angle = _checked_positions(positions, x.shape[:-1])[..., None] * speeds
@@ -113,7 +112,7 @@ def _pairs(dims: int, interleaved: bool) -> tuple[slice, slice]:
 
 
 def _rotated_size(dims: int | None, size: int) -> int:
-    """Return the number of rotated entries per row."""
+    """Return how many numbers of each row are rotated."""
     call = "apply_rotary"
     if dims is None:
         if size == 0 or size % 2:

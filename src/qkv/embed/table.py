@@ -1,4 +1,4 @@
-"""The token table, and checks for tables and positions."""
+"""The table of token vectors, and checks for such tables and for positions."""
 
 import math
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ def fixed_table(weight: Any, *, call: str, dtype: Any = None) -> Array:
 
 
 def take_rows(table: Array, ids: Any, *, call: str, name: str) -> Array:
-    """Return a copy of table rows (..., dim), given the table (N, dim) and ids (...) below N."""
+    """Return a copy of the rows `ids (...)` of `table (N, dim)`; raise an error for unknown ids."""
     wanted = as_array(ids, call=call, name=f"{name}s")
     if wanted.size == 0:
         wanted = wanted.astype(np.int64)
@@ -61,14 +61,14 @@ class _Tokenizer(Protocol):
 class TokenEmbedding:
     """A table (V, dim) with a row for each token of a tokenizer.
 
-    The table does not change: a word has the same vector in every sentence, its static vector.
+    The table does not change. Therefore, a word has the same vector in every sentence.
 
     Args:
-        tokenizer: converts texts to ids. The table needs `len(tokenizer)` rows.
+        tokenizer: converts texts to ids. The table has at least `len(tokenizer)` rows.
         dim: the size of a row; may be omitted with `weight`.
         seed: the seed of the table's random numbers, which have a standard normal distribution.
         weight: a table of floats or integers instead of random numbers. It must have a row for each
-            id of the tokenizer, and may have more rows. It is copied unless it is read-only.
+            id of the tokenizer, and may have more rows. A table that is not read-only is copied.
         dtype: a float type; by default float32 for random numbers, or the type of `weight`.
 
     Raises:
@@ -125,8 +125,8 @@ class TokenEmbedding:
         """Return the vectors of one text, (1, T, dim).
 
         Raises:
-            TypeError: `text` is not one string. (Texts of different lengths do not fit in one
-                array.)
+            TypeError: `text` is not a string. Several texts are not accepted, because texts of
+                different lengths do not fit in one array.
         """
         if not isinstance(text, str):
             raise TypeError(
