@@ -21,8 +21,8 @@ Call = Callable[[], Any]
 Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
-LEAST = 2e-3  # A call that takes fewer seconds runs several times per round.
-SHORT = 0.02  # A call that takes fewer seconds is warmed up in every round.
+LEAST = 2e-3  # If a call takes less than this time, in seconds, a round repeats the call.
+SHORT = 0.02  # If a call takes less than this time, each round first runs it without measuring.
 
 
 def in_turn(
@@ -40,7 +40,7 @@ def in_turn(
     Args:
         calls: functions by name.
         rounds: the minimum number of rounds.
-        seconds: the time after which no new round begins; there are at most 51 rounds.
+        seconds: about how long to measure, with at least `rounds` and at most 51 rounds.
         pause: seconds to wait before each call, so that the threads of the last call stop spinning.
         advance: a function that is called with 1 after each round, including the warm-up round.
 
@@ -54,7 +54,7 @@ def in_turn(
         once = {}
         for name, call in calls.items():
             once[name] = _seconds(call)
-            if once[name] < SHORT:  # a short call: use the first run as a warm-up
+            if once[name] < SHORT:  # measure a short call again: its first run was the warm-up
                 once[name] = _seconds(call)
         advance(1)
         wanted = seconds / max(1e-9, sum(once.values()) + pause * len(once))
@@ -107,7 +107,7 @@ def exact(query: Array, key: Array, value: Array, rows: Iterable[slice], **optio
         query: `(..., Hq, L, d)`.
         key: `(..., Hkv, S, d)`.
         value: `(..., Hkv, S, dv)`.
-        rows: slices of the queries. The results are joined: `(..., Hq, rows, dv)`.
+        rows: slices of the queries. The outputs for all slices form one array, `(..., Hq, n, dv)`.
         options: the options of `qkv.attention`. Masks and biases must have an axis of L queries,
             and `q_offset` must be a number.
     """
@@ -240,7 +240,7 @@ class Task:
     bound: str = "multiply_adds"  # what limits the speed
 
     def inputs(self) -> tuple[Array, Array, Array]:
-        """Return seeded query, key and value."""
+        """Return query, key and value with random numbers from a fixed seed."""
         batch, heads, kv_heads, length, keys, size = self.shape
         return random_inputs(
             (batch, heads, length, size), (batch, kv_heads, keys, size), self.dtype
@@ -289,7 +289,7 @@ def _measured(task: Task, rounds: int, advance: Advance) -> dict[str, Any]:
     """Measure one task of `survey`."""
     q, k, v = task.inputs()
     causal = task.is_causal
-    # plain NumPy computes half precision in float32
+    # For plain NumPy, half-precision inputs are converted to float32.
     wide_q, wide_k, wide_v = (x.astype(np.float32, copy=False) for x in (q, k, v))
     calls: dict[str, Call] = {
         "qkv": lambda: attention(q, k, v, is_causal=causal),

@@ -9,7 +9,7 @@ PATIENCE = 2.0  # seconds of work before a bar appears
 
 
 def wanted(show: bool | None) -> bool:
-    """Return whether to show a bar; if `show` is None, show it only on a terminal.
+    """Return whether to show a bar; if `show` is None, a bar is shown only on a terminal.
 
     No bar is shown if standard error is missing (`pythonw`) or closed by the shell.
     """
@@ -23,15 +23,15 @@ def wanted(show: bool | None) -> bool:
 def progress(
     what: str, total: int | None, show: bool | None = None, unit: str = ""
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; yield a function that takes the amount of new work done.
+    """Show a progress bar; yield a function that adds an amount of work to the finished work.
 
     Args:
         what: the name of the bar.
         total: the total amount of work; None if unknown.
         show: True shows a bar at once, False shows no bar. None shows a bar on a terminal after 2
             seconds of work.
-        unit: the name of the counted unit. With a unit, the bar also shows the speed, e.g. "1,200
-            tokens a second".
+        unit: what the amounts count, such as "tokens". With a unit, the bar also shows the speed:
+            "1,200 tokens a second".
     """
     if not wanted(show):
         yield lambda _: None
@@ -64,7 +64,9 @@ def progress(
 
 @contextmanager
 def training_progress(show: bool | None = None) -> Iterator[Callable[[float, str], None]]:
-    """Show the progress of a run; yield a function that takes the finished share and a description.
+    """Show the progress of a training run; yield a function that updates the bar.
+
+    The function takes the finished share of the run, from 0 to 1, and a description.
 
     Args:
         show: True shows a bar, False shows no bar, None shows a bar only on a terminal.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# sent by kill, a closed terminal, Ctrl-\ or Ctrl-Break; each system has only some of these signals
+# The signals of kill, a closed terminal, Ctrl-\ and Ctrl-Break. Each system has only some of them.
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 

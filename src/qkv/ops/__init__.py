@@ -1,1 +1,1 @@
-"""Forward and backward passes of linear layers, norms, activations and the loss, and AdamW."""
+"""Linear layers, norms, activations and the loss, each with its gradients, and AdamW."""

@@ -28,7 +28,7 @@ def activate(x: Array, name: str) -> Array:
 
 
 def activate_in_numpy(x: Array, name: str) -> Array:
-    """Apply an activation with NumPy, whose result is the same with every backend."""
+    """Apply an activation with NumPy, so that the backend does not change the result."""
     flat = np.ascontiguousarray(x).reshape(-1)
     out = np.empty_like(flat)
     with np.errstate(over="ignore", under="ignore"):

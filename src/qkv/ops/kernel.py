@@ -21,9 +21,9 @@ BODIES = (
     else {f"native-{name}": i for i, (name, _) in enumerate(compiled.bodies())}
 )
 BACKENDS = (*BODIES, "numpy")  # The backends that this machine can run, the fastest first.
-MOST_THREADS = 1024  # The same limit is in native/arguments.h.
+MOST_THREADS = 1024  # The kernel has the same limit (native/arguments.h).
 _threads: int | None = None
-_here = threading.local()  # for each thread: whether it must compute without other threads
+_here = threading.local()  # `_here.alone` is True in a thread that must compute alone
 FLOAT32 = np.dtype(np.float32)
 CHUNK = 1 << 14  # The size of a chunk, whose intermediate results fit in the processor's cache.
 
@@ -50,7 +50,7 @@ def backend() -> str:
 
 
 def body() -> int | None:
-    """Return the index of the kernel's selected variant, its "body"; None for NumPy."""
+    """Return the index of the selected variant ("body") of the kernel; None selects NumPy."""
     return BODIES.get(backend())
 
 
@@ -62,8 +62,8 @@ def body_and_threads() -> tuple[int | None, int]:
 def get_num_threads() -> int:
     """Return the number of threads that may compute.
 
-    `set_num_threads` sets the number. If it was not called, the environment variable
-    `QKV_NUM_THREADS` sets the number. The default is the number of cores that this process may use.
+    `set_num_threads` sets the number. Unless `set_num_threads` was called, the environment variable
+    `QKV_NUM_THREADS` sets it. The default is the number of cores that this process may use.
     The results of attention and linear layers do not depend on the number of threads.
     """
     if getattr(_here, "alone", False):
@@ -117,7 +117,7 @@ def stays_bfloat16(dtype: DType) -> bool:
 def narrowed(x: Array, weight: Array) -> Array:
     """Round `x` to bfloat16 if `weight` is bfloat16 and the kernel multiplies bfloat16 directly.
 
-    Without this rounding, the kernel would compute their product in float32.
+    If `x` stayed float32, the kernel would compute `x @ weight` in float32.
     """
     chosen, kind = body(), weight.dtype
     if chosen is None or not stays_bfloat16(kind) or x.dtype == kind:
@@ -136,7 +136,7 @@ def working(*arrays: Array) -> tuple[Array, ...]:
 
 
 def body_for(*arrays: Array) -> int | None:
-    """Return `body()` if all arrays are float32; otherwise None, for NumPy."""
+    """Return `body()` if all arrays are float32, otherwise None, which selects NumPy."""
     plain = all(array.dtype == FLOAT32 and array.dtype.isnative for array in arrays)
     return body() if plain else None
 

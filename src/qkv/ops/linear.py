@@ -21,8 +21,8 @@ _narrow: ContextVar[DType | None] = ContextVar("_narrow", default=None)
 def products_in_bfloat16() -> Iterator[None]:
     """Inside the `with` block, let the kernel round float32 factors to bfloat16.
 
-    The kernel rounds the factors in `linear`, and in `linear_grad` the factors of the gradient for
-    `x`. Sums and results stay float32. NumPy code rounds no factors.
+    This changes how the kernel computes the result of `linear`, and the gradient for `x` in
+    `linear_grad`. Sums and results stay float32. Without the kernel, nothing is rounded.
 
     Source:
         Micikevicius et al. 2018, "Mixed Precision Training"; Kalamkar et al. 2019, "A Study of
@@ -63,7 +63,7 @@ def linear(
 
     Returns:
         `(..., out)`, in the dtype to which NumPy promotes `x` and `weight`.
-        For half-precision inputs, sums are float32, and are rounded at the end unless `wide`.
+        Half-precision inputs are summed in float32. The sums are rounded at the end unless `wide`.
 
     >>> linear(np.ones((1, 2)), np.array([[1.0], [2.0]]), np.array([-4.0]), activation="relu")
     array([[0.]])
@@ -133,7 +133,7 @@ def linear_grad(
 
     Returns:
         The gradients for `x` `(..., in)`, `weight` `(in, out)` and the bias `(out,)` (or None).
-        The gradient for `weight` has the memory layout of `weight`, even if it is transposed.
+        If `weight` is in Fortran order, the gradient for `weight` is in Fortran order too.
 
     >>> x, weight, grad = np.array([[1.0, 2.0]]), np.array([[3.0], [4.0]]), np.array([[10.0]])
     >>> for gradient in linear_grad(x, weight, grad, bias=True):
@@ -206,8 +206,8 @@ def multiply(left: Array, right: Array) -> Array:
 
 
 def _piece(rows: int, columns: int, depth: int) -> tuple[int, int]:
-    """Return the rows and columns of a block, so that several threads share a large product."""
-    # Reading `right` takes about as long as the products of 8 rows.
+    """Return the numbers of rows and columns of a block: a large product has several blocks."""
+    # The 8 stands for reading `right`, which takes about as long as computing 8 rows.
     work = (rows + 8) * columns * depth
     pieces = max(min(8, work >> 24), work >> 28)
     high, wide = max(rows, 1), max(columns, 1)

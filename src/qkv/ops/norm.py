@@ -57,7 +57,7 @@ def norm_grad(
     Args:
         x: `(..., D)`, the input of the norm.
         weight: `(D,)`.
-        scale: `(..., 1)`, the divisors of the forward pass.
+        scale: `(..., 1)`, the numbers by which `normalize` divided the vectors.
         grad: `(..., D)`, the gradient for the result.
         centred: whether the mean of each vector was subtracted first.
         bias: whether the norm has a bias.

@@ -16,7 +16,7 @@ from qkv.ops.threads import lock
 # Packed weights, keyed by id, body and dtype. When a weight is deleted, its entry is removed.
 _kept: dict[tuple[int, int, DType], tuple[weakref.ref[Array], Array]] = {}
 # Several packed weights share a large array, called a shelf, because NumPy requests large memory
-# pages (2 MB) only for large arrays. From small pages, the processor reads half as fast.
+# pages (2 MB) only for large arrays. The processor reads small pages half as fast.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
 _shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
@@ -48,7 +48,7 @@ def frozen(array: Array) -> Array:
     """Make `array` read-only in place, and return a view of it.
 
     NumPy cannot make this view writeable again. If `array` is itself a view, its base arrays become
-    read-only too, so they must not belong to the user.
+    read-only too. Therefore, do not pass a view of an array that belongs to the user.
     """
     owner: Any = array
     while isinstance(owner, np.ndarray):
@@ -121,10 +121,10 @@ def _lasting_memory(count: int) -> Array:
 
 
 def _count(shelf: Any, size: int) -> None:
-    """Add `size` to the used bytes of a shelf, and drop the shelf if it is nearly empty.
+    """Add `size` to the number of used bytes of a shelf; delete the shelf if few bytes are left.
 
-    For freed bytes, `size` is negative. Weights on a dropped shelf are packed again when they are
-    next used.
+    A negative `size` counts freed bytes. If the deleted shelf still contained packed weights, these
+    weights are packed again at their next use.
     """
     if shelf is None:  # there is no shelf yet
         return
@@ -148,8 +148,8 @@ def _aligned(memory: Array, to: int) -> Array:
 class Prepared:
     """Make functions that compute products and norms in the kernel without any checks.
 
-    The functions take arrays (rows, size) with contiguous rows. `handed` converts arrays for the
-    kernel, which reads bfloat16 numbers as integers.
+    The functions take arrays (rows, size) with contiguous rows. Convert these arrays with the
+    method `handed` first, because the kernel reads bfloat16 numbers as integers.
 
     Attributes:
         body: the index of the kernel's variant.
@@ -184,7 +184,7 @@ class Prepared:
     def joined_linear(self, weights: Sequence[Array], bias: Array | None) -> Callable[..., Array]:
         """Return a function that multiplies by several weights for which `joins` is True.
 
-        `bias` is the concatenated biases of all weights.
+        The biases for all weights are concatenated in `bias`.
         """
         whole = packed_together(weights, self.body, self.kind, self.threads)
         return self._product(whole, sum(weight.shape[1] for weight in weights), bias, None)

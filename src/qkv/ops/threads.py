@@ -12,13 +12,13 @@ from qkv.ops.kernel import get_num_threads
 
 Case = tuple[Any, ...]  # the arguments of a task
 _lock = threading.RLock()
-_jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # calls for the threads of `run_all`
+_jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # functions that the helper threads call
 _helpers: list[threading.Thread] = []
-_here = threading.local()  # for each thread: the errors of its current `run_all` call
+_here = threading.local()  # `_here.errors` has the errors of the `run_all` call of a thread
 
 
 def lock() -> threading.RLock:
-    """Return the lock for state that threads share; hold the lock only for a few lines."""
+    """Return the lock that protects shared state; hold the lock only for a few lines of code."""
     return _lock
 
 
@@ -70,7 +70,7 @@ def run_all(task: Callable[..., None], cases: Sequence[Case]) -> None:
                 with changed:
                     open_ = False
                     changed.wait_for(lambda: not active)
-            except BaseException as error:  # an interrupt: keep waiting for the other threads
+            except BaseException as error:  # after an interrupt, still wait for the other threads
                 errors.append(error)
     if errors:
         raise errors[0]
@@ -114,10 +114,10 @@ _blas_threads: dict[
 def one_blas_thread() -> Iterator[None]:
     """Compute NumPy's products on the calling thread inside the `with` block.
 
-    With several BLAS threads, rounding errors would depend on the number of threads. The BLAS
-    threads of all threads of `run_all` would also compete for the same cores, which can be ten
-    times slower. The limit applies to the whole process: the first caller sets the limit, and the
-    last caller restores the previous number of threads.
+    With several BLAS threads, rounding errors would depend on the number of threads. If each thread
+    of `run_all` also used several BLAS threads, all of them would compete for the same cores, which
+    can be ten times slower. The limit applies to the whole process: the first caller sets the
+    limit, and the last caller restores the previous number of threads.
     """
     global _one_blas_thread
     libraries, inside = _blas(), 0
@@ -143,9 +143,9 @@ def one_blas_thread() -> Iterator[None]:
 def _blas() -> list[tuple[Any, Callable[[int], None]]]:
     """Return NumPy's BLAS libraries, each with its function to set the number of threads.
 
-    threadpoolctl 3.7 and later wrap this function: after one Python thread has set a number, other
-    threads cannot change it. `one_blas_thread` is called from several threads, so it needs the
-    function without the wrapper.
+    threadpoolctl 3.7 and later wrap this function, so that only the first Python thread that calls
+    the wrapper can change the number. `one_blas_thread` is called from several threads, so this
+    list contains the functions without the wrapper.
     """
     from threadpoolctl import ThreadpoolController
 

@@ -98,7 +98,7 @@ def adamw(
         decay: the weight decay, a number or `(n,)`; each step subtracts
             `rate * decay * parameters`.
         step: the number of the step; the first step is 1.
-        factor: multiplies the gradient before the step.
+        factor: a number by which the gradient is multiplied before the step.
 
     Source:
         Loshchilov and Hutter 2019, "Decoupled Weight Decay Regularization", algorithm 2.
@@ -136,7 +136,7 @@ def adamw(
 
 
 def gradient_norm(x: Array) -> float:
-    """Return the square root of the sum of all squares, summed in float64.
+    """Return the square root of the sum of the squares of all numbers, computed in float64.
 
     >>> gradient_norm(np.array([3.0, 4.0], np.float32))
     5.0
