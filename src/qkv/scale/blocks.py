@@ -1,4 +1,4 @@
-"""Divide attention on dask arrays into blocks, and give each block its arrays and its rules."""
+"""Divide attention on dask arrays into blocks, each with its own arrays and options."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,10 @@ CELLS, PER_HEAD, PER_ROW = (
 
 
 class Rules(NamedTuple):
-    """The arguments of one block, without the arrays. Positions are relative to the block."""
+    """The arguments of one block, without the arrays.
+
+    Positions and lengths are counted from the first query and the first key of the block.
+    """
 
     offset: int | Array
     query_lengths: Array | None
@@ -61,7 +64,7 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # The `Index` axis of each array axis; None for an uncut axis.
+    axes: tuple[int | None, ...]  # For each array axis, its axis in an `Index`; None if never cut.
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""
@@ -80,7 +83,7 @@ class Tasks:
     """A layer of a Dask graph: its tasks, and the arrays and layers whose results it reads."""
 
     name: str
-    below: Sequence[Any]  # dask arrays, and other layers
+    below: Sequence[Any]  # the dask arrays and the layers whose results the tasks read
     tasks: dict[Any, Any] = field(default_factory=dict)
     whole: dict[tuple[Any, ...], Any] = field(
         default_factory=dict
@@ -107,7 +110,7 @@ class Tasks:
         return refs[0]
 
     def graph(self) -> Any:
-        """Return a list of this layer and all layers below it."""
+        """Return a Dask graph of this layer and of all layers whose results it reads."""
         from dask.highlevelgraph import HighLevelGraph
 
         layers, needs = {}, {}
@@ -128,12 +131,12 @@ class Tasks:
 class Blocks:
     """A checked call on dask arrays, cut into blocks."""
 
-    call: Call  # A call whose arrays are stand-ins with the right shapes and dtypes.
+    call: Call  # The checked call; its arrays have the right shapes and dtypes, but no data.
     operands: dict[str, Operand]  # The arrays of the call, keyed by argument name.
     pieces: tuple[Pieces, ...]  # The sizes of blocks along the axes of an `Index`.
-    key_heads: tuple[int, ...]  # For each piece of heads, the index of its piece of key heads.
+    key_heads: tuple[int, ...]  # Piece h of the heads uses piece key_heads[h] of the key heads.
     is_flat: bool  # Whether a head axis was added to 2-D arrays.
-    token: str  # A checksum of the call, for the names of its tasks.
+    token: str  # A checksum of the call, which the names of its tasks contain.
 
     @property
     def arrays(self) -> list[Any]:
@@ -154,14 +157,14 @@ class Blocks:
         return (*index[:-3], index[-2])
 
     def as_given(self, array: Any) -> Any:
-        """Return a result; remove the head axis if it was added to 2-D arrays."""
+        """Return a result with the axes of the inputs: for 2-D inputs, remove the head axis."""
         return array[0] if self.is_flat else array
 
     def rows(self) -> Iterator[tuple[Index, list[Index]]]:
         """Yield `(first, seen)` for each block of queries.
 
-        `first` is the `Index` of the block of queries with key block 0. `seen` has an `Index` for
-        each block of keys that these queries may see.
+        `seen` lists the `Index` of each pair of this block and a block of keys that its queries may
+        see. `first` is the `Index` of the pair of this block and the first block of keys.
         """
         *_, queries, keys = (_starts(pieces) for pieces in self.pieces)
         lead = range(len(self.pieces) - 4)
@@ -179,7 +182,7 @@ class Blocks:
         return tuple(pieces[n] for pieces, n in zip(array.chunks, chunk, strict=True))
 
     def rules(self, index: Index) -> Rules:
-        """Return the rules of the block with this index."""
+        """Return the `Rules` of the block with this index."""
         call, rows = self.call, self._rows_at(index[:-4])
         i, j = (_starts(self.pieces[axis])[index[axis]] for axis in (-2, -1))
         length, keys = (self.pieces[axis][index[axis]] for axis in (-2, -1))
@@ -265,7 +268,10 @@ def _as_dask(x: Any, *, call: str, name: str) -> Any:
 
 
 def _fitted(array: Any, axes: tuple[int | None, ...], pieces: tuple[Pieces, ...]) -> Operand:
-    """Rechunk a dask array to the blocks; axes that broadcast or are None stay whole."""
+    """Rechunk a dask array to match the blocks.
+
+    An axis that broadcasts, or whose entry in `axes` is None, becomes a single chunk.
+    """
     chunks = tuple(
         (size,) if axis is None or sum(pieces[axis]) != size else pieces[axis]
         for axis, size in zip(axes, array.shape, strict=True)
@@ -306,7 +312,7 @@ def _cut(call: Call, arrays: dict[str, Any], is_flat: bool) -> Blocks:
 
 
 def _cut_heads(heads: Pieces, kv_heads: Pieces) -> tuple[Pieces, Pieces, tuple[int, ...]]:
-    """Cut the heads and the key heads into pieces; return both, and `Blocks.key_heads`."""
+    """Return the pieces of the heads, the pieces of the key heads, and `Blocks.key_heads`."""
     group = sum(heads) // max(1, sum(kv_heads))
     cuts = [*_starts(heads), *(group * start for start in _starts(kv_heads))]
     for start, stop in pairwise(sorted({*cuts})):
@@ -335,7 +341,10 @@ def _sizes(starts: list[int]) -> Pieces:
 
 
 def _stand_in(array: Any) -> Array:
-    """Return an array with the shape and dtype of a dask array, filled with the number 2."""
+    """Return an array with the shape and dtype of a dask array, for checks of the arguments.
+
+    Every number of the array is 2, which no check rejects.
+    """
     return np.broadcast_to(np.full((), 2, array.dtype), array.shape)
 
 

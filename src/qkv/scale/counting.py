@@ -16,9 +16,11 @@ from qkv.scale.sources import LONGEST, Bad, Part, Source, digest_of
 from qkv.scale.workers import all_of
 from qkv.text.lines import each_line
 
-WAY = "correct it"  # The advice in the error for a bad row.
+WAY = "correct it"  # The last words of the error for a bad row.
 BLOCK = 2**24  # The number of bytes in a block.
-MARK_ROWS, MARK_BYTES = 256, 2**20  # The maximum number of rows and bytes between two marks.
+# The maximum number of rows, and the maximum number of bytes, between two marks. A mark is a row at
+# which a part may begin.
+MARK_ROWS, MARK_BYTES = 256, 2**20
 _T = TypeVar("_T")
 
 
@@ -39,7 +41,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Count:
-    """The number of rows in a block, the positions at which it can be cut, and a checksum.
+    """The number of rows in a block, the positions at which a part may begin, and a checksum.
 
     Attributes:
         rows: the number of rows that begin in the block.
@@ -80,11 +82,11 @@ def counts_of(
 
     Args:
         files: the sources, as returned by `described`.
-        client: the cluster's client; None for this process.
-        call: the function name at the beginning of errors.
+        client: the cluster's client; None to count in this process.
+        call: the function name with which errors begin.
         check: whether a bad row raises an error.
         size: the number of bytes in a block.
-        way: the advice in the error for a bad row.
+        way: the last words of the error for a bad row: what the user can do.
 
     Raises:
         ValueError: a row is bad; the error names the row.
@@ -95,7 +97,7 @@ def counts_of(
     for (number, _), result in zip(blocks, all_of(client, _count, cases, call=call), strict=True):
         counts[number].append(result)
     torn = [number for number, some in enumerate(counts) if not all(c.whole for c in some)]
-    # count files with line ends inside quotes again, from the beginning to the end
+    # Files with line ends inside quotes cannot be counted in blocks: count them again as a whole.
     streams = [(Block(files[number]), check) for number in torn]
     for number, result in zip(torn, all_of(client, _count, streams, call=call), strict=True):
         counts[number] = [result]
@@ -145,7 +147,7 @@ def count(block: Block, check: bool = True) -> Count:
 
 
 def _count_stream(source: Source, check: bool) -> Count:
-    """Count the rows of a whole file, read from its beginning."""
+    """Count the rows of a whole file."""
     marks: list[tuple[int, int]] = []
     bad, rows, begin = None, 0, 0
     with source.open() as stream:
@@ -163,16 +165,16 @@ def _count_stream(source: Source, check: bool) -> Count:
 
 
 class _Seen:
-    """A stream that computes the checksum of all bytes that are read, and the end of each line."""
+    """Pass on the bytes of a stream; compute their checksum and the position of each line end."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream, self._last = stream, b"\n"
         self.hash = hashlib.blake2b(digest_size=16)
-        self._begins: Array = np.empty(0, np.int64)  # the starts of lines in the current block
+        self._begins: Array = np.empty(0, np.int64)  # where the lines of the current block begin
         self._lines = self._first = self._size = 0
 
     def read(self, size: int) -> bytes:
-        r"""Read a block. If the block ends with \r, read on, because \r\n is a single line end."""
+        r"""Read a block. After a final \r, read the next byte too, because \r\n is one line end."""
         data = self._stream.read(size)
         while data.endswith(b"\r") and (more := self._stream.read(1)):
             data += more
@@ -191,7 +193,7 @@ class _Seen:
 
     @property
     def end(self) -> int:
-        """The end of the line that was yielded last."""
+        """The position after the line that `counted` yielded last."""
         line = self._lines - self._first
         return int(self._begins[line]) if line < len(self._begins) else self._size
 

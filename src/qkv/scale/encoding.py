@@ -24,7 +24,7 @@ from qkv.scale.manifest import MANIFEST, Folder, writing
 from qkv.scale.sources import Bad, Part, Source, described, digest_of, find_sources, rows_of
 from qkv.scale.workers import Named, all_of, current_client, each, loaded, named, workers_of
 
-MOST_ROWS, MOST_BYTES = 8192, 2**24  # The maximum numbers of rows and bytes of a part.
+MOST_ROWS, MOST_BYTES = 8192, 2**24  # A part has at most this many rows, and this many bytes.
 PARTS = 16  # The minimum number of parts per worker; with more parts, no worker idles for long.
 SAMPLE = 64  # The number of rows per part that `estimate` encodes.
 _SAVE = 1.0  # Seconds between two updates of the manifest.
@@ -60,7 +60,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The plan of a run: its parts, and the sources, the model and the sizes of parts."""
+    """The plan of a run: the sources, the model, and the parts to write."""
 
     sources: list[Source]
     digests: list[str]
@@ -121,14 +121,14 @@ def encode(
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
         sources: a path, a glob or a list of both. The files are .txt (each line is a row, even a
-            blank line), .jsonl, .csv with a header, or .parquet. .txt, .jsonl and .csv files may be
+            blank line), .jsonl, .csv with a header, or .parquet. All except .parquet may be
             compressed (.gz, .bz2, .xz or .zst). Paths are local, or URLs that fsspec opens.
         destination: a local folder, or a folder that fsspec opens. Its files `part-*.parquet` have
             the columns id (int64, counted over the rows of all sources), source, row (counted from
             0 in the source) and vector (a list of D float32). `_manifest.json` lists the files that
             are complete.
-        client: the cluster's client. The default is the current client; if no client exists, it is
-            this process.
+        client: the cluster's client. The default is the current client. If there is no client, this
+            process encodes the rows.
         column: the name of the column with the texts; not used for .txt.
         resume: False to start again, even if the folder already has vectors.
         on_error: "raise" to stop at a bad row, or "skip" to omit the row and its id. A row is bad
@@ -162,7 +162,8 @@ def encode(
     old = folder.manifest(CALL) if resume else None
     plan = _planned(which, files, client, on_error == "raise", old)
     with writing(folder, run, CALL):
-        old = folder.manifest(CALL) if resume else None  # another run may have changed it
+        # Read the manifest again: another run may have changed it before this run had the lock.
+        old = folder.manifest(CALL) if resume else None
         if old is not None:
             _compare(plan, old, folder)
         done = _done(plan, old, folder, client)
@@ -181,7 +182,7 @@ def encode(
 def estimate(
     model: Any, sources: Any, *, client: Any = None, column: str = "text", on_error: str = "raise"
 ) -> Estimate:
-    """Count the rows and parts of `encode`, and encode a sample to estimate the duration."""
+    """Count the rows and parts that `encode` would write; estimate the duration from a sample."""
     client, which = current_client(client), named(model, CALL)
     _check_model(loaded(which, CALL))
     files = find_sources(sources, column, CALL)
@@ -196,7 +197,7 @@ def estimate(
 
 
 def _tried(model: Model, part: Part) -> tuple[int, float]:
-    """Encode a sample of a part; return the number of rows in the sample, and the seconds."""
+    """Encode a sample of a part; return the number of rows, and how many seconds they took."""
     texts = [text for text in rows_of(part, MOST_BYTES) if isinstance(text, str) and text.strip()]
     texts = texts[:: max(1, len(texts) // SAMPLE)][:SAMPLE]
     model.encode(texts[:1], show_progress_bar=False)
@@ -213,7 +214,10 @@ def _check_model(model: Model) -> None:
 def _planned(
     model: Named, files: list[Source], client: Any, check: bool, old: Entry | None
 ) -> _Plan:
-    """Count all rows and plan a run; a manifest `old` gives the sizes of blocks and parts."""
+    """Count all rows and plan a run.
+
+    If the folder already has the manifest `old`, the sizes of blocks and parts come from `old`.
+    """
     files = [described(file, CALL) for file in files]
     sizes = dict(old["sizes"]) if old else {"block": BLOCK, "bytes": MOST_BYTES}
     counts = counts_of(files, client, CALL, check=check, size=sizes["block"], way=WAY)
@@ -259,7 +263,7 @@ def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
 
 
 def _done(plan: _Plan, old: Entry | None, folder: Folder, client: Any) -> dict[int, Entry]:
-    """Return the manifest's entries for complete parts, keyed by part number."""
+    """Return the entries of the old manifest for undamaged parts, keyed by part number."""
     entries = {int(number): entry for number, entry in (old["parts"] if old else {}).items()}
     entries = {number: entry for number, entry in entries.items() if number < len(plan.parts)}
     whole = all_of(client, is_whole, [(folder, entry) for entry in entries.values()], call=CALL)
@@ -269,7 +273,7 @@ def _done(plan: _Plan, old: Entry | None, folder: Folder, client: Any) -> dict[i
 def _run(
     plan: _Plan, done: dict[int, Entry], folder: Folder, client: Any, run: str, skip: bool
 ) -> None:
-    """Write the missing parts, and list complete parts in the manifest, even after an error."""
+    """Write the missing parts. Even after an error, list the complete parts in the manifest."""
     missing = [number for number in range(len(plan.parts)) if number not in done]
     orders = [Order(plan.parts[number], folder, plan.name(number), run, skip) for number in missing]
     texts_cut = Cut(None)
@@ -304,7 +308,7 @@ class Order:
         part: the rows.
         folder: the destination.
         name: the name of the file.
-        run: the identifier of the run, as in the lock.
+        run: the identifier of the run, which the lock of the folder contains.
         skip: whether bad rows are skipped.
     """
 

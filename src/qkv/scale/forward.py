@@ -14,8 +14,9 @@ from qkv.attend.visibility import check_flag
 from qkv.ops.kernel import one_thread
 from qkv.scale.blocks import Blocks, Rules, Tasks, cut
 
-_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")  # the arrays of a block
-_ROUNDED = 1e8  # Weights computed from a float64 log-sum-exp above this number are too inexact.
+# The arrays that the task of a block reads. The sinks are read only for one block of each row.
+_READ = ("query", "key", "value", "attn_mask", "bias", "alibi_slopes")
+_ROUNDED = 1e8  # Above this number, the rounding error of a float64 log-sum-exp is too large.
 
 
 class Part(NamedTuple):
@@ -38,16 +39,17 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
         query: `(..., Hq, L, d)`, a dask array or anything that `qkv.attention` takes.
         key: `(..., Hkv, S, d)`, as for `query`.
         value: `(..., Hkv, S, dv)`, as for `query`.
-        attn_mask: as for `qkv.attention`: an array in memory or a dask array, cut into the same
-            blocks.
+        attn_mask: as for `qkv.attention`, in memory or as a dask array. The mask is cut into the
+            same blocks as the scores.
         options: the options of `qkv.attention`, except `out`. `bias`, `sinks` and `alibi_slopes`
             may be dask arrays too. `q_offset`, `query_lengths` and `key_lengths` must be in memory,
             because they determine which blocks are masked.
 
     Returns:
-        The results of `qkv.attention` as dask arrays with the chunks of query.
-        Along leading dimensions and heads, the results are also cut where key or value is cut.
-        The last axis of weights has the chunks of key and value.
+        The results of `qkv.attention` as dask arrays.
+        A result has a chunk boundary wherever the query has one. In the axes for the batch and the
+        heads, it also has the chunk boundaries of key and value.
+        The last axis of the weights has the chunk boundaries of key and value.
         Rounding errors are at most twice the rounding errors of `qkv.attention`.
 
     Raises:
@@ -88,7 +90,7 @@ def _attended(blocks: Blocks) -> Tasks:
     for row, seen in blocks.rows():
         at, refs = blocks.in_result(row), []
         for index in seen:
-            sinks = ("sinks",) if index is seen[0] else ()  # the sinks belong to one part only
+            sinks = ("sinks",) if index is seen[0] else ()  # only one part may add the sinks
             read = blocks.inputs(index, *_READ, *sinks)
             refs.append(tasks.add((*at, index[-1]), _attend, blocks.rules(index), **read))
         if not seen:
@@ -139,7 +141,7 @@ def _attend(rules: Rules, **inputs: Array) -> Part:
 
 
 def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Array) -> Part:
-    """Return the `Part` of queries that see no keys; `shapes` are of query, key and value."""
+    """Return the `Part` of queries that see no keys, given the shapes of query, key and value."""
     query, key, value = shapes
     none = [query, (*key[:-2], 0, key[-1]), (*value[:-2], 0, value[-1])]
     arrays = dict(zip(("query", "key", "value"), (np.zeros(x, kind) for x in none), strict=True))
@@ -147,7 +149,7 @@ def _attend_nothing(rules: Rules, shapes: list[Shape], kind: DType, **inputs: Ar
 
 
 def _solved(call: Call, *, weights: bool = False) -> tuple[Part, Array | None]:
-    """Compute a `Part` and, if requested, the weights over the keys of this part alone."""
+    """Compute a `Part` and, if requested, weights that sum to 1 over the keys of this part."""
     [(out, lse, shown)] = solve([call], weights=weights, lse=True)
     assert lse is not None
     out, rest = out.astype(call.plan.kind, copy=False), None

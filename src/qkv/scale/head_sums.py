@@ -1,4 +1,4 @@
-"""Scores of heads over many files: workers compute sums, and the caller adds the sums."""
+"""Compute the scores of heads over many files: workers compute sums, and one process adds them."""
 
 from collections.abc import Iterable, Iterator
 from functools import reduce
@@ -15,7 +15,7 @@ from qkv.scale.sources import Bad, Part, described, find_sources, rows_of
 from qkv.scale.workers import all_of, current_client, named
 
 CALL = "scale.head_scores"
-ROWS, BYTES = 4096, 2**20  # The maximum numbers of rows and bytes of one task.
+ROWS, BYTES = 4096, 2**20  # One task reads at most this many rows, and this many bytes.
 
 
 def head_scores(
@@ -31,19 +31,20 @@ def head_scores(
 
     Args:
         model: the name or the folder of a model, as for `qkv.load`; None for the default.
-        sources: a path, a glob or a list of both: .txt, .jsonl, .csv or .parquet, local or of any
-            kind that fsspec opens.
+        sources: a path, a glob or a list of both. The files are .txt, .jsonl, .csv or .parquet.
+            Paths are local, or URLs that fsspec opens.
         of: the names of the scores, as for `qkv.circuits.head_scores`.
-        client: the cluster's client. The default is the current client; if no client exists, it is
-            this process.
+        client: the cluster's client. The default is the current client. If there is no client, this
+            process computes all sums.
         column: the name of the column with the texts; not used for .txt.
 
     Returns:
-        For each name, a float64 array (layers, heads), with NaN if no query counts for the score.
+        For each name, a float64 array (layers, heads). If the texts have no query to which a score
+        applies, the score is NaN.
 
     Raises:
-        ValueError: a score or the column does not exist, or a row has no text (the error names the
-            file and the row, counted from 0).
+        ValueError: a score or the column does not exist, or a row has no text. The error names the
+            file and the row, counted from 0.
         FileNotFoundError: a source does not exist.
         ConnectionError: the cluster was lost.
 
@@ -60,7 +61,7 @@ def head_scores(
     cases = [(part, names) for part in parts or [None]]
     results = all_of(client, _part_sums, cases, call=CALL, model=used)
     sums = [part_sums for part_sums, _ in results]
-    while len(sums) > 1:  # add pairs in a fixed order
+    while len(sums) > 1:  # the fixed order of additions makes the result reproducible
         pairs = [sums[n : n + 2] for n in range(0, len(sums), 2)]
         sums = [pair[0] + pair[1] if len(pair) == 2 else pair[0] for pair in pairs]
     reduce(add, (texts_cut for _, texts_cut in results)).warn()

@@ -17,7 +17,8 @@ from qkv.extras import need
 from qkv.files import replacing
 from qkv.models.files.read import first_line
 
-MANIFEST, LOCK = "_manifest.json", ".qkv-lock"  # readers of Parquet folders skip these names
+# Programs that read a folder of Parquet files skip names that begin with "_" or ".".
+MANIFEST, LOCK = "_manifest.json", ".qkv-lock"
 PART = re.compile(r"part-\d{6,}-[0-9a-f]{8}\.parquet")
 _LEFT = re.compile(r"\.qkv-.*\.part")  # unfinished files of killed processes
 _NUMBER, _TIME = re.compile(r"\d{1,9}", re.ASCII), re.compile(r"\d{1,12}(\.\d*)?", re.ASCII)
@@ -51,7 +52,7 @@ class Folder:
         files.makedirs(path, exist_ok=True)
 
     def names(self) -> dict[str, int]:
-        """Return the sizes of the files, keyed by name."""
+        """Return the names of the files in the folder, each with its size in bytes."""
         files, path = self._there
         if not files.exists(path):
             return {}
@@ -129,9 +130,10 @@ class Folder:
         return (self.read(LOCK) or b"").partition(b" ")[0] == run.encode()
 
 
-# The schema of a manifest. A dict stands for a JSON object with these entries; the key "" stands
-# for all entries whose names are numbers. A list stands for a JSON list whose elements all fit the
-# list's only entry. A tuple stands for a JSON list whose elements fit the tuple's entries in order.
+# The schema of a manifest. A dict stands for a JSON object with these entries. A dict with the key
+# "" stands for a JSON object whose keys are numbers, and whose values all fit the entry "". A list
+# stands for a JSON list whose elements all fit the list's only entry. A tuple stands for a JSON
+# list whose elements fit the tuple's entries in order.
 _SIZE, _TEXT = range(2**31), str
 _PART = {
     "name": PART,

@@ -18,7 +18,7 @@ LONGEST = 2**30  # The maximum number of characters in a CSV field.
 
 @dataclass(frozen=True)
 class Bad:
-    """A row that has no text, and the reason."""
+    """The result for a row that has no valid text, with the reason."""
 
     reason: str
 
@@ -136,7 +136,7 @@ def find_sources(sources: Any, column: str, call: str) -> list[Source]:
 
     Raises:
         TypeError: a source is not a path.
-        ValueError: sources is empty, a file has an unknown ending, or the column has no name.
+        ValueError: `sources` is empty, a file has an unknown ending, or `column` is not a name.
         FileNotFoundError: a path does not exist, or a glob matches no file.
     """
     if isinstance(sources, str | os.PathLike):
@@ -187,7 +187,7 @@ def _found(path: Any, column: str, call: str) -> Iterator[Source]:
 
 
 def described(source: Source, call: str) -> Source:
-    """Check the text column of a source; return the source, with `field` set if it is a CSV.
+    """Check that a source has the text column; return the source, for a CSV with its `field`.
 
     Raises:
         ValueError: the column does not exist, or does not hold strings.
@@ -243,7 +243,7 @@ def rows_of(part: Part, most: int) -> Iterator[str | Bad]:
 
 
 class _Piece:
-    """A stream of the next `size` bytes of another stream."""
+    """A stream that ends after `size` bytes of another stream."""
 
     def __init__(self, stream: IO[bytes], size: int) -> None:
         self._stream, self._left = stream, size
@@ -255,7 +255,7 @@ class _Piece:
 
 
 def records(lines: Iterable[str | ValueError]) -> Iterator[list[str] | Bad]:
-    """Yield the records of a CSV, or a `Bad` for a record with a bad line."""
+    """Yield each record of a CSV, or a `Bad` with the reason if the record cannot be read."""
     broken: list[str] = []
 
     def each() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Run tasks on the workers of a cluster or in this process; a process loads the model once."""
+"""Run tasks on the workers of a cluster or in this process. Each process loads the model once."""
 
 import ctypes
 import hashlib
@@ -22,10 +22,10 @@ from qkv.models.files.read import CONFIG, NEEDED
 from qkv.ops.kernel import get_num_threads, set_num_threads
 
 NO_WORKER = 300.0  # A run fails after this number of seconds without a worker.
-AHEAD = 8  # The number of submitted tasks for each thread of the cluster.
-# Numbers for glibc's mallopt. _TRIM and _MMAP mean M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
-# _KEPT is the bytes of freed memory to keep. _LARGEST is the largest value of M_MMAP_THRESHOLD, and
-# _USUAL is its default value.
+AHEAD = 8  # The maximum number of unfinished tasks for each thread of the cluster.
+# Arguments of glibc's function mallopt. _TRIM is the number of the option M_TRIM_THRESHOLD, and
+# _KEPT is its value: how many bytes of freed memory to keep. _MMAP is the number of the option
+# M_MMAP_THRESHOLD, _LARGEST is its largest value, and _USUAL is its default value.
 _TRIM, _MMAP, _KEPT, _LARGEST, _USUAL = -1, -3, 2**30, 2**25, 2**17
 _LOOK = 1.0  # The number of seconds between two checks of the cluster.
 _PROCESS = uuid.uuid4().hex  # Identifies this process.
@@ -90,7 +90,7 @@ _loading, _computing = threading.Lock(), threading.Lock()
 
 
 def loaded(wanted: Named, call: str, where: str = "this process") -> Model:
-    """Load a model, once per process.
+    """Return a model, which each process loads only once.
 
     Raises:
         ValueError: the model's files on this machine differ from those where the run began.
@@ -115,7 +115,7 @@ class _Job:
 
     call: str
     model: Named | None
-    process: str  # The name of the process that began the run.
+    process: str  # `_PROCESS` of the process that began the run.
     workers: dict[str, int] = field(default_factory=dict)  # The number of workers, keyed by host.
 
 
@@ -130,11 +130,11 @@ def each(
     that have not begun.
 
     Args:
-        client: the cluster's client; None for this process.
-        task: a function of a module that workers can import. Without `model`, its first argument
-            is None.
+        client: the cluster's client; None to compute in this process.
+        task: a function of a module that workers can import. If `model` is None, the function's
+            first argument is None.
         cases: the cases, which are sent to the workers and should be small objects.
-        call: the function name at the beginning of errors.
+        call: the function name with which errors begin.
         model: the model that each worker loads.
 
     Returns:
@@ -142,7 +142,7 @@ def each(
 
     Raises:
         ConnectionError: the scheduler was lost, or no worker was connected for `NO_WORKER` seconds.
-        RuntimeError: a case killed its workers.
+        RuntimeError: the workers that computed a case died, one after the other.
         Exception: the error that `task` raised for a case.
     """
     if client is None:
@@ -195,7 +195,7 @@ def all_of(client: Any, task: Task[_C, _R], cases: Sequence[_C], **others: Any) 
 
 
 class _Crew:
-    """The workers of a cluster, whose list is updated about every second."""
+    """The list of a cluster's workers, which `look` updates about every second."""
 
     def __init__(self, client: Any, call: str, total: int) -> None:
         self._client, self._call, self._total = client, call, total
@@ -243,12 +243,12 @@ def _host(address: str) -> str:
 
 
 def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
-    """Compute one task, in a worker."""
+    """Call `task` for one case. This function runs in a worker."""
     if job.model is None:
         return task(None, case)
     where = need("distributed", "scale").get_worker().address
     with _computing:
-        if job.process != _PROCESS:  # not in the process that began the run
+        if job.process != _PROCESS:  # in the process that began the run, change no setting
             set_num_threads(max(1, min(_cores(), _cores() // job.workers.get(_host(where), 1))))
         with _keeping_memory():
             return task(loaded(job.model, job.call, f"worker {where}"), case)
@@ -258,8 +258,8 @@ def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:
 def _keeping_memory() -> Iterator[None]:
     """Inside the `with` block, reuse the memory of freed arrays for new arrays.
 
-    Dask's workers run with a setting of glibc that returns the memory of each freed large array to
-    the system. Requesting this memory again for every array takes a fifth of a model's time.
+    In Dask's workers, glibc returns the memory of each freed large array to the operating system.
+    Requesting this memory again for every array takes a fifth of a model's time.
     """
     before = os.environ.get("MALLOC_TRIM_THRESHOLD_", "")
     if sys.platform != "linux" or not before.isdecimal():
@@ -282,7 +282,7 @@ def _keeping_memory() -> Iterator[None]:
 
 @cache
 def _cores() -> int:
-    """Return `get_num_threads()` before `_work` changes the number of threads."""
+    """Return the number of threads of this process before `_work` changed it."""
     return get_num_threads()
 
 
@@ -308,7 +308,7 @@ def connected(where: str, call: str) -> Iterator[Any]:
     """Connect to the cluster at an address; "local" or "local:N" starts a cluster on this machine.
 
     Raises:
-        ValueError: N is not a number of workers.
+        ValueError: N in "local:N" is not a number from 1 to 1024.
         ConnectionError: no cluster answers.
     """
     distributed = need("distributed", "scale")
