@@ -5,8 +5,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# "[MASK]", "[mask]", underscores that touch no letter or digit, and "?" after a space, except at
-# the end of the text. `GAPS` in see/page/assets/engine/gaps.js must be the same.
+# A gap is "[MASK]", "[mask]", underscores that touch no letter or digit, or a "?" that follows a
+# space and is not the end of the text. `GAPS` in see/page/assets/engine/gaps.js must find the same.
 GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 
@@ -16,7 +16,7 @@ class Masked:
 
     Attributes:
         text: the text with the mask token in place of each gap.
-        gaps: the gaps in the original text, (start, end) in characters.
+        gaps: for each gap, the positions `(start, end)` in the original text.
         starts: the positions of the mask tokens in `text`.
         mask: the mask token.
     """

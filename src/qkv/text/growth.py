@@ -1,4 +1,4 @@
-"""Limit how many characters the rules of a tokenizer.json may write for each character."""
+"""Check that the rules of a tokenizer.json do not turn a short text into a very long text."""
 
 import base64
 import re
@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
-GROWN = 2**24  # The maximum number of characters that one call of the library may write.
-USUAL = 40  # Useful rules turn one character into at most this many characters.
+GROWN = 2**24  # The maximum number of characters that the library may write in one call.
+USUAL = 40  # The rules may make a long text at most this many times longer.
 
 _LONGEST = 4096  # The maximum number of characters of a token, a pattern or a replacement.
 _ADDED = 100  # The maximum number of special tokens around a text.
-_WORD = 1000  # The maximum number of characters in a word; the library looks up all its parts.
-# The maximum number of characters that the rules of each kind may write for one character.
+_WORD = 1000  # The maximum number of characters in a word. The library looks up each of its parts.
+# The maximum number of characters into which the rules of each kind may turn one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# For each rule, the maximum number of characters that it writes for one character. The sources are
-# the tables of Unicode and, for ByteLevel, UTF-8.
+# The maximum number of characters into which each rule turns one character. The numbers come from
+# the tables of Unicode. The number for ByteLevel comes from UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
     **{"ByteLevel": 4, "Metaspace": 2},
@@ -65,7 +65,7 @@ def growth(values: Any) -> float:
 
 
 def _texts(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the strings of the file, without character maps and without merges."""
+    """Yield all strings in the file except character maps and merges."""
     waiting: list[Any] = [values]
     while waiting:
         value = waiting.pop()
@@ -83,7 +83,7 @@ def _texts(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield a rule or, if it is a sequence, its rules in order."""
+    """Yield `rule`. If it is a sequence of rules, yield each of these rules instead."""
     waiting = [rule]
     while waiting:
         rule = waiting.pop()
@@ -124,7 +124,7 @@ def _replacing(rule: Mapping[str, Any]) -> float:
 
 
 def _takes_something(pattern: str) -> bool:
-    """Return whether a pattern certainly does not match the empty string."""
+    """Return True only if it is certain that a pattern cannot match the empty string."""
     if _ASSERTION.search(pattern):
         return False
     try:
@@ -136,7 +136,10 @@ def _takes_something(pattern: str) -> bool:
 
 
 def _table(coded: str) -> float:
-    """Return the length of the longest entry of a SentencePiece table (size, trie, texts)."""
+    """Return the length of the longest text in a SentencePiece table.
+
+    The table contains the size of a trie, the trie, and the texts.
+    """
     try:
         raw = base64.b64decode(coded)
     except ValueError:

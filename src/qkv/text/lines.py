@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-_BLOCK = 2**18  # bytes that are read at once
+_BLOCK = 2**18  # the maximum number of bytes to read at once
 
 
 class Lines:
@@ -17,8 +17,8 @@ class Lines:
         most: the maximum number of characters of a line, as in `read_lines`.
 
     Raises:
-        ValueError: the file is not text (the message has the line and the byte), or has fewer lines
-            than when it was first read. Additional lines are ignored.
+        ValueError: the file is not text, or now has fewer lines than when it was first read. New
+            lines at its end are ignored.
     """
 
     def __init__(self, file: str, most: int) -> None:
@@ -53,12 +53,12 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
 
     Args:
         stream: the source of the bytes, read as they arrive.
-        name: the name of the source in errors.
+        name: the name of the source, with which errors begin.
         most: the maximum length of a line, not counting spaces at its start and end. A longer line
             is cut to `most` + 1 characters, so that the caller sees that the line is too long.
 
     Raises:
-        ValueError: the bytes are not text; the message has the line and the byte.
+        ValueError: the bytes are not text. The message names the line and the byte.
 
     >>> import io
     >>> list(read_lines(io.BytesIO(b"the cat\rsat\r\non\n\nthe mat"), "a file", 4))
@@ -75,7 +75,7 @@ class BadLine(ValueError):
     """The error about a line that is not UTF-8 text.
 
     Attributes:
-        reason: the reason why the line is not text.
+        reason: what is wrong, for example "is not UTF-8".
         byte: the position of the wrong byte in the line, counted from 1.
         found: the wrong byte.
     """
@@ -90,14 +90,14 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
     Args:
         stream: the source of the bytes.
-        most: as for `read_lines`; with None, lines are never cut.
+        most: as for `read_lines`; None never cuts a line.
         at_begin: whether a byte order mark may come before the first line.
 
     >>> import io
     >>> list(each_line(io.BytesIO(b"the cat\nsat \xff on\r\nthe mat"), None))
     ['the cat', BadLine('is not UTF-8: byte 5 is 0xff'), 'the mat']
     """
-    size, text = 0, ""  # The bytes of the current line so far, and its text.
+    size, text = 0, ""  # How many bytes of the current line were read, and their text.
     bad = False  # Whether a `BadLine` was yielded for this line.
     decoder = codecs.getincrementaldecoder("utf-8")()
     for part, ended in _parts(stream):
@@ -126,10 +126,10 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
 
 def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tuple[str, int]:
-    """Decode a part of a line; return its text, and how many of its bytes came with earlier parts.
+    """Decode a part of a line; return its text, and how many bytes the decoder still had.
 
-    `size` is the number of bytes of the line before the part. If the part is not text, return a
-    `BadLine`.
+    The decoder still has bytes if the previous part ended inside a character. `size` is the number
+    of bytes in the line before this part. If the part is not text, return a `BadLine`.
     """
     nul = part.find(b"\0")
     if nul >= 0:
@@ -143,7 +143,7 @@ def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tup
 
 
 def _parts(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Yield `(part, ended)`: bytes of a line without its end, and whether the line ends there."""
+    """Yield `(part, ended)`: some bytes of a line, and whether the line ends after these bytes."""
     read = getattr(stream, "read1", stream.read)  # `read1` does not wait for more bytes.
     returned = False  # Whether the last byte was a carriage return that ended a line.
     begun = False  # Whether a line has begun and not ended.

@@ -1,4 +1,4 @@
-"""Texts as tokens, and tokens in a form that people can read."""
+"""The tokens of a text, and functions that convert tokens to a form that people can read."""
 
 import unicodedata
 from collections.abc import Sequence
@@ -53,7 +53,7 @@ class Tokenized:
         return unknown_in(self.tokens, self.offsets, self.text)
 
 
-UNKNOWN = ("[unk]", "<unk>")  # tokens, in lower case, that stand for an unknown word
+UNKNOWN = ("[unk]", "<unk>")  # the tokens for an unknown word, in lower case
 
 
 def unknown_in(tokens: Sequence[str], offsets: Sequence[tuple[int, int]], text: str) -> list[str]:
@@ -133,7 +133,7 @@ def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """Return tokens in readable form, given tokens that mark the end of each word."""
+    """Return tokens in readable form; in `tokens`, the last token of each word ends with "</w>"."""
     readable, goes_on = [], False
     for token, is_special in zip(tokens, special, strict=True):
         plain = token if is_special else from_bytes(token.removesuffix(_END))
@@ -143,7 +143,7 @@ def _without_ends(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
 
 
 def without_blanks(text: str) -> bool:
-    """Return whether a part of a text is in a script without spaces between words.
+    """Return whether any character of `text` is from a script that puts no spaces between words.
 
     >>> [without_blanks(text) for text in ("river", "река", "天气", "ねこ", "แมว", "고양이")]
     [False, False, True, True, True, False]
@@ -157,7 +157,10 @@ def marks_blanks(tokens: Sequence[str]) -> bool:
 
 
 def from_bytes(token: str, errors: str = "strict") -> str:
-    """Return a byte-level token as text; keep other tokens and incomplete characters unchanged."""
+    """Return the text of a byte-level token.
+
+    A token that is not byte-level, or that is only a part of a character, is returned unchanged.
+    """
     try:
         return bytes(_BYTES[letter] for letter in token).decode("utf-8", errors).replace("\n", "⏎")
     except (KeyError, UnicodeDecodeError):
@@ -165,7 +168,7 @@ def from_bytes(token: str, errors: str = "strict") -> str:
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """Return the letters that byte-level tokenizers write for bytes, keyed by byte."""
+    """Return the byte that each letter of a byte-level token stands for, keyed by letter."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {

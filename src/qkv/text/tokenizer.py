@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Text = TypeVar("Text", bound=Sized)
 
-MASKS = ("[MASK]", "<mask>")  # the model guesses the word at this token
+MASKS = ("[MASK]", "<mask>")  # the tokens that stand for a word to guess
 
 _ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a space (in any token spelling) after another character
 
@@ -38,7 +38,7 @@ class Tokenizer:
 
     def __init__(self, inner: "tokenizers.Tokenizer", factor: float = 1.0) -> None:
         self._inner = inner
-        # from a text of at most this length, the rules make at most `GROWN` characters
+        # If a text has at most this length, the rules write at most `GROWN` characters.
         self._at_once = max(1, int(GROWN / factor))
         self.unknown = _unknown(inner)
         around = set(inner.encode("").ids) if self._frames else set()
@@ -150,7 +150,7 @@ class Tokenizer:
             yield from encodings
 
     def _check_growth(self, text: str, call: str) -> None:
-        """Raise an error if the rules make a text far too long; test a long text in parts."""
+        """Raise an error if the rules make a long text more than `USUAL` times longer."""
         normalizer: Any = self._inner.normalizer
         if len(text) <= self._at_once or normalizer is None:
             return
@@ -170,8 +170,8 @@ class Tokenizer:
 
         The tokenizer's rules write the spaces of the result, which may differ from the
         spaces of the original text.
-        Unknown words become the token `unknown`. If the tokenizer also adds this token around
-        texts, the token is special and is omitted.
+        Unknown words become the token `unknown`. A tokenizer that also adds this token at the
+        start or end of texts omits it, like all special tokens.
 
         Raises:
             TypeError: `ids` are not integers.
@@ -249,7 +249,7 @@ class SubwordTokenizer(Tokenizer):
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
     def _take(self, inner: "tokenizers.Tokenizer", factor: float) -> None:
-        """Wrap a tokenizer of the library without a copy; this method changes `inner`."""
+        """Use the tokenizer `inner` without copying it; switch off padding and truncation in it."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -291,8 +291,8 @@ class BareTokenizer(SubwordTokenizer):
     """Cut a text into subwords, without special tokens at the start and end.
 
     Attributes:
-        truncation: the file's rule for texts that are too long. It is not applied, but `save`
-            writes it.
+        truncation: the rule in the tokenizer.json for texts that are too long. The tokenizer does
+            not apply this rule, but `save` writes the rule to the new file.
 
     >>> from tokenizers import Tokenizer, models, processors
     >>> library = Tokenizer(models.WordPiece({"[UNK]": 0, "[CLS]": 1, "[SEP]": 2, "play": 3}))
@@ -326,11 +326,11 @@ class BareTokenizer(SubwordTokenizer):
 
 @contextmanager
 def _said(call: str) -> Iterator[None]:
-    """Turn errors and panics of the library into an error about the tokenizer's rules."""
+    """Turn an error or a panic of the `tokenizers` library into a ValueError about the text."""
     try:
         yield
     except BaseException as error:
-        # the library raises plain Exceptions; its panics are BaseExceptions
+        # An error of the library is a plain Exception. A panic of its Rust code is a BaseException.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:200]
@@ -375,7 +375,9 @@ def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
 
 
 def parts_of(texts: Iterable[Text], most: int) -> Iterator[list[Text]]:
-    """Yield lists of texts with at most `most` characters or tokens; yield a longer text alone.
+    """Yield lists of texts, each with a total length of at most `most` (characters or tokens).
+
+    A text that is longer than `most` is alone in its list.
 
     >>> list(parts_of(["the", "cat", "sat", "on the mat"], 6))
     [['the', 'cat'], ['sat'], ['on the mat']]

@@ -15,8 +15,8 @@ UNKNOWN = "[UNK]"
 
 # Letters and digits, with their combining marks and joiners.
 _LETTERS = r"[\p{L}\p{N}_][\p{L}\p{M}\p{N}_\x{200c}\x{200d}]*"
-# A word may contain apostrophes of both kinds. Any other character except white space is a token,
-# with its combining characters (\X). A format character is a separate token.
+# A word may contain straight and curly apostrophes. Any other character except white space is a
+# token together with its combining characters (\X). A format character is a separate token.
 _TOKEN = rf"{_LETTERS}(?:['\x{{2019}}]{_LETTERS})*|(?![\s\p{{Cf}}])\X|\S"
 _MARKER = re.compile(r"\[[A-Z]+\]")
 
@@ -25,14 +25,15 @@ class WordTokenizer(Tokenizer):
     """Cut a text into words and punctuation marks.
 
     A word is a run of letters and digits, with apostrophes inside (`don't`); every other character
-    except white space is a separate token. In scripts without spaces, words are long. Special
-    tokens of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A word that is not in the
-    vocabulary becomes `[UNK]`; `offsets` still gives the position of the word in the text.
+    except white space is a separate token. In a script without spaces, such as Chinese, a whole
+    phrase is one word. Special tokens of the vocabulary such as `[UNK]` and `[PAD]` stay whole. A
+    word that is not in the vocabulary becomes `[UNK]`; `offsets` still gives the position of the
+    word in the text.
 
     Args:
-        source: the vocabulary as a mapping from words to ids, with each id from 0 to n - 1 once; or
-            one or more texts, whose distinct words get the ids 0, 1, ... in order of appearance.
-            `[UNK]` is added as the last word if it is missing.
+        source: a mapping from n words to the ids 0 to n - 1, or one or more texts. The distinct
+            words of texts get the ids 0, 1, ... in order of appearance. `[UNK]` is added as the
+            last word if it is missing.
         lowercase: whether texts and vocabulary are converted to lower case.
 
     Raises:
