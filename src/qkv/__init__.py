@@ -84,7 +84,8 @@ _ROOMS = (
     "text",
 )
 
-# The packages from which names load on first use. A name that is not listed loads from qkv.see.
+# For each name, the package that is imported when a user first uses the name. A name that is not
+# listed loads from qkv.see.
 _LATER = {
     "Finding": "qkv.findings",
     "Model": "qkv.models",

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import (
-    ArrayLike as ArrayLike,  # other modules import it from here
+    ArrayLike as ArrayLike,  # imported here for use by other modules
     NDArray,
 )
 
@@ -198,16 +198,17 @@ def _overlap(array: Array, other: Array) -> bool:
 def _overlaps_itself(array: Array) -> bool:
     """Return whether two elements of `array` share memory; True if the check takes too long."""
     axes = sorted(zip(map(abs, array.strides), array.shape, strict=True))
-    reach = array.itemsize  # the number of bytes that the checked axes span in memory
+    reach = array.itemsize  # the span in bytes of the axes that the loop has visited
     for step, size in axes:
         if size > 1 and step < reach:
             break
         reach += step * (size - 1)
     else:
-        return False  # each axis steps over all bytes of the axes before it
+        return False  # every stride is too large for two elements to overlap
     for axis in range(array.ndim):
-        # Check whether the two halves of this axis share memory. Both halves have the same layout,
-        # so it is enough to halve and check one of them again.
+        # Check whether the two halves of this axis share memory. If the halves share no memory,
+        # only overlaps within a half remain. Both halves have the same strides, so the loop
+        # continues with the first half.
         part = np.moveaxis(array, axis, 0)
         while (half := (len(part) + 1) // 2) < len(part):
             if _overlap(part[:half], part[half:]):

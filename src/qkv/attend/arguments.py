@@ -17,7 +17,7 @@ from qkv.ops.kernel import compiled
 
 Options = Mapping[str, Any]  # The options of `qkv.attention`: each name with its value.
 MAX_SIZE = 0 if compiled is None else compiled.MAX_SIZE
-# The options that select results, the options that packed rows support, and all options.
+# RETURNS are the options that select results. PACKED are the options that packed rows support.
 RETURNS = ("return_weights", "return_lse", "out")
 PACKED = (
     *("is_causal", "q_offset", "window", "softcap"),
@@ -61,8 +61,9 @@ class Plan:
 def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) -> Plan:
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
-    The plan has no numbers such as the scale or the window, because checking a number is faster
-    than looking it up in the cache. The cache also cannot distinguish True, 1 and 1.0.
+    The plan depends only on shapes and dtypes, not on numbers such as the scale or the window.
+    Checking a number is faster than looking up the number in the cache. As keys of the cache, True,
+    1 and 1.0 would be equal.
     """
     dtype = check_types(call, dict(zip(("query", "key", "value"), types, strict=True)))
     shapes = {"query": query, "key": key, "value": value}
@@ -193,7 +194,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) 
 
 
 def check_per_head(call: str, name: str, shape: Shape, dtype: DType, heads: int) -> None:
-    """Raise an error unless the shape is `(heads,)`; sinks may also have `(heads, n)`."""
+    """Raise an error unless the shape is `(heads,)` or, for sinks, `(heads,)` or `(heads, n)`."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: give floats")
     most = 2 if name == "sinks" else 1

@@ -70,10 +70,11 @@ def solve(calls: Sequence[Call], *, weights: bool = False, lse: bool = False) ->
 def _begun(
     call: Call, weights: bool, lse: bool, out: Array | None
 ) -> tuple[Array, Array | None, Array | None, Sequence[tuple[Any, ...]]]:
-    """Return the three arrays of a `Result`, and the arguments of `tiled.attend` to fill them.
+    """Return the three arrays of a `Result`, and the calls of `tiled.attend` that will fill them.
 
-    If the kernel or `tiled.attend_one_block` has filled the arrays, no arguments are returned. The
-    kernel writes directly to `out` if the memory layout of `out` allows it.
+    Each call is a tuple of arguments. No call remains if the kernel or `tiled.attend_one_block` has
+    already filled the arrays. The kernel writes directly to `out` if the memory layout of `out`
+    allows it.
     """
     # `body` raises an error if the backend that QKV_BACKEND names is unavailable.
     plan, chosen = call.plan, body()
@@ -126,9 +127,9 @@ def attention(
         attn_mask: broadcasts to `(..., Hq, L, S)`. A bool mask is False where a key is masked. A
             float mask is added to the scores, and is -inf where a key is masked.
         is_causal: if True, query i sees only keys j with `j <= i + q_offset`.
-        q_offset: the position of query 0 among the keys: an integer, one integer per row, `"start"`
-            (0) or `"end"` (S - L, as with a KV cache). If L and S differ, `is_causal`, `window` and
-            `alibi_slopes` require `q_offset`.
+        q_offset: the position of query 0 among the keys, as an integer or as one integer per row of
+            the batch. `"start"` means 0. `"end"` means S - L, as with a KV cache. If L and S
+            differ, `is_causal`, `window` and `alibi_slopes` require `q_offset`.
         window: `(left, right)`: the numbers of keys that a query sees before and after its own
             position; None means no limit.
         bias: floats that broadcast to `(..., Hq, L, S)` and are added to the scores before masking;
@@ -216,7 +217,7 @@ def softmax_of(call: Call, scores: Array) -> Array:
 
 
 def weighed(call: Call, pattern: Array) -> Array:
-    """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights; padding weighs 0."""
+    """Compute the output `(*lead, Hq, L, dv)` of a call from edited weights, with 0 for padding."""
     plan, wide = call.plan, grouped(call)
     own = plan.grouped(without_padding(call, pattern, 0).astype(plan.kind, copy=False))
     with one_blas_thread(), np.errstate(all="ignore"):
