@@ -18,13 +18,13 @@ from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
 FAR = 1e9  # If a log-sum-exp exceeds this number, its rounding error makes the weights wrong.
-SHARES = 8  # The sums of weights per key are computed in 8 parts, which are added in a fixed order.
+SHARES = 8  # Queries are divided into 8 parts; each part sums the weights of each key.
 
 
 class Result(NamedTuple):
     """The arrays that an attention call returns."""
 
-    out: Array  # (*lead, Hq, L, dv). The dtype is that of the inputs or `Plan.kind`.
+    out: Array  # (*lead, Hq, L, dv). The dtype is `Plan.dtype` or `Plan.kind`.
     lse: Array | None  # (*lead, Hq, L, 1), always float64; None unless requested.
     weights: Array | None  # (*lead, Hq, L, S); None unless requested.
 
@@ -360,7 +360,8 @@ def _pass_again(call: Grouped, lse: Array, indices: Array, weights: Array) -> Ar
             for tile in tiles:
                 exact = np.where(np.isneginf(lse[tile.at]), 0, lse[tile.at])
                 base = exact.astype(call.kind)
-                # `base` is the log-sum-exp in lower precision; `rest` corrects the weights.
+                # `base` is the log-sum-exp, rounded to `call.kind`. Multiplying the weights by
+                # `rest` corrects the rounding error.
                 rest = np.exp(base - exact).astype(call.kind)
                 far = np.abs(exact) > FAR
                 if far.any():
@@ -404,11 +405,10 @@ def _largest(weights: Array, positions: Array, count: int) -> tuple[Array, Array
 
 
 def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed | None:
-    """Give `record` what it wants: the scores and weights, or a summary of the weights.
+    """Record the requested arrays of a call: the scores and weights, or a summary of the weights.
 
     Returns:
-        The output of attention and the weights, or None if this function did not compute the
-        output.
+        The output of attention and the weights; None if the output is still to be computed.
     """
     changed = record.changes(*WEIGHTS)
     if top_k is not None and not changed and record.wants(*SUMMARY):
@@ -418,8 +418,9 @@ def record_weights(call: Call, record: Recorder, top_k: int | None) -> Weighed |
     if not changed and (top_k is not None or not record.wants(*WEIGHTS)):
         return None
     if not changed and not record.keeps and not record.wants(SCORES):
-        # No scores are recorded, so `answer` is used, which is twice as fast as `formula`. A trace
-        # always uses `formula`, so that recording the scores does not change its weights.
+        # If only the weights are recorded, `answer` computes the weights, twice as fast as
+        # `formula`. In a trace, `formula` always computes the weights, so that the weights are the
+        # same with and without recorded scores.
         out, pattern = answer(call, weights=True)
         record.keep(PATTERN, pattern)
         return Weighed(out, pattern, pattern)

@@ -38,8 +38,8 @@ class KVCache:
         self.window = window
         self._arrays: list[Array] = []
         self._lead: tuple[int, ...] = ()
-        # For each row, the number of kept keys and the number of seen keys. If the number is the
-        # same for all rows, it is an int.
+        # `_kept` is the number of keys that each row stores. `_seen` is the number of keys that
+        # were appended to each row. If all rows have the same number, an int replaces the array.
         self._kept: Array | int = 0
         self._seen: Array | int = 0
 
@@ -57,9 +57,9 @@ class KVCache:
             lengths: the number of real keys in each row, up to n; the default is n.
 
         Returns:
-            The arguments of `qkv.attention` for the n queries of the same tokens: `key`, `value`
-            and `q_offset`, and if needed `key_lengths`, `query_lengths` and `window`. The arrays
-            are views, which are valid until the next `append`.
+            Arguments of `qkv.attention` for the queries of the n appended tokens. They are `key`,
+            `value`, `q_offset` and, if needed, `key_lengths`, `query_lengths` and `window`. The
+            arrays are views, which are valid until the next `append`.
         """
         call = "KVCache.append"
         key, value = as_array(key, call=call, name="key"), as_array(value, call=call, name="value")
@@ -106,7 +106,7 @@ class KVCache:
         return arguments
 
     def _make_room(self, count: int) -> None:
-        """Make room for `count` keys: drop keys that no query will see, then grow if necessary."""
+        """Allocate memory for `count` more keys, and drop keys that no later query will see."""
         keep = self._kept if self._left is None else _evened(np.minimum(self._kept, self._left))
         needed = _most(keep) + count
         capacity = self._arrays[0].shape[-2]
@@ -152,7 +152,7 @@ def _most(count: Array | int) -> int:
 
 
 def _evened(counts: Any) -> Any:
-    """Return `counts` as one int if all rows have the same number, otherwise unchanged."""
+    """Return one int if all entries of `counts` are equal; otherwise return `counts`."""
     if isinstance(counts, int):
         return counts
     if not counts.size:

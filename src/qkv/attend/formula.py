@@ -83,7 +83,7 @@ def weights_of(scores: Array, seen: Array, sinks: Array | None) -> tuple[Array, 
     top = scores.max(axis=-1, keepdims=True, initial=-np.inf)  # (..., L, 1)
     if sinks is not None:
         top = np.maximum(top, sinks.max(axis=-1, keepdims=True))
-    top = np.where(np.isneginf(top), 0, top)  # in a row of only -inf, exp(-inf - 0) is 0
+    top = np.where(np.isneginf(top), 0, top)  # in a row of only -inf, subtract 0 to avoid NaN
     exps = np.exp(scores - top)
     total = exps.sum(axis=-1, keepdims=True)
     if sinks is not None:

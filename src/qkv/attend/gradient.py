@@ -369,8 +369,8 @@ def _tile(call: Grouped, tile: Tile, outputs: Outputs, gradients: Gradients) -> 
 def _total(call: Grouped, tile: Tile, base: Array) -> Array | float:
     """Return each row's sum of `exp(score - lse)`, which would be 1 if `lse` were exact.
 
-    With scores near -3e38, for example after adding the lowest float as a mask, `lse` is rounded to
-    the largest score.
+    For example, if n keys have the score -3e38, rounding makes `lse` equal to -3e38 instead of
+    -3e38 + log(n). The sum is then n.
     """
     if np.abs(base).max(initial=0) < EXACT:
         return 1.0

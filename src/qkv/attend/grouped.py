@@ -10,7 +10,7 @@ from qkv.attend.visibility import Visibility
 
 
 class Grouped(NamedTuple):
-    """A call whose query heads are grouped by key head, as the NumPy code needs it.
+    """A call in the layout of the NumPy code, with query heads grouped by key head.
 
     Query, key and value have the same dtype, and `lead` has at least one axis.
     """

@@ -125,12 +125,14 @@ def _arguments_packed(body: int, packed: Packed, out: Array, lse: Array | None, 
 def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """Return an array that the kernel can read; copy it only if necessary.
 
-    The result is aligned and in this machine's byte order. With `contiguous=1`, its last axis is
-    contiguous; masks and biases need `contiguous=0`.
+    The result is aligned and in this machine's byte order. With `contiguous=1`, the last axis of
+    the result is contiguous. With `contiguous=0`, an array that is broadcast along the last axis
+    stays broadcast, such as a mask.
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):
-        # Copy one entry of each broadcast axis, and broadcast the copy again.
+        # Along a broadcast axis, all entries are equal, so copy only the first entry. Broadcasting
+        # the copy restores the shape.
         steps = array.strides[: array.ndim - contiguous]
         once = array[tuple(slice(0, 1) if step == 0 else slice(None) for step in steps)]
         array = np.broadcast_to(once.astype(native(array.dtype), order="C"), array.shape)

@@ -22,7 +22,7 @@ from qkv.ops.threads import go_on, one_blas_thread
 QUERIES = 256  # The maximum number of queries in a block, counted over all heads of a group.
 KEYS = 512  # The maximum number of keys in a block.
 CELLS = QUERIES * KEYS  # The maximum number of scores in a block, which may have several heads.
-FEW = 16  # The transposed keys are copied only for at least this number of queries.
+FEW = 16  # With fewer queries, `_products` scales the scores instead of the keys.
 NEAR = 8.0  # If a head's scores lie between -NEAR and NEAR, no maximum is subtracted from them.
 
 
@@ -59,7 +59,10 @@ def tiles(call: Grouped, keys: int = KEYS) -> Iterator[Tile]:
 
 
 def _even(count: int, most: int) -> int:
-    """Return the size of nearly equal pieces of at most `most`: `_even(9, 8)` is 5, for 5 + 4."""
+    """Split `count` evenly into pieces of at most `most`; return the size of the largest piece.
+
+    `_even(9, 8)` is 5, because 9 is split into 5 + 4.
+    """
     return -(-count // max(1, -(-count // most)))
 
 
@@ -172,8 +175,8 @@ def attend_one_block(call: Call, out: Array, lse: Array | None) -> bool:
 def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Array | None) -> None:
     """Compute one tile, and write it to `out (*lead, Hkv, G, L, dv)`.
 
-    If `lse (*lead, Hkv, G, L, 1)` or `weights (*lead, Hkv, G, L, S)` is given, the tile's part of
-    this array is filled too. `weights` must contain zeros.
+    `lse (*lead, Hkv, G, L, 1)` and `weights (*lead, Hkv, G, L, S)` may be None. If an array is
+    given, the function also writes the tile's part of the array. `weights` must contain zeros.
     """
     context = out[tile.at]
     with np.errstate(all="ignore"):  # no warnings: NaN and infinity appear in the result
@@ -190,8 +193,8 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
 def log_sums(call: Grouped) -> tuple[Array, Array]:
     """Return two arrays `(*lead, Hkv, G, L, 1)`, whose sum is the log-sum-exp of each row.
 
-    The first array is usually the largest score of each row. A single array would not be exact: if
-    the largest score is -3e38, adding the logarithm of the number of keys does not change it.
+    The first array is usually the largest score of each row. A single array would not be exact: in
+    floating point, -3e38 + log(8) is -3e38.
     """
     bases, logs = (np.zeros((*call.shape, 1)) for _ in range(2))
     with np.errstate(all="ignore"), one_blas_thread():
@@ -220,13 +223,14 @@ def _pass_over_keys(
 
     The base is subtracted from a row's scores, so that `exp` does not overflow. A base of None
     means 0 for all rows. Keys are read block by block. If a later block needs a larger base, the
-    sums of the earlier blocks are scaled down. With `weights`, all keys form one block. Values are
-    first divided by `unit`, so that their sums do not overflow.
+    sums of the earlier blocks are scaled down. With `weights`, all keys form one block. Before the
+    sum over keys, each value is divided by `unit`, so that large values do not overflow. The sum is
+    multiplied by `unit` again at the end.
     """
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # whether `total` and whether `context` still lack a first sum
+    fresh, empty = True, True  # `total` has no sum yet; `context` has no values yet
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)
@@ -273,10 +277,10 @@ def _pass_over_keys(
 
 
 def _base(scores: Array) -> Array | None:
-    """Return the base of each row of scores: the row's largest score, or 0 if it is not needed.
+    """Return the base of each row, a number to subtract from the row's scores before `exp`.
 
-    The base is 0 for a head whose scores all lie between -NEAR and NEAR. If the base is 0 for all
-    heads, return None.
+    The base is the largest score of the row. For a head whose scores all lie between -NEAR and
+    NEAR, the base is 0. If the base is 0 for all heads, return None.
     """
     if scores.max() <= NEAR and scores.min() >= -NEAR:
         return None
@@ -296,7 +300,7 @@ def _all_finite(array: Array) -> bool:
         return True
     if array.flags.c_contiguous:
         flat = array.reshape(-1)
-        # A single NaN or infinite number would make the dot product NaN or infinite.
+        # If the dot product is finite, no number in `flat` is NaN or infinite.
         if math.isfinite(np.dot(flat, flat)):
             return True
     return bool(np.isfinite(array.min()) and np.isfinite(array.max()))

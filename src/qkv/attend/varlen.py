@@ -118,7 +118,8 @@ def answer_packed(packed: Packed, *, lse: bool) -> tuple[Array, ...]:
 def attend_rows(packed: Packed, *, lse: bool) -> tuple[Array, Array | None]:
     """Return `(out, lse)`: the output `(total, Hq, dv)` and the log-sum-exp `(total, Hq, 1)`.
 
-    The output has the dtype of the inputs or `plan.kind`. `lse` is float64.
+    The dtype of the output is `plan.dtype` if the kernel computes the output, otherwise
+    `plan.kind`. `lse` is float64.
     """
     plan = packed.plan
     chosen = body() if plan.is_native else None

@@ -20,7 +20,8 @@ from qkv.trace.activations import meant, numbers_of
 _CALL = "cache"
 MANIFEST = "cache.json"
 BYTES = 2**28  # The approximate size of a file with activations.
-_IDS, _STARTS = "ids", "starts"  # Arrays: the token ids, and the first row of each text.
+# The names of two arrays in each file: the token ids, and the index of each text's first row.
+_IDS, _STARTS = "ids", "starts"
 
 
 class Cache:
@@ -64,7 +65,7 @@ class Cache:
         )
 
     def arrays(self, name: str | tuple[Any, ...]) -> list[Array]:
-        """Return a list of one read-only memory map (tokens, ...) of an activation for each file.
+        """Return an activation as a list of read-only memory maps (tokens, ...), one for each file.
 
         `np.concatenate(cache.arrays(name))` loads the rows of all texts into memory.
 
@@ -200,7 +201,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Sequence[str]) -> None:
-    """Raise an error if the texts have other tokens, or text 0 other activations, in the cache."""
+    """Raise an error if the cache has other tokens for a text, or other activations for text 0."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(
@@ -222,7 +223,8 @@ def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Seq
 def _groups(texts: Sequence[inputs.Read]) -> Iterator[list[inputs.Read]]:
     """Yield groups of texts in order.
 
-    A group of two or more texts has at most `MOST_POSITIONS` positions, with padding.
+    A group is a single text, or several texts with at most `MOST_POSITIONS` tokens in total,
+    including padding.
     """
     group: list[inputs.Read] = []
     for text in texts:

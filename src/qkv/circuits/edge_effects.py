@@ -41,7 +41,7 @@ def edges(
 
     Args:
         model: a model with an LM head, and with norms before attention and MLPs (GPT-2, Llama).
-            Additional norms after attention and MLPs (Gemma) are supported, and so are blocks that
+            The model may also have norms after attention and MLPs (Gemma). The model's blocks may
             compute attention and the MLP in parallel (GPT-NeoX).
         clean: one text, or the ids of its tokens.
         corrupted: another text, with the same number of tokens as `clean`.
@@ -49,23 +49,23 @@ def edges(
             difference of two logits. Negative positions count from the end. A token is an id or a
             one-token string. If the method is "exact", the metric can also be a function that turns
             logits (1, T, V) into a number.
-        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching. It estimates a score
-            as `(corrupted - clean) * gradient`: the sender's two outputs, and the gradient of the
-            metric at the receiver's input in the clean run. One backward pass covers all edges.
-            "eap-ig" averages 5 gradients, at evenly spaced points between the corrupted and the
-            clean embeddings.
+        method: "exact", "eap" or "eap-ig". "eap" is edge attribution patching. The "eap" estimate
+            of a score is `(corrupted - clean) * gradient`. `corrupted` and `clean` are the sender's
+            outputs in both runs. `gradient` is the gradient of the metric with respect to the
+            receiver's input in the clean run. One backward pass covers all edges. "eap-ig" averages
+            5 gradients, at evenly spaced points between the corrupted and the clean embeddings.
 
     Returns:
         A `Graph` of all edges. For estimated scores, `.correlation` compares a sample of 200 edges
         with their exact scores.
 
     Raises:
-        TypeError: an argument has a wrong type; the metric does not return a number; or "eap" or
-            "eap-ig" is used with a metric that is a function, or with a model in half precision.
+        TypeError: an argument has a wrong type, or the metric does not return a number. "eap" and
+            "eap-ig" also reject a metric that is a function, and a model in half precision.
         ValueError: the texts have different numbers of tokens, or an argument has several texts;
-            the method, position or token does not exist; the metric returns an array; or the model
-            has no LM head, has norms only after attention and MLPs (BERT), or normalizes the
-            queries of all heads together (OLMo 2).
+            the method, position or token does not exist; or the metric returns an array. The model
+            is rejected if the model has no LM head, has norms only after attention and MLPs (BERT),
+            or normalizes the queries of all heads together (OLMo 2).
 
     Source:
         Exact: Wang et al. 2022, "Interpretability in the Wild", and Conmy et al. 2023, "Towards
@@ -262,8 +262,8 @@ def _correlation(stream: Stream, scores: Arrays) -> float:
     """Return Pearson's correlation between estimated and exact scores on a sample of edges.
 
     Half of the sample consists of the edges with the largest estimates. The other half is drawn at
-    random from the remaining edges. The drawn edges are weighted, so that together they count as
-    much as all remaining edges.
+    random from the remaining edges. For the correlation, the drawn edges have larger weights: if
+    100 of 1,000 remaining edges are drawn, each drawn edge counts ten times.
     """
     edges = [(name, number) for name, own in scores.items() for number in range(len(own))]
     estimates = np.concatenate(list(scores.values()))
@@ -305,8 +305,9 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     Args:
         stream: both runs.
         of: the metric: one logit, or the difference of two logits.
-        steps: the number of gradients to average. They are computed at evenly spaced points between
-            the corrupted and the clean embeddings. None computes one gradient, in the clean run.
+        steps: the number of gradients to average. The gradients are computed at evenly spaced
+            points between the corrupted and the clean embeddings. If `steps` is None, a single
+            gradient is computed, in the clean run.
     """
     model, layers, last = stream.model, stream.layers, len(stream.layers) - 1
     clean, corrupted = (run["resid_pre", 0] for run in (stream.pair.clean, stream.pair.corrupted))

@@ -17,15 +17,17 @@ def rollout(trace: Trace) -> Result:
 
     In each layer, the attention weights are averaged over the heads. The identity matrix is added
     to this average for the residual connection, and each row is divided by its sum. The matrices of
-    all layers are then multiplied. Rollout uses only the weights and ignores MLPs and values, so
-    parallel blocks (GPT-NeoX) need no special treatment.
+    all layers are then multiplied. Rollout uses only the attention weights, and ignores values and
+    MLPs. Therefore, the formula is the same for blocks that compute attention and the MLP in
+    parallel (GPT-NeoX).
 
     Args:
         trace: a trace of one text or image, with the "pattern" of all layers.
 
     Returns:
         An array (layers, T, T) of float64, in which each row sums to 1.
-        `[l, i, j]` is the share of token `j` in the vector of position `i` after layer `l`.
+        `[l, i, j]` estimates how much token `j` contributes to the vector of position `i` after
+        layer `l`.
         The last layer's matrix is the rollout of the whole model.
 
     Raises:
@@ -67,8 +69,9 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     Args:
         trace: a trace of one text, with "pattern" and "v" of the layer.
         layer: the layer's index; a negative index counts from the end.
-        model: the model of the trace. With `model`, norms are measured after the head's output
-            projection, as in the paper; without `model`, before this projection.
+        model: the model of the trace. With `model`, each value vector is multiplied by the head's
+            output projection before the norm is computed, as in the paper. Without `model`, the
+            norm of the value vector itself is used.
 
     Returns:
         (Hq, T, T), float64: `[h, i, j]` is the norm of `weight * value` for query `i`, key `j`.
@@ -81,7 +84,8 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
 
     Source:
         Kobayashi et al. 2020, "Attention is Not Only a Weight: Analyzing Transformers with Vector
-        Norms", equations 3 to 5. With `model`, the result is the paper's norm of `weight * f(x)`.
+        Norms", equations 3 to 5. With `model`, the result is `|weight * f(x)|` in the paper's
+        notation.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -118,15 +122,16 @@ def _words(trace: Trace) -> dict[str, list[str]]:
 def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     """Measure how strongly each head reads the output of each earlier head.
 
-    `OV`, `QK` and `OV'` are matrices of `model.head_weights(layer)`. The output of the writing head
-    is `x @ OV`; `QK` and `OV'` belong to the reading head. The score is `|OV @ QK| / (|OV| |QK|)`
-    for "q" (queries), `|OV @ QK.T| / (|OV| |QK|)` for "k" (keys) and `|OV @ OV'| / (|OV| |OV'|)`
-    for "v" (values), where `|M|` is the root of the sum of squares. Even random matrices have
-    scores above 0, especially if D is small, so compare a score with the scores of other heads. The
-    weights are raw: norms are not folded in. (TransformerLens folds norms when it loads a model, so
-    its scores differ by the norm's weight.) The score ignores rotary positions, and the norms that
-    some models apply to queries and keys. If norms follow attention and MLPs (BERT), the norms
-    rescale an output before a later head reads it, but the score ignores these norms.
+    `OV`, `QK` and `OV'` are matrices of `model.head_weights(layer)`. `OV` belongs to the earlier
+    head, which writes `x @ OV`. `QK` and `OV'` belong to the later head, which reads this output.
+    The score is `|OV @ QK| / (|OV| |QK|)` for "q" (queries), `|OV @ QK.T| / (|OV| |QK|)` for "k"
+    (keys) and `|OV @ OV'| / (|OV| |OV'|)` for "v" (values), where `|M|` is the root of the sum of
+    squares. Even random matrices have scores above 0, especially if D is small, so compare a score
+    with the scores of other heads. The weights are raw: norms are not folded in. (TransformerLens
+    multiplies the weights by the norms' weights when a model is loaded, so TransformerLens computes
+    other scores.) The score ignores rotary positions. The score also ignores the norms that some
+    models apply to queries and keys. If norms follow attention and MLPs (BERT), the norms rescale
+    an output before a later head reads it, but the score ignores these norms.
 
     The result has the axes "layer" and "head" for the writing head, and "reader_layer" and
     "reader_head" for the reading head. Query heads that share a key head have separate scores.
@@ -162,7 +167,7 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
     for layer in range(layers):
         weights = model.head_weights(layer)
         q, k, v, o = (getattr(weights, f"W_{name}").astype(np.float64) for name in "QKVO")
-        write.append(_triangle(v) @ o)  # (Hq, d, D), with the norms of the OV matrices
+        write.append(_triangle(v) @ o)  # (Hq, d, D), with the same norms as the OV matrices
         first, second = {"q": (q, k.transpose(0, 2, 1)), "k": (k, q.transpose(0, 2, 1))}.get(
             kind, (v, o)
         )
@@ -185,7 +190,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 def _triangle(tall: Array) -> Array:
     """Return the factors R (H, d, d) of QR decompositions of thin matrices (H, D, d).
 
-    If R replaces a matrix in a product, the norm of the product does not change.
+    If A is one of these matrices, and R is its factor, then `R @ M` has the same Frobenius norm as
+    `A @ M` for every matrix M.
     """
     return np.asarray(np.linalg.qr(tall, mode="r"))
 
@@ -201,9 +207,10 @@ def copying_scores(model: Model) -> Result:
     A head that attends to a single token adds a row of `W_E @ OV @ W_U` (V, V) to the logits, where
     `OV` is from `model.head_weights(layer)`. The score is the sum of the eigenvalues of that
     matrix, divided by the sum of their absolute values. The score is 1 if all eigenvalues are
-    positive (the head raises the tokens that it reads), -1 if all are negative, and near 0 if they
-    point in random directions of the complex plane. The weights are raw: norms are not folded in,
-    and the contributions of position embeddings and MLPs are ignored.
+    positive: the head raises the logits of the tokens that it reads. The score is -1 if all
+    eigenvalues are negative. The score is near 0 if the eigenvalues point in random directions of
+    the complex plane. The weights are raw: norms are not folded in, and the contributions of
+    position embeddings and MLPs are ignored.
 
     Args:
         model: a model whose LM head consists of a norm and a matrix.

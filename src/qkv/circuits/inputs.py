@@ -107,7 +107,7 @@ def check_index(
 
 
 def kept(trace: Trace, call: str, *names: Any) -> Array:
-    """Return an activation (B, ...): the first of `names` that the trace has.
+    """Return the activation (B, ...) of the first name in `names` that the trace contains.
 
     Raises:
         KeyError: the trace has none of the names; the message says which name to trace.
@@ -211,7 +211,7 @@ class _Reader:
 
 
 def windows(model: Model, texts: Any, call: str, *, empty: bool = False) -> Iterator[list[Read]]:
-    """Yield lists of up to a few thousand texts; warn at the end if texts were truncated.
+    """Yield lists of at most `TEXTS` texts; after the last list, warn if texts were truncated.
 
     Args:
         model: the model, whose tokenizer splits the texts into tokens.
@@ -256,7 +256,7 @@ def batches(window: Sequence[Read], most: int) -> Iterator[list[Read]]:
 
     A batch has at most `MOST_POSITIONS` positions, and at most `most` attention weights per head. A
     text that exceeds a limit runs alone. Once a batch fills half of `MOST_POSITIONS`, a shorter
-    text starts a new batch, because it would need padding.
+    text starts a new batch, because a shorter text in the same batch would need padding.
 
     >>> texts = [Read(n, "", np.zeros(length)) for n, length in enumerate((2, 5, 3, 1))]
     >>> [[len(text.ids) for text in batch] for batch in batches(texts, 30)]
@@ -395,7 +395,8 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
         texts: any iterable of texts. A text is a string or an array of token ids.
         name: the full name of the activation.
         call: the function name for error messages.
-        may_be_empty: whether the texts may hold no token at all. The function then yields nothing.
+        may_be_empty: if True and the texts hold no token, the function yields nothing and raises no
+            error.
 
     Yields:
         `(texts, rows)`: the texts of a batch and the rows of their tokens, (tokens, n). If the
@@ -415,7 +416,7 @@ def rows_of(model: Model, texts: Any, name: str, call: str, *, may_be_empty: boo
 
 
 def recorded(model: Model, ids: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
-    """Return activations of texts, one row per token. Layers that come after them do not run."""
+    """Return activations of texts, one row per token. Later layers of the model do not run."""
     keep = set(names).__contains__
     record = Recorder(keep)
     stop = layers_to_run(model.network.hook_names, keep)
