@@ -162,7 +162,7 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
     return Logit(position, ids)
 
 
-# Texts are sorted by length in groups; a group has at most this many texts and characters.
+# `windows` ends a list of texts at TEXTS texts, or once the texts have LETTERS characters or ids.
 TEXTS, LETTERS = 4096, 2**19
 MOST_POSITIONS = 2**11  # the maximum number of positions per run; a longer text runs alone
 

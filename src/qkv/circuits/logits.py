@@ -88,32 +88,34 @@ def unembedding(model: Model) -> Array:
 def attribute_logits(
     model: Model, trace: Trace, of: Target | list[Target], *, by: Literal["neuron"] | None = None
 ) -> dict[str, Any]:
-    """Direct logit attribution: split a logit into shares of embeddings, heads, MLPs and biases.
+    """Direct logit attribution: split a logit into the contributions of the parts of a model.
 
     If norms come before attention and MLPs, every head and every MLP adds its vector to one sum,
     and a norm and a matrix turn that sum into logits. The scale of the norm depends on all parts
-    together. With the norm's scale fixed at its value in this run, the computation is linear, and
-    the shares sum to the logit (before any soft cap). A share is the direct effect of a part's
-    output. Later parts read that output too; `patch` and `ablate=` measure the whole effect.
+    together. To make the logit a sum, the norm's scale is fixed at its value in the traced run.
+    With a fixed scale, the contributions sum to the logit (before any soft cap). A contribution is
+    only the direct effect of a part's output. Later parts also read the outputs of earlier parts;
+    `patch` and `ablate=` measure direct and indirect effects together.
 
-    The share "embed" belongs to the token and position embeddings. The shares "mlp" include the
-    biases of the MLPs; the share of a block without an MLP is 0. The share "bias" sums the biases
-    of the attention layers' output projections, the final norm and the LM head. With `by="neuron"`,
-    the result also has "neurons": the share of each neuron of each MLP. The shares of an MLP's
-    neurons and of its output bias sum to the share of the MLP.
+    "embed" is the contribution of the token and position embeddings. "heads" has the contribution
+    of each head. "mlp" has the contribution of each MLP, including its biases; a block without an
+    MLP has 0. "bias" is the contribution of the biases in the attention layers' output projections,
+    the final norm and the LM head. With `by="neuron"`, the result also has "neurons": the
+    contribution of each neuron of each MLP. The contributions of an MLP's neurons and of its output
+    bias sum to the contribution of the MLP.
 
     Args:
         model: a decoder with norms before attention and MLPs (GPT-2, Llama), and with an LM head
-            that consists of a norm and a matrix. Additional norms after attention and MLPs (Gemma)
-            are supported, and so are blocks that compute attention and the MLP in parallel
+            that consists of a norm and a matrix. The model may also have norms after attention and
+            MLPs (Gemma). The model's blocks may compute attention and the MLP in parallel
             (GPT-NeoX).
-        trace: a trace from this model of one or several texts, with "full_embed", "z" (or "result")
-            and "mlp_out" of all layers, and the scales of the norms. `by="neuron"` also needs
-            "post". A trace without `names=` has all of these.
+        trace: a trace of one or several texts from this model. The trace must contain "full_embed",
+            "z" (or "result"), "mlp_out" and the scales of the norms, for all layers. `by="neuron"`
+            also needs "post". A trace without `names=` has all of these.
         of: (position, token), or (position, token, other token) for the difference of two logits.
             Negative positions count from the end of each text. A token is an id or a one-token
             string. For several texts, a list may give each text its own tuple.
-        by: "neuron" splits the shares of MLPs into shares of their neurons.
+        by: "neuron" splits the contribution of each MLP into the contributions of its neurons.
 
     Returns:
         A dictionary with the numbers "embed" and "bias", and with the arrays "heads" (layers, Hq),
@@ -165,7 +167,7 @@ def attribute_logits(
 
 
 def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dict[str, Array]:
-    """Return the shares of `attribute_logits`, (B, ...), keyed by name."""
+    """Return the contributions of `attribute_logits`, (B, ...), keyed by name."""
     cells = np.arange(len(logits)), [logit.position for logit in logits]
 
     def at(*names: Any) -> Array:
@@ -173,7 +175,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
         return _wide(kept(trace, "attribute_logits", *names)[cells])
 
     def through(norm: Any, name: str, towards: Array) -> tuple[Array, Any]:
-        """Rewrite `(norm(x) * towards).sum()` as `(x * factors).sum() + bias`; return both."""
+        """Return factors and bias: `(norm(x) * towards).sum() == (x * factors).sum() + bias`."""
         if norm is None:
             return towards, 0.0
         before = _wide(norm.scaled()) * towards / at(f"{name}.hook_scale")
@@ -211,7 +213,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Check that a logit is the sum of the parts' shares once the norms' scales are fixed."""
+    """Check that a logit is the sum of contributions if the scales of the norms are fixed."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
@@ -257,11 +259,11 @@ TOKENS = 2**11  # the maximum number of positions per backward pass; a longer te
 def integrated_gradients(
     model: Model, text: Any, *, of: Target, baseline: Any = None, steps: int = 50
 ) -> Result:
-    """Integrated gradients: split a logit into shares of the text's embeddings.
+    """Integrated gradients: split a logit into contributions of the text's embeddings.
 
-    A share is `(embedding - baseline) * gradient`. Here, `gradient` is the average gradient of the
-    logit on the straight line from the baseline to the embeddings. The shares sum to the logit of
-    the text minus the logit of the baseline. Position embeddings are not changed.
+    A contribution is `(embedding - baseline) * gradient`. Here, `gradient` is the average gradient
+    of the logit on the straight line from the baseline to the embeddings. The contributions sum to
+    the logit of the text minus the logit of the baseline. Position embeddings are not changed.
 
     Args:
         model: a model with an LM head, in float32 or float64.
@@ -269,18 +271,19 @@ def integrated_gradients(
         of: (position, token) for one logit, or (position, token, other token) for the difference of
             two logits. Negative positions count from the end. A token is an id or a one-token
             string.
-        baseline: an input without content. It is a token that is put at every position ("[PAD]",
-            "[MASK]" or an id), or vectors (D,) or (T, D) that replace the embeddings. None means
-            zero vectors. In a model without position embeddings (Llama), the first norm scales even
-            tiny vectors to full size, so a token is the better baseline.
+        baseline: an input without content. A token ("[PAD]", "[MASK]" or an id) is repeated at
+            every position. Vectors (D,) or (T, D) replace the embeddings. None means zero vectors.
+            In a model without position embeddings (Llama), choose a token: the first norm would
+            enlarge vectors near zero to the size of other vectors.
         steps: the number of points at which the gradient is computed. They are Gauss-Legendre
             points.
 
     Returns:
-        (T, D), float64; the sum over D gives one share per token.
+        (T, D), float64; the sum over D gives the contribution of each token.
 
     Warns:
-        UserWarning: the sum of the shares is wrong by more than 5%; this baseline needs more steps.
+        UserWarning: the sum of the contributions differs by more than 5% from the logit of the text
+            minus the logit of the baseline. Increase `steps`, or choose another baseline.
 
     Raises:
         TypeError: an argument has a wrong type, or the model is in half precision.

@@ -42,7 +42,7 @@ class Measured:
         self.ids = padded(packed, starts)  # (B, T), 0 in the padding.
         self.ends = np.diff(starts)
         self.there = padded(np.ones(len(packed), bool), starts)
-        # (B, T), true for the keys that `STRONGEST` compares
+        # (B, T), False for keys that `STRONGEST` ignores: special tokens, position 0 and padding.
         self.words = padded(~np.isin(packed, special), starts)
         self.words[:, 0] = False
         self._parts: dict[tuple[int, int], _Pairs] = {}
@@ -54,7 +54,7 @@ class Measured:
         return len(self._pairs(0, self.ids.shape[1]).groups)
 
     def values(self, name: str, weights: Array, first: int) -> Array:
-        """Return the measure (B, H, Q) of each query; 0 for a query that the measure leaves out.
+        """Return the measure (B, H, Q) of each query, or 0 if the measure does not count the query.
 
         Args:
             name: the name of the measure.
@@ -109,12 +109,13 @@ class _Pairs:
         self.shape = same.shape[:2]
         self.text, self.query, self.key = np.nonzero(same)
         row = self.text * count + self.query
-        # pairs are sorted by query; `groups` holds the index of each query's first pair
+        # Pairs of the same query are consecutive. `groups` holds the index of each query's first
+        # pair.
         self.groups = np.flatnonzero(np.diff(row, prepend=-1))
         self.rows = row[self.groups]
 
     def values(self, weights: Array, shift: int) -> Array:
-        """Sum each query's weights on the keys `shift` positions after those of its pairs."""
+        """For each query, sum the weights on the positions `key + shift` of the query's pairs."""
         heads = weights.shape[1]
         sums = np.zeros((self.shape[0] * self.shape[1], heads), weights.dtype)
         if len(self.groups):
@@ -124,7 +125,7 @@ class _Pairs:
 
 
 def _beside(shift: int) -> Callable[[Measured, Array, int], Array]:
-    """Return a function that reads each query's weight on the key `shift` positions later."""
+    """Return a function that reads, for each query position i, the weight on key `i + shift`."""
 
     def weight(about: Measured, weights: Array, first: int) -> Array:
         out = np.zeros(weights.shape[:3], weights.dtype)
@@ -166,7 +167,7 @@ _MEASURES = {
 class HeadSums:
     """The sum of each measure over queries, and the number of these queries.
 
-    `one + other` adds the sums and the numbers of two parts of a corpus.
+    If `one` and `other` belong to two parts of a corpus, `one + other` belongs to the whole corpus.
 
     Attributes:
         sums: arrays (layers, heads) of float64, keyed by measure.
@@ -234,7 +235,7 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
 
 
 def head_sums(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> HeadSums:
-    """Return the sums whose means `head_scores` returns. Sums of parts of a corpus can be added."""
+    """Return the sums from which `head_scores` computes means; sums of two corpora can be added."""
     call = "head_scores"
     return summed(
         inputs.check_model(model, call), texts, checked_names(of, call, NAMES), call, None, None

@@ -20,7 +20,7 @@ NEURONS = ("pre", "post")
 SITES = (*POSITIONS, *HEADS, *NEURONS)
 TOKENS = 2**11  # the maximum number of tokens that run at once; a longer text runs alone
 
-# A function that turns logits (1, T, V) into a number, or the position and tokens of logits.
+# A function from logits (1, T, V) to a number, or a tuple such as (position, token).
 Metric = Callable[[Array], Any] | Target
 
 
@@ -190,11 +190,12 @@ def patch(
 ) -> Result:
     """Activation patching: run `corrupted`, but with one activation at a time taken from `clean`.
 
-    If an activation restores the clean metric, it carries the difference between the two texts. All
-    patches of a layer run in one batch, also for several pairs of texts. Earlier layers are not
-    recomputed. In a parallel block (GPT-NeoX), the MLP does not read the attention of its own
-    layer, so patching "attn_out" or a head affects only later layers. Activations that are equal in
-    both runs are not patched; their result is the metric of `corrupted`.
+    If patching an activation moves the metric to its value for `clean`, this activation carries the
+    difference between the two texts. All patches of a layer run in one batch, also for several
+    pairs of texts. Earlier layers are not recomputed. In a parallel block (GPT-NeoX), the MLP does
+    not read the attention of its own layer, so patching "attn_out" or a head affects only later
+    layers. If an activation is equal in both runs, no patched run is computed: the result is the
+    metric of `corrupted`.
 
     Args:
         model: a model with an LM head.
@@ -220,8 +221,8 @@ def patch(
 
     Returns:
         A float64 array of metrics. Its shape is (layers, T) for positions, (layers, Hq) for heads,
-        (layers, Hkv) for "k" and "v", and (layers, F) for neurons. With `by="position"`, it is
-        (layers, Hq, T), (layers, Hkv, T) or (layers, F, T). For several pairs, the first axis is
+        (layers, Hkv) for "k" and "v", and (layers, F) for neurons. With `by="position"`, the shape
+        is (layers, Hq, T), (layers, Hkv, T) or (layers, F, T). For several pairs, the first axis is
         the pair, and the results of shorter texts are padded with NaN. If `at` is a list, the first
         axis is "site".
 
@@ -270,7 +271,7 @@ def patch(
 
 
 def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bool) -> Result:
-    """Join the metrics (layers, ...) of all pairs; pad those of shorter texts with NaN."""
+    """Join the metrics (layers, ...) of all pairs; pad the metrics of shorter texts with NaN."""
     at = pairs[0].at
     unit = "token" if at in POSITIONS else "neuron" if at in NEURONS else "head"
     axes = ["layer", "kv_head" if at in ("k", "v") else unit, "token"][: values[0].ndim]
@@ -289,7 +290,7 @@ def _result(pairs: Sequence[Pair], values: list[Array], name: str, normalize: bo
 
 
 def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> Result:
-    """Join the results of several sites along a new first axis."""
+    """Join the results for several activations, such as "z" and "q", along a new first axis."""
     if not sites:
         raise ValueError(f"patch: at is an empty list: choose among {', '.join(SITES)}")
     for site in sites:
@@ -310,7 +311,10 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
 
 
 def _axes(at: Any, by: Any) -> tuple[int, ...]:
-    """Return the axes of an activation whose indices choose a patch: head or neuron, then token."""
+    """Return the axes of an activation along which `patch` replaces one index at a time.
+
+    The axis of heads or neurons comes before the axis of tokens.
+    """
     _check_site(at, SITES, "patch")
     unit, own = ("position", 0) if at in POSITIONS else ("neuron" if at in NEURONS else "head", 1)
     axes = (0, 1) if at == "pattern" else (own, 0)
@@ -372,8 +376,8 @@ class _Group:
         first, base = layer, self._inputs(layer)
         is_resid = self.at in POSITIONS
         if is_resid and self.at != "resid_pre":
-            # After attention, a block treats positions independently. So this layer needs only one
-            # run, with all positions patched.
+            # After attention, a block treats positions independently. Therefore, one run of this
+            # layer with all positions patched gives the output of every patch.
             clean = self.model.run_layers(base, layer, layer + 1, edit={(self.at, layer): clean})
             first, base = layer + 1, self._inputs(layer + 1)
         for parts in self._batches(np.nonzero(differ)):
@@ -393,7 +397,7 @@ class _Group:
         return metrics
 
     def _cut(self, array: Array) -> Array:
-        """Return a view of an activation (n, ...) that has the axes `self.axes` after axis 0."""
+        """Return a view of an activation (n, ...) with `self.axes` moved directly behind axis 0."""
         return np.moveaxis(array, [1 + axis for axis in self.axes], range(1, 1 + len(self.axes)))
 
     def _inputs(self, layer: int) -> Array:
@@ -401,7 +405,10 @@ class _Group:
         return np.array([pair.handed(pair.corrupted, layer) for pair in self.pairs])
 
     def _batches(self, parts: tuple[Array, ...]) -> Iterator[tuple[Array, ...]]:
-        """Yield groups of patches whose runs have at most `TOKENS` tokens, or of one patch."""
+        """Yield groups of patches. The runs of a group form one batch.
+
+        A batch has at most `TOKENS` tokens, unless a single text has more tokens.
+        """
         step = max(1, TOKENS // self.length)
         for first in range(0, len(parts[0]), step):
             yield tuple(numbers[first : first + step] for numbers in parts)

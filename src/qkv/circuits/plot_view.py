@@ -20,8 +20,8 @@ class PlotView(View):
     """A drawn result of `qkv.circuits`.
 
     Attributes:
-        said: a sentence about the number with the largest effect.
-        facts: other sentences about the numbers.
+        said: the headline, such as "Copying: strongest at layer 3, head 2, 0.91 (score)."
+        facts: sentences below the headline, such as "24 of 512 neurons have a card here."
         rows: the panels of the picture, row by row.
         numbers: all entries of the result of `to_dict`, except "sentence".
     """
@@ -33,12 +33,12 @@ class PlotView(View):
 
     @property
     def sentence(self) -> str:
-        """A sentence about the number with the largest effect, and its position."""
+        """The headline, which describes the number with the largest effect."""
         return self.said
 
     @property
     def reasons(self) -> list[str]:
-        """Other sentences about the numbers."""
+        """The sentences below the headline."""
         return self.facts
 
     def panels(self) -> list[list[Panel]]:
@@ -55,7 +55,7 @@ class PlotView(View):
 MOST_CARDS = 24
 MOST_EDGES = 150
 _LISTED = 20  # The maximum number of edges in a terminal.
-_MEASURES = {  # Attributes of a graph, as the view names them.
+_MEASURES = {  # Attributes of a `Graph`, and their labels in the view.
     "faithfulness": "Faithfulness of these edges",
     "correlation": "Correlation with exact scores on a sample",
 }

@@ -18,7 +18,7 @@ from qkv.text.tokenized import marks_blanks, plain_tokens
 
 MOST_BARS, MOST_MAPS = 48, 48
 Scale = tuple[float, float]  # The numbers at both ends of a color scale.
-_SHARES = ("weight", "mean weight", "probability")  # These numbers have a scale from 0 to 1.
+_SHARES = ("weight", "mean weight", "probability")  # Numbers with a color scale from 0 to 1.
 
 
 def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView:
@@ -123,7 +123,10 @@ class _Drawing:
 
     @property
     def kind(self) -> tuple[str, float]:
-        """The pair `(of, ground)`. Drawings with the same pair share a scale."""
+        """The meaning of the numbers, and the number for "no effect".
+
+        Drawings of the same kind share a color scale.
+        """
         return self.of, self.ground
 
     @property
@@ -139,7 +142,7 @@ class _Drawing:
 
     @property
     def sentence(self) -> str:
-        """A sentence about the number with the largest distance from `ground`, and its index."""
+        """A sentence with the number furthest from `ground`, and the index of this number."""
         if not np.isfinite(self.values).any():
             return f"{self.title}: no number is finite."
         form = panels.number_format(self.values)
@@ -172,7 +175,7 @@ class _Drawing:
 
 
 def _of_mapping(results: Mapping[Any, Any]) -> list[_Drawing]:
-    """Read each entry of a dict. A plain number has the same `of` as the dict's first `Result`."""
+    """Read each entry of a dict. Plain numbers get the label `of` of the dict's first `Result`."""
     of = next((one.of for one in results.values() if isinstance(one, Result)), "number")
     numbers = (float, int, np.number)
     parts = [
@@ -205,7 +208,7 @@ def _read(result: Any) -> _Drawing:
     if part.values.size == 0:
         raise ValueError(f"plot: result is empty, {part.values.shape}: give a result with numbers")
     last = part.axes[-1].name if part.axes else ""
-    # a DataArray may lack a part of the vocabulary, so its softmax would be wrong
+    # The softmax needs the logits of all tokens, but a DataArray may have only some tokens.
     if last == "V" and part.of == "logit" and isinstance(result, Result):
         return _likeliest(part)
     values = part.values.astype(np.float64)
@@ -253,7 +256,11 @@ def _likeliest(part: _Drawing) -> _Drawing:
 
 
 def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
-    """Merge axes until at most three remain: first a layer axis and its head axis, then others."""
+    """Merge axes until at most three remain.
+
+    First, a layer axis and its head axis become one axis: "3.2" is head 2 of layer 3. If more than
+    three axes still remain, the first two axes are merged.
+    """
     axes, index = list(part.axes), 0
     while len(part.axes) > 3 and index + 1 < len(axes):
         one, other = axes[index : index + 2]
@@ -270,7 +277,7 @@ def _with_heads_of_all_layers(part: _Drawing) -> _Drawing:
 
 
 def _together(parts: Sequence[_Drawing]) -> str:
-    """Describe several results in a sentence."""
+    """Return a sentence about several results: their sum, or their names and axes."""
     if parts[0].of.startswith("share of"):
         numbers = np.array([part.values.sum() for part in parts])
         return f"The parts sum to {panels.number_format(numbers)(numbers.sum())} ({parts[0].of})."
@@ -279,7 +286,7 @@ def _together(parts: Sequence[_Drawing]) -> str:
 
 
 def _rows(parts: Sequence[_Drawing], stretch: bool) -> list[list[panels.Panel]]:
-    """Return rows of panels. Drawings of one kind share a bar chart if they have 0 or 1 axes."""
+    """Return rows of panels. Drawings of equal `kind` with at most one axis share a bar chart."""
     scales = {}
     for kind in dict.fromkeys(part.kind for part in parts):
         values = np.concatenate([part.values.ravel() for part in parts if part.kind == kind])

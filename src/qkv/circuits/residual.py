@@ -140,20 +140,20 @@ class _Edges(NamedTuple):
     sender: Array
 
 
-Changed = Iterator[tuple[Array, Array]]  # Edges, and the outputs of their layer.
+Changed = Iterator[tuple[Array, Array]]  # Indices of edges, and the layer's output for each edge.
 
 
 class Stream:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
     In a decoder, positions before the first token that differs between the runs are not recomputed.
-    If the metric is a logit, positions after its position are not recomputed either, and the last
-    MLP runs only at its position.
+    If the metric of a decoder is a logit at position p, positions after p are not recomputed
+    either. If the metric of any model is a logit at position p, the last MLP runs only at p.
 
     Attributes:
         wiring: the senders and receivers.
-        deltas: the corrupted output of each sender minus its clean output, (senders, n, D). The n
-            positions are those that are recomputed.
+        deltas: the corrupted output of each sender minus its clean output, (senders, n, D). n is
+            the number of recomputed positions.
         base: the metric of the clean run.
         low: the metric of the corrupted run.
     """
@@ -223,12 +223,13 @@ class Stream:
             corrupted: masks (n,) of the corrupted senders, keyed by receiver. A receiver without a
                 mask has no corrupted senders.
         """
-        now = np.zeros_like(self.deltas)  # each sender's corrupted output minus its output here
+        # The corrupted output of each sender minus the sender's output in this run.
+        now = np.zeros_like(self.deltas)
         now[0] = self.deltas[0]
         x = self.clean[0].pre
 
         def read(x: Array, *names: str) -> Array:
-            """Return the inputs (names, n, D) of receivers at the residual stream `x` (n, D)."""
+            """Return the inputs (names, n, D) of receivers that read the residual stream `x`."""
             count = self.wiring.receivers[names[0]].senders
             none = np.zeros(count, bool)
             masks = np.array([corrupted.get(name, none) for name in names], now.dtype)
@@ -257,7 +258,7 @@ class Stream:
         return float(self._values(x[:, self.cut(len(self.layers))])[0])
 
     def cut(self, layer: int) -> slice:
-        """Return the positions that a layer must compute after attention."""
+        """Return the positions for which a layer computes queries and its MLP, as a slice."""
         return self._only if layer >= len(self.layers) - 1 else slice(None)
 
     def _kept(self, layer: int) -> Kept:
@@ -286,7 +287,7 @@ class Stream:
         return self.pair.handed(run, len(self.layers))[self.span]
 
     def _behind_heads(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Corrupt edges that end in heads of a layer; yield edges and the layer's outputs."""
+        """Corrupt each edge into a head; yield edges, and the layer's output for each edge."""
         kept, cut, block = self.clean[layer], self.cut(layer), self.layers[layer]
         weights = _output_weights(block)
         clean = kept.parts | {"q": kept.parts["q"][:, :, cut]}
@@ -304,7 +305,7 @@ class Stream:
                 yield part, mid + (self._fed(layer, mid) if fed is None else fed)
 
     def _behind_mlp(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Do the same as `_behind_heads` for edges that end in the MLP."""
+        """Corrupt each edge into the MLP; yield edges, and the layer's output for each edge."""
         kept, cut = self.clean[layer], self.cut(layer)
         read = kept.pre if self.layers[layer].parallel else kept.mid
         for part in self._parts(own):
@@ -312,13 +313,16 @@ class Stream:
             yield part, kept.mid[cut] + self._fed(layer, read[cut] + change)
 
     def _behind_all(self, layer: int, edges: _Edges, own: Array) -> Changed:
-        """Do the same as `_behind_heads` for edges that end in the logits."""
+        """Corrupt each edge into the logits; yield edges, and the last output for each edge."""
         for part in self._parts(own):
             change = self.deltas[edges.sender[part]]
             yield part, (self._last(self.pair.clean) + change)[:, self.cut(layer)]
 
     def _parts(self, numbers: Array) -> Iterator[Array]:
-        """Yield groups of edges whose runs have at most `TOKENS` positions, or of one edge."""
+        """Yield groups of edges. The runs of a group form one batch.
+
+        A batch has at most `TOKENS` positions, unless a single run has more positions.
+        """
         step = max(1, TOKENS // self.deltas.shape[1])
         for first in range(0, len(numbers), step):
             yield numbers[first : first + step]

@@ -24,7 +24,8 @@ class Result(np.ndarray[Any, Any]):
     Attributes:
         axes: the axis names ("layer", "head", "token", "query", "key" and others), as in
             `Trace.to_xarray()`; empty for arrays that are computed from a result.
-        words: words for the indices of an axis, such as the tokens of the text, keyed by axis.
+        words: lists of labels, keyed by axis. For example, the axis "token" may have the tokens of
+            the text as labels.
         of: the meaning of the numbers, such as "mean weight" or "logit".
         ground: the number that means "no effect", usually 0.
         title: the name of the measure.
@@ -52,7 +53,7 @@ class Result(np.ndarray[Any, Any]):
         words: Mapping[str, Sequence[str]] | None = None,
         ground: float = 0.0,
     ) -> Self:
-        """Name the axes of an array. An axis keeps its words only if each index has a word."""
+        """Name the axes of an array; ignore the `words` of an axis that has another length."""
         result = np.asarray(values).view(cls)
         sizes = dict(zip(axes, result.shape, strict=True))
         result.axes, result.of, result.title, result.ground = tuple(axes), of, title, ground
@@ -131,16 +132,17 @@ class Graph:
     """The result of `edges` and `discover`.
 
     Attributes:
-        nodes: the names of the parts that have an edge, in order of computation: "embed", the heads
-            "attn.{layer}.{head}" and the MLP "mlp.{layer}" of each layer, and "logits".
+        nodes: the names of all parts that have an edge, in order of computation. The names are
+            "embed", "attn.{layer}.{head}" for heads, "mlp.{layer}" for MLPs, and "logits".
         edges: the edges, sorted by absolute score, largest first.
         method: "exact", "eap" or "eap-ig".
         clean: the metric of the clean run.
         corrupted: the metric of the corrupted run.
         correlation: Pearson's correlation between estimated and exact scores, on a sample of edges.
             None for exact scores; NaN if all estimates or all exact scores are equal.
-        faithfulness: the metric of a run with only these edges clean, scaled so that the corrupted
-            run scores 0 and the clean run scores 1. None for the graph of all edges.
+        faithfulness: the metric of a run in which the graph's edges carry clean outputs, and all
+            other edges carry corrupted outputs. The metric is scaled so that the corrupted run
+            scores 0 and the clean run scores 1. If the graph has all edges, `faithfulness` is None.
     """
 
     nodes: list[str]

@@ -147,7 +147,7 @@ class SAE:
     ) -> Self:
         """Train a TopK autoencoder on the activations of texts.
 
-        Texts run in small batches, and their activations are shuffled in a pool of 64 MB, so memory
+        Texts run in small batches. A buffer of 64 MB stores and shuffles the activations, so memory
         does not grow with the number of texts. The optimizer is Adam, with one step per 1,024
         tokens. The learning rate rises during the first 5% of the run and then falls to 0. Features
         that have been inactive for 32,768 tokens are trained to reconstruct what the active
@@ -156,7 +156,8 @@ class SAE:
         Args:
             model: a text encoder or decoder from `qkv.load`.
             texts: any iterable of texts. A text is a string or an array of ids. If the texts have
-                too few tokens, a list is read again from its start, and an iterator is not.
+                fewer than `tokens` tokens, a list of texts is read several times. An iterator can
+                be read only once.
             at: one activation of one layer, with one vector per token.
             features: n, the number of features.
             k: the maximum number of active features per token.
@@ -301,7 +302,7 @@ class SAE:
     def run(self, x: Array, *, record: Recorder | None = None) -> Array:
         """Return the reconstruction that replaces the activation `x`, in the shape of `x`.
 
-        `record` receives the features and may return other features, which are then decoded.
+        `record` is called with the features. The features that `record` returns are decoded.
         """
         features = self.encode(x)
         kept = features if record is None else record("hook_sae_acts_post", features)
@@ -355,10 +356,10 @@ class SAE:
         """Evaluate the autoencoder on texts, which should not be its training texts.
 
         "explained_variance" and "l0" are measured over all tokens. "dead" is the share of features
-        that are never active. For a decoder, there are also mean losses per token, in nats. "loss"
-        is the loss of the unchanged model, "loss_spliced" the loss if each activation is replaced
-        by its reconstruction, and "loss_mean" the loss if each is replaced by their mean.
-        "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`.
+        that are never active. For a decoder, the result also has mean losses per token, in nats.
+        "loss" is the loss of the unchanged model. "loss_spliced" is the loss if each activation is
+        replaced by its reconstruction. "loss_mean" is the loss if each activation is replaced by
+        the mean activation. "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`.
 
         Args:
             model: the model whose activations the autoencoder encodes.
@@ -446,7 +447,7 @@ def _full_name(at: Any) -> str | None:
 
 
 def _again(model: Model, texts: Any, name: str, call: str) -> Iterator[Array]:
-    """Yield the rows (n, D) of all texts. Start again at the end, unless `texts` is an iterator."""
+    """Yield the rows (n, D) of all texts, again and again; if `texts` is an iterator, only once."""
     for turn in itertools.count():
         if turn and isinstance(texts, Iterator):
             return

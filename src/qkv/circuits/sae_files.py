@@ -13,9 +13,10 @@ from qkv.models.files.read import ModelError, read_json
 from qkv.models.files.tensors import FLOATS, header
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
-# The version of the format. SAELens uses it to recognize folders of version 6 or later.
+# The version of the format. SAELens reads the version to recognize folders of version 6 or later.
 _VERSION = "6.0.0"
-# Each architecture has W_enc (D, n), W_dec (n, D) and b_dec (D,), and these parameters (n,).
+# The parameters (n,) of each architecture. W_enc (D, n), W_dec (n, D) and b_dec (D,) are part of
+# every architecture.
 ARCHITECTURES = {
     "standard": ("b_enc",),
     "topk": ("b_enc",),
@@ -28,7 +29,8 @@ _FORMER = {
     "hook_point_head_index": "hook_head_index",
     "activation_fn_str": "activation_fn",
 }
-# Keys of cfg.json that may change the computation, each with the values that do not change it.
+# Options in cfg.json that can change the computation. With the values listed here, an option does
+# not change the computation. Other values are not supported.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "normalize_activations": ("none", None, False),
     "reshape_activations": ("none", "hook_z", None),
@@ -42,7 +44,8 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
     """Read an autoencoder from a folder.
 
     `about` holds three arguments of `SAE`: "at" (the full name of an activation, or None),
-    "subtracts_bias" and "metadata". `arrays` holds "k" and the file's arrays, keyed by name.
+    "subtracts_bias" and "metadata". `arrays` holds the arrays of the file, keyed by name. For a
+    TopK autoencoder, `arrays` also holds the number "k".
 
     Returns:
         `(about, arrays)`, two dicts.
@@ -63,7 +66,8 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
     metadata = dict(metadata) if isinstance(metadata, Mapping) else {}
     about = {"architecture": "standard", "activation_fn": "relu", **metadata, **config}
     if (about["architecture"], about["activation_fn"]) == ("standard", "topk"):
-        # For a TopK autoencoder, SAELens before version 3.17 wrote "standard" and "topk".
+        # SAELens before version 3.17 wrote a TopK autoencoder as the architecture "standard" with
+        # the activation function "topk".
         about |= {"architecture": "topk", "activation_fn": "relu"}
     architecture = about["architecture"]
     supported = {"architecture": tuple(ARCHITECTURES), "activation_fn": ("relu", architecture)}
@@ -90,7 +94,7 @@ def read_folder(folder: StrPath, call: str) -> tuple[dict[str, Any], dict[str, A
 def _arrays(path: Path, architecture: str) -> dict[str, Any]:
     """Read the arrays of a file in float32 or float64, keyed by name."""
     stored = header(path)
-    scale = stored.pop("scaling_factor", None)  # Old versions of SAELens wrote this array.
+    scale = stored.pop("scaling_factor", None)  # Old versions of SAELens wrote scaling_factor.
     if scale is not None and (scale.read() != 1).any():
         raise ModelError(
             f"{path}: scaling_factor is not 1 everywhere, which is not supported: multiply the "

@@ -35,9 +35,10 @@ def largest(x: Array, k: int) -> Array:
 def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float, Arrays, Array]:
     """Return `(loss, gradients, fired)`; `fired` (n,) is true for features that were above 0.
 
-    The loss is the mean over rows of `|reconstruction - x| ** 2`. Dead features add a second loss,
-    multiplied by `AUXILIARY`. It measures how well the D / 2 dead features with the largest
-    activations reconstruct the error of the first reconstruction.
+    The loss is the mean over rows of `|reconstruction - x| ** 2`. If there are dead features, a
+    second loss is added, multiplied by `AUXILIARY`. The second loss uses only the D / 2 dead
+    features with the largest activations. These features should sum to `x - reconstruction`; the
+    second loss is the mean of their squared error.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).
@@ -99,8 +100,9 @@ def trained(rows: Iterator[Array], n: int, k: int, tokens: int, seed: int) -> tu
     """Train an autoencoder; return its parameters and the number of training rows.
 
     Features start in random directions, and the encoder starts as the transposed decoder. For
-    training, rows are scaled so that their mean squared distance from the average row is D. The
-    returned parameters apply to unscaled rows. Each row of the decoder always has length 1.
+    training, all rows are multiplied by the same number. After scaling, the mean squared distance
+    between a row and the average row is D. The returned parameters apply to unscaled rows. Each row
+    of the decoder always has length 1.
 
     Args:
         rows: arrays (rows, D) of activations.

@@ -20,10 +20,11 @@ _NAMES = (*NAMES, STRONGEST)
 
 
 class Best:
-    """The texts with the largest values of each unit: a neuron, a feature, or a measure of a head.
+    """For each unit, the texts with the largest values.
 
-    A text is kept at most once per unit, and only if its value is above 0. Among texts with equal
-    values, the earlier text comes first.
+    A unit is a neuron, a feature, or a measure of a head. Each unit keeps a text at most once, and
+    only if the text's value is above 0. Among texts with equal values, the earlier text comes
+    first.
 
     Args:
         units: the number of units.
@@ -33,7 +34,8 @@ class Best:
         values: (units, count) float64, largest first; 0 in unused entries.
         numbers: (units, count), the index of each text; -1 in unused entries.
         positions: (units, count), the position of each value in its text.
-        rows: (units, count), the caller's additional data for each value.
+        rows: (units, count), an object for each value, for example the activations at all tokens of
+            the text.
         texts: the kept texts, keyed by index.
     """
 
@@ -44,11 +46,11 @@ class Best:
         self.texts: dict[int, Read] = {}
 
     def among(self, values: Array, numbers: Array, units: slice) -> tuple[Array, Array]:
-        """Find the entries of `values` (B, n) that are, so far, among the largest of their unit.
+        """Find the entries of `values` (B, n) that are large enough to be kept for their unit.
 
         Returns:
-            `(rows, columns)`: the index of each entry's text, and of its unit, counted from the
-            first of `units`.
+            `(rows, columns)`: the indices of these entries in `values`. Row i is the text
+            `numbers[i]`. Column 0 is the first unit of `units`.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
         fits = (values > least) | ((values == least) & (numbers[:, None] < latest))
@@ -95,7 +97,7 @@ class Best:
         return dict(zip(ids.tolist(), tokens, strict=True))
 
     def entries(self, unit: int, spelled: Mapping[int, str]) -> Iterator[tuple[Any, ...]]:
-        """Yield `(value, number, text, tokens, position, row)` of texts, largest value first."""
+        """Yield `(value, number, text, tokens, position, row)` per text, largest value first."""
         columns = (self.numbers, self.values, self.positions, self.rows)
         for number, value, position, row in zip(*(x[unit].tolist() for x in columns), strict=True):
             if number >= 0:
@@ -237,7 +239,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     number of texts. Texts are truncated as in `trace`, and a warning gives the number of truncated
     texts.
 
-    If the activation has heads, the neurons of head 0 come first, then those of head 1, and so on.
+    If the activation has heads of size d (such as "z"), neuron `h * d + i` is number i of head h.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
@@ -307,16 +309,16 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
 
 @dataclass(frozen=True, eq=False)
 class HeadExample(_InText):
-    """A text in which a measure of a head is large, and the query with the largest value.
+    """A text in which a head has a large value of a measure, such as "induction".
 
     Attributes:
-        value: the value at this query.
+        value: the largest value of the measure, over all queries of the text.
         number: the index of the text.
         text: the given text, as a string or token ids (T,).
         tokens: the token strings.
-        query: the position of the query.
-        key: the position whose weight is the value. If the value is a sum of weights, `key` is the
-            position with the largest of these weights. For the entropy, `key` is None.
+        query: the position of the query with the largest value.
+        key: the position of the key whose weight is `value`. If `value` is a sum of weights, `key`
+            is the position with the largest of these weights. For the entropy, `key` is None.
         weights: (T,), the weights of the query.
     """
 
@@ -348,7 +350,7 @@ class HeadScan:
             theme: "light", "dark", or "auto" for the theme of the site or system.
 
         Returns:
-            A view of up to 24 heads with the largest values.
+            A view with one card per head, for the (up to) 24 heads with the largest values.
 
         Raises:
             KeyError: `scan_heads` was not called with this measure.
@@ -423,9 +425,9 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
     Args:
         model: a text encoder or decoder from `qkv.load`.
         texts: an iterable of texts. A text is a string or an array (T,) of token ids.
-        of: the measures of `head_scores`, or "strongest", the largest weight on one position.
-            "strongest" ignores special tokens and the first position, because heads that do nothing
-            attend to them.
+        of: names of measures: the measures of `head_scores`, and "strongest". "strongest" is the
+            largest weight of a query. "strongest" ignores the weights on special tokens and on the
+            first position, because heads that do nothing attend to these positions.
         top_k: the number of examples to keep per head and measure, at least 1.
 
     Returns:
@@ -460,7 +462,7 @@ def scan_heads(model: Model, texts: Texts, of: Names = _NAMES, top_k: int = 10) 
     best = Best(len(names) * layers * heads, top_k)
 
     def add(part: Measurement) -> None:
-        """Add each text to the heads for which its value is among the `top_k` largest so far."""
+        """For each head, keep each text whose value is among the `top_k` largest values so far."""
         batch, measured, values = part.batch, part.measured, part.values
         numbers, most = np.array([text.number for text in batch]), values.max(2)  # (B,), (B, H)
         unit = (names.index(part.name) * layers + part.layer) * heads

@@ -254,7 +254,7 @@ def _row(file: str, result: "CheckResult") -> dict[str, Any]:
 
 
 def _text(file: str, result: "CheckResult", grade: int) -> str:
-    """Return a verdict as text for a terminal, with the hints of the levels 1 to `grade`."""
+    """Return a verdict as text for a terminal, with all hints up to the level `grade`."""
     about = f"{file}, {result.task}" if result.task else file
     points = f"{result.points} of 10 points"
     verdict = "passed" if result.passed else "not passed"

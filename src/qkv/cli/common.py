@@ -66,7 +66,7 @@ class Program(click.Group):
             warnings.showwarning = lambda text, *_: complain(_path(ctx), f"warning: {text}")
             try:
                 result = super().invoke(ctx)
-                if sys.stdout is not None:  # the shell may have closed standard output
+                if sys.stdout is not None:  # None if the shell closed standard output
                     sys.stdout.flush()
                 return result
             except BrokenPipeError:  # the program that reads the output, such as `head`, has ended
@@ -102,8 +102,8 @@ class Program(click.Group):
 def _fill_closed_streams() -> None:
     """Connect standard streams that the shell closed (`2>&-`) to the null device.
 
-    Otherwise, the next file to be opened would get the descriptor of a closed stream, and
-    libraries would write their messages into this file.
+    If standard error stayed closed, the next opened file would get the descriptor 2. Libraries that
+    print to standard error would then write their messages into this file.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -115,7 +115,7 @@ _DEBUG = "qkv.debug"
 
 def _remember_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     if value:
-        context.meta[_DEBUG] = True  # `Program.invoke` reads it: both contexts share one `meta`
+        context.meta[_DEBUG] = True  # for `Program.invoke`, whose context has the same `meta`
 
 
 debug_option = click.option(
@@ -173,13 +173,13 @@ def _heads(
 
 
 def hide_option(does: str) -> Callable[..., Any]:
-    """Make the option `--hide WORD`; `does` is the beginning of its help text."""
+    """Make the option `--hide WORD`, with a help text that begins with `does`."""
     about = f"{does} with WORD masked; may be given repeatedly."
     return click.option("--hide", multiple=True, metavar="WORD", help=about)
 
 
 def ablate_option(does: str) -> Callable[..., Any]:
-    """Make the option `--ablate LAYER.HEAD`; `does` is the beginning of its help text."""
+    """Make the option `--ablate LAYER.HEAD`, with a help text that begins with `does`."""
     about = f"{does} without this head, for example 0.3; may be given repeatedly."
     return click.option(
         "--ablate", multiple=True, metavar="LAYER.HEAD", callback=_heads, help=about

@@ -21,7 +21,8 @@ from qkv.text.lines import Lines, lines_of, read_lines
 if TYPE_CHECKING:
     from qkv.models import Model
 
-# Errors of `scale.encode` name these arguments. The command replaces each by its own option.
+# Arguments in the error messages of `scale.encode`, each with the option that the command prints
+# instead.
 _OPTIONS = {'on_error="skip"': "--on-error skip", "resume=False": "--no-resume"}
 _EMPTY = "{} is empty: write one text per line"
 
@@ -93,7 +94,7 @@ def encode(
 
 @contextmanager
 def _spelled_as_typed() -> Iterator[None]:
-    """Rewrite errors of `scale.encode`, so that they name options instead of arguments."""
+    """Replace the names of arguments in errors of `scale.encode` by the names of options."""
     try:
         yield
     except ValueError as error:
@@ -153,7 +154,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
         if not len(texts):
             raise ValueError(_EMPTY.format(file))
     if isinstance(texts, Iterator) and model == "random":
-        texts = list(texts)  # the vocabulary of the random model comes from the texts
+        texts = list(texts)  # the random model builds its vocabulary from all texts
         if not texts:
             raise ValueError(_EMPTY.format(name))
     used = load_for(texts, model)
@@ -169,7 +170,7 @@ def _one_file(file: str, output: str, model: str | None, as_json: bool) -> None:
 
 
 class Kept:
-    """An iterable that stores each text it yields, until `take` returns and removes the text.
+    """An iterable that stores every yielded text until `take` removes the text.
 
     >>> kept = Kept(["a", "b"])
     >>> [text.upper() for text in kept], kept.take(1), kept.take(1)
