@@ -62,8 +62,8 @@ def plan_of(call: str, query: Shape, key: Shape, value: Shape, *types: DType) ->
     """Return the plan for arrays of these shapes and dtypes; `call` is the function name in errors.
 
     The plan depends only on shapes and dtypes, not on numbers such as the scale or the window.
-    Checking a number is faster than looking up the number in the cache. As keys of the cache, True,
-    1 and 1.0 would be equal.
+    Checking a number is faster than looking up the number in the cache. The cache would also treat
+    True, 1 and 1.0 as the same argument.
     """
     dtype = check_types(call, dict(zip(("query", "key", "value"), types, strict=True)))
     shapes = {"query": query, "key": key, "value": value}
@@ -194,7 +194,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) 
 
 
 def check_per_head(call: str, name: str, shape: Shape, dtype: DType, heads: int) -> None:
-    """Raise an error unless the shape is `(heads,)` or, for sinks, `(heads,)` or `(heads, n)`."""
+    """Raise an error unless the shape is `(heads,)`; for sinks, `(heads, n)` is also allowed."""
     if not is_float(dtype):
         raise TypeError(f"{call}: {name} is {dtype}: give floats")
     most = 2 if name == "sinks" else 1

@@ -57,9 +57,10 @@ class KVCache:
             lengths: the number of real keys in each row, up to n; the default is n.
 
         Returns:
-            Arguments of `qkv.attention` for the queries of the n appended tokens. They are `key`,
-            `value`, `q_offset` and, if needed, `key_lengths`, `query_lengths` and `window`. The
-            arrays are views, which are valid until the next `append`.
+            Arguments of `qkv.attention` for the queries of the n appended tokens. The dict always
+            has `key`, `value` and `q_offset`. If needed, the dict also has `key_lengths`,
+            `query_lengths` and `window`. The arrays are views, which are valid until the next
+            `append`.
         """
         call = "KVCache.append"
         key, value = as_array(key, call=call, name="key"), as_array(value, call=call, name="value")

@@ -126,8 +126,8 @@ def _readable(array: Array, *, contiguous: int = 1) -> Array:
     """Return an array that the kernel can read; copy it only if necessary.
 
     The result is aligned and in this machine's byte order. With `contiguous=1`, the last axis of
-    the result is contiguous. With `contiguous=0`, an array that is broadcast along the last axis
-    stays broadcast, such as a mask.
+    the result is contiguous. With `contiguous=0`, a mask or a bias that is broadcast along the last
+    axis stays broadcast.
     """
     is_readable = array.flags.aligned and array.dtype.isnative
     if not is_readable or (contiguous and array.strides[-1] != array.itemsize):

@@ -190,8 +190,8 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 def _triangle(tall: Array) -> Array:
     """Return the factors R (H, d, d) of QR decompositions of thin matrices (H, D, d).
 
-    If A is one of these matrices, and R is its factor, then `R @ M` has the same Frobenius norm as
-    `A @ M` for every matrix M.
+    If R is the factor of a thin matrix A, then `R @ M` has the same Frobenius norm as `A @ M` for
+    every matrix M.
     """
     return np.asarray(np.linalg.qr(tall, mode="r"))
 

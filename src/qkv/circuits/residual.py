@@ -147,8 +147,9 @@ class Stream:
     """A clean run, a corrupted run, and edited versions of the clean run.
 
     In a decoder, positions before the first token that differs between the runs are not recomputed.
-    If the metric of a decoder is a logit at position p, positions after p are not recomputed
-    either. If the metric of any model is a logit at position p, the last MLP runs only at p.
+    If the metric of a decoder is the logit at position p, positions after p are not recomputed
+    either. If the metric of an encoder or decoder is the logit at position p, the last MLP runs
+    only at position p.
 
     Attributes:
         wiring: the senders and receivers.

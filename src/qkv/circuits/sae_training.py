@@ -36,9 +36,9 @@ def gradients(parameters: Arrays, x: Array, k: int, dead: Array) -> tuple[float,
     """Return `(loss, gradients, fired)`; `fired` (n,) is true for features that were above 0.
 
     The loss is the mean over rows of `|reconstruction - x| ** 2`. If there are dead features, a
-    second loss is added, multiplied by `AUXILIARY`. The second loss uses only the D / 2 dead
-    features with the largest activations. These features should sum to `x - reconstruction`; the
-    second loss is the mean of their squared error.
+    second loss is added, multiplied by `AUXILIARY`. For the second loss, the D / 2 dead features
+    with the largest activations reconstruct `x - reconstruction`. The second loss is the mean over
+    rows of the squared error.
 
     Args:
         parameters: "W_enc" (D, n), "W_dec" (n, D), "b_enc" (n,), "b_dec" (D,).

@@ -49,7 +49,7 @@ class Best:
         """Find the entries of `values` (B, n) that are large enough to be kept for their unit.
 
         Returns:
-            `(rows, columns)`: the indices of these entries in `values`. Row i is the text
+            `(rows, columns)`: the indices of the found entries in `values`. Row i is the text
             `numbers[i]`. Column 0 is the first unit of `units`.
         """
         least, latest = self.values[units, -1], self.numbers[units, -1]
