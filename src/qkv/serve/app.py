@@ -206,7 +206,7 @@ class _Server(uvicorn.Server):
 
 
 def _last_of(listener: socket.socket) -> list[socket.socket]:
-    """Accept and return all waiting connections, then close the listener."""
+    """Accept all waiting connections, close the listener, and return the connections."""
     connections = []
     listener.setblocking(False)
     with listener, suppress(OSError):  # no more connections

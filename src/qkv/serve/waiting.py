@@ -138,7 +138,8 @@ Some = TypeVar("Some", bound=Request)
 class Turns(Generic[Some]):
     """A queue of requests; clients take turns, and so do the connections of each client.
 
-    A connection is a pair `(client, port)`. Any other value is a client with one connection.
+    A connection is a pair `(client, port)`. A connection that is not a pair counts as a client of
+    its own.
 
     >>> loop = asyncio.new_event_loop()
     >>> turns = Turns[Task]()
@@ -241,8 +242,8 @@ class QueuedText:
 class TextTurns(Turns[Texts]):
     """The queue of requests for vectors; a batch takes one text from each connection in turn.
 
-    A text with more than `most` tokens gets a batch of its own. After this batch, shorter texts
-    have priority.
+    A text with more than `most` tokens is computed alone, in its own batch. In the next batch,
+    texts of at most `most` tokens come first.
 
     Args:
         most: the approximate number of tokens in a batch.
@@ -301,8 +302,9 @@ class TextTurns(Turns[Texts]):
         """Return a text's number of tokens, or an estimate before the text is tokenized.
 
         The model computes only the first `limit` tokens of a text, but the tokenizer reads the
-        whole text. For a very long text, the tokenizer takes longer than the model. The estimate is
-        then the number of tokens that the model could compute while the tokenizer runs.
+        whole text. For a very long text, the tokenizer takes longer than the model. The estimate
+        for such a text is the number of tokens that the model could compute in the time of the
+        tokenizer.
         """
         if not isinstance(text, str):
             return len(text)

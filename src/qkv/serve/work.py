@@ -261,7 +261,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly for texts if far fewer requests are waiting than the last batch had."""
+        """Wait briefly for more requests if the last batch had more than twice as many."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

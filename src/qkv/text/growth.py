@@ -83,7 +83,7 @@ def _texts(values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield `rule`. If it is a sequence of rules, yield each of these rules instead."""
+    """Yield `rule` or, if `rule` is a sequence of rules, each rule of the sequence."""
     waiting = [rule]
     while waiting:
         rule = waiting.pop()
@@ -151,7 +151,7 @@ def _table(coded: str) -> float:
 def _added(rule: Mapping[str, Any]) -> int:
     """Return the number of tokens that a template adds to a text.
 
-    If the template repeats the text, return a number above the limit.
+    If the template inserts the text twice, return a number above the limit `_ADDED`.
     """
     single, special = rule.get("single"), rule.get("special_tokens")
     if not isinstance(single, list) or not isinstance(special, dict):

@@ -79,9 +79,9 @@ class Tokenizer:
 
     @cached_property
     def keeps_words_apart(self) -> bool:
-        """Whether each token belongs to a single word.
+        """Whether no token of the vocabulary spans two words.
 
-        A token belongs to two words if it contains a space after another character.
+        A token spans two words if it contains a space after another character, as in "of the".
         """
         spelled = (from_bytes(token, "replace") for token in self._inner.get_vocab())
         return not any(map(_ACROSS.search, spelled))

@@ -291,7 +291,8 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
         error.name, error.layers = name, layers
         return error
     own = layer % num_layers if is_whole_number(layer) else -1
-    # Names of several layers can have the same short form; the requested layer wins, sorted last.
+    # Activations of several layers have the same short name. The name of the requested layer is
+    # sorted last, so `short` keeps this name.
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}
     text = str(name[0] if isinstance(name, tuple) and name else name)

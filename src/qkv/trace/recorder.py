@@ -98,7 +98,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of the activation `other` under the second name `name` too.
+        """Keep the array of the activation `other` under the name `name` too.
 
         Return False if `name` is edited or `other` was not kept.
         """
@@ -153,7 +153,7 @@ class GradientRecorder(Recorder):
         return super().wants(*names) or any(self._prefix + name in self._added for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep the gradient for the edited activation; return that for the unedited activation."""
+        """Keep the gradient for the edited activation; return the gradient for the unedited one."""
         more = self._added.get(self._prefix + name)
         if more is not None:
             array = array + (more if self._back is None else self._back(more))

@@ -149,7 +149,10 @@ def _rotated(op: Op, row: Array, i: int, j: int) -> str:
 
 
 def _activated(x: float, activation: str) -> str:
-    """Write the activation of a number in the same way as `page/assets/parts/sums.js`."""
+    """Write out how an activation function computes a number.
+
+    `page/assets/parts/sums.js` writes the same text.
+    """
     return _ACTIVATIONS[activation].format(x=_number(x), minus=_number(-x))
 
 
@@ -234,8 +237,8 @@ class Step:
         values: the result, `(n, m)`.
         op: how each number is computed, in the format that `_made` reads.
         rows: names for the rows: the tokens of the queries, or the tokens of the keys.
-        side: "queries" if the rows are queries, "keys" if the rows are keys, or "place" if the only
-            row belongs to the walk's query.
+        side: "queries" if the rows are queries, "keys" if the rows are keys, or "place" if there is
+            only one row, which belongs to the walk's query.
         columns: names for the columns, if the columns are tokens.
         shown: the shown columns and their names, if some columns are left out.
         weights: whether the numbers are weights, which are shaded.

@@ -95,7 +95,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Store which vectors the projections in `of` read; "kv" stands for two projections."""
+        """Store the name of the array that the projections in `of` read, such as "k" and "v"."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):

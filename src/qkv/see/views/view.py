@@ -242,7 +242,7 @@ class HeadShown(View):
 
     @abstractmethod
     def _all_heads(self) -> Sequence[Heads]:
-        """Return all heads of each text; their weights join words if the view merges subwords."""
+        """Return all heads of each text, with weights between words if subwords are merged."""
 
     @property
     def top(self) -> float:
@@ -374,7 +374,7 @@ class OneText(HeadShown):
         return [first, [bars]]
 
     def _of_other_heads(self) -> Rows:
-        """Show one link of each other head; if `one_link` is true, this is always the same link."""
+        """Show the links in `elsewhere`: one link for each head, with its weight."""
         links, queries, keys = self.elsewhere, self.shown.queries.names, self.shown.keys.names
         if not links:
             return []
