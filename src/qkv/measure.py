@@ -21,8 +21,8 @@ Call = Callable[[], Any]
 Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
-LEAST = 2e-3  # If a call takes less than this time, in seconds, a round repeats the call.
-SHORT = 0.02  # If a call takes less than this time, each round first runs it without measuring.
+LEAST = 2e-3  # Each round repeats calls that take fewer than `LEAST` seconds.
+SHORT = 0.02  # Each round first runs calls of fewer than `SHORT` seconds unmeasured.
 
 
 def in_turn(
@@ -54,7 +54,7 @@ def in_turn(
         once = {}
         for name, call in calls.items():
             once[name] = _seconds(call)
-            if once[name] < SHORT:  # measure a short call again: its first run was the warm-up
+            if once[name] < SHORT:  # for a short call, the first run is only a warm-up
                 once[name] = _seconds(call)
         advance(1)
         wanted = seconds / max(1e-9, sum(once.values()) + pause * len(once))
@@ -273,11 +273,11 @@ def survey(
 ) -> list[dict[str, Any]]:
     """Verify each task against float64, and measure it in qkv and in plain NumPy.
 
-    `advance` is called with 1 after each round; a task has at least `rounds + 1` rounds. The result
-    for each task is a dict with the fields of the `Task`. The entries `qkv` and `numpy` have the
-    median `seconds` and the largest `error`. `times_faster` is NumPy's median divided by qkv's
-    median. `limit` is the machine's peak rate for this work, and `share` is the fraction of the
-    limit that qkv reaches.
+    Each task has a warm-up round and at least `rounds` measured rounds; `advance(1)` is called
+    after each round. The result for each task is a dict with the fields of the `Task`. The entries
+    `qkv` and `numpy` have the median `seconds` and the largest `error`. `times_faster` is NumPy's
+    median divided by qkv's median. `limit` is the machine's peak rate for this work, and `share` is
+    the fraction of the limit that qkv reaches.
 
     Raises:
         ArithmeticError: an error of qkv is larger than allowed.

@@ -79,8 +79,8 @@ def reproduces(run: Outcome, steps: Steps, compute: Compute, exactly: bool = Fal
         run: the call of the student's function, with its result.
         steps: the steps of the computation.
         compute: a function that computes a case from given steps.
-        exactly: whether two errors are equal only if their messages are equal. If false, two errors
-            with other messages are equal if both report the same mismatch, such as 12 and 24.
+        exactly: whether to compare the messages of two errors. If false, two errors are also equal
+            if both report the same mismatched sizes, such as 12 and 24.
     """
     try:
         predicted = compute(run.case, steps)
@@ -175,7 +175,7 @@ class Marking:
     _: KW_ONLY
     returns: str = "return the result"
     nothing_done: Callable[[Runs], Finding | None] = findings.nothing_done
-    # cases with one key: its weight is 1, which does not change if a function truncates weights
+    # cases with one key, whose weight is 1: truncating this weight to an integer changes nothing
     of_weight_one: Sequence[Case] = field(default=(), init=False)
     # whether known steps give the same array as the function; an equal error is not enough
     explained: bool = field(default=False, init=False)
@@ -187,7 +187,7 @@ class Marking:
 
     @property
     def wrong(self) -> bool:
-        """Has a test found a mistake? Fragile code and another convention are no mistakes."""
+        """Has a test found a mistake? Findings of the other kinds do not count."""
         return any(finding.kind == "wrong" for finding in self.found)
 
     def run(self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None) -> Runs:

@@ -14,7 +14,7 @@ _MOST = 1000  # The maximum length of an error message.
 
 _NUMBER = re.compile(r"\d+")
 _SHAPE = re.compile(r"\(([\d, ]*|[\w, ]*newaxis[\w, ]*)\)")
-# patterns for error messages about two sizes that must be equal: of NumPy, then of torch
+# patterns for messages about two sizes that must be equal: NumPy's messages, then torch's
 _PAIRS = (
     re.compile(r"size (\d+) is different from (\d+)"),
     re.compile(r"not aligned: (\d+) \(dim \d+\) != (\d+)"),
@@ -120,7 +120,7 @@ def clash(error: BaseException) -> frozenset[int]:
             return frozenset({int(match["size"]), math.prod(known)})
     if "broadcast" in text:
         _, remapped, shapes = text.rpartition("->remapped]: ")
-        if remapped:  # of (4,1,6)->(4,newaxis,newaxis), keep the shape after ->
+        if remapped:  # shorten "(4,1,6)->(4,newaxis,newaxis)" to "(4,newaxis,newaxis)"
             shapes = re.sub(r"\([^)]*\)->", "", shapes)
         return _apart([_sizes(shape) for shape in _SHAPE.findall(shapes)])
     return frozenset()
@@ -132,7 +132,7 @@ def _sizes(shape: str) -> list[int]:
 
 
 def _apart(shapes: list[list[int]]) -> frozenset[int]:
-    """Return the sizes that prevent broadcasting: pairs of different sizes other than 1."""
+    """Return the sizes that prevent broadcasting: {2, 3} for the shapes [2, 1] and [3, 4]."""
     return frozenset(
         size
         for shape, other in combinations(shapes, 2)
@@ -146,6 +146,6 @@ def alike(error: BaseException, other: BaseException, exactly: bool) -> bool:
     """Do two errors have the same reason: equal messages, or the same two mismatched sizes?"""
     words = in_words(error)
     if _PRODUCT in words and _PRODUCT in in_words(other):
-        exactly = True  # for a @ b, the sizes 12 and 24 are another error than 24 and 12
+        exactly = True  # for a @ b, the order of the two sizes matters
     sizes = frozenset() if exactly else clash(error)
     return sizes == clash(other) if sizes else words == in_words(other)

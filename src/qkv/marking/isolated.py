@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from json import dumps, loads  # by name, because a student's code may replace json.dumps
+from json import dumps, loads  # a student's code may replace the attribute json.dumps
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,8 +56,8 @@ class Isolated:
 
     Args:
         program: a list or a function. A list holds the name of a module and its arguments: a new
-            process runs the module's `main`. One more argument is added: the number of seconds
-            after which the new process ends on its own. A function runs in a fork of this process.
+            process runs the module's `main`. `main` also receives the maximum lifetime of the new
+            process in seconds, as the last argument. A function runs in a fork of this process.
         seconds: the time limit for an answer.
         waiting: a function to call several times per second during a wait.
         call: the name of the public function, for error messages.
@@ -78,7 +78,7 @@ class Isolated:
             self._stderr.close()
             raise
         self.seconds, self._waiting, self._call = seconds, waiting, call
-        self._secret, self._asked = secrets.token_hex(8), 0  # only genuine replies contain it
+        self._secret, self._asked = secrets.token_hex(8), 0  # genuine replies contain `_secret`
         self._lines: queue.Queue[Packed | None] = queue.Queue()
         self._worker = 0  # the id of the grandchild process, which runs the student's code
         self._listener = threading.Thread(target=self._listen, daemon=True)
@@ -107,7 +107,7 @@ class Isolated:
         self._asked += 1
         number = f"{self._secret}-{self._asked}"
         assert self._child.stdin is not None
-        with suppress(OSError):  # the child has ended: the loop below raises Ended
+        with suppress(OSError):  # if the child has ended, `_hear` returns None below
             self._child.stdin.write(dumps({**request, "n": number}).encode() + b"\n")
             self._child.stdin.flush()
         while True:
@@ -187,7 +187,7 @@ class Isolated:
     def __exit__(self, *_error: object) -> None:
         if hasattr(os, "killpg"):
             ends = [(os.killpg, self._child.pid)]
-            # the worker may have left the process group
+            # the student's code may have left the process group
             if self._worker and self._child.poll() is None:
                 ends.append((os.kill, self._worker))
             for end, number in ends:
@@ -198,7 +198,7 @@ class Isolated:
         if self._child.stdin is not None:
             with suppress(OSError):  # the child may have ended before it read all requests
                 self._child.stdin.close()
-        self._listener.join(_TICK)  # may not end: another process may keep the pipe open
+        self._listener.join(_TICK)  # do not wait for long: another process may keep the pipe open
         self._stderr.close()
 
 
@@ -287,8 +287,8 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
             returns the reply to a request; it may call `tell(part)` before each part of its work.
         megabytes: the memory limit.
         seconds: the maximum lifetime of the process.
-        fork: whether to answer in a fork of this process. A student's code that ends its parent
-            process then ends only this process, and not the marker.
+        fork: whether to answer in a fork of this process. Without a fork, a student's code that
+            ends its parent process would end the marker.
     """
     _limit_memory(megabytes)
     if fork:
@@ -311,13 +311,13 @@ def serve(load: Callable[[], Answer], megabytes: int, seconds: float, *, fork: b
 
 
 def _go_on_in_a_child() -> None:
-    """Continue in a fork; this process waits for the fork, and exits with its exit code."""
+    """Fork and continue in the child; the parent waits, and exits with the child's exit code."""
     if not hasattr(os, "fork"):  # Windows cannot fork
         return
     child = os.fork()
     if not child:
         return
-    for number in (0, 1, 2):  # then the pipes close as soon as the child ends
+    for number in (0, 1, 2):  # only the child keeps the pipes open
         os.close(number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
@@ -351,5 +351,5 @@ def _limit_memory(megabytes: int) -> None:
     except ImportError:  # Windows has no module `resource`
         return
     for limit, size in ((resource.RLIMIT_DATA, megabytes << 20), (resource.RLIMIT_CORE, 0)):
-        with suppress(ValueError, OSError):  # the process already has a lower limit
+        with suppress(ValueError, OSError):  # raised if the hard limit is lower
             resource.setrlimit(limit, (size, resource.getrlimit(limit)[1]))

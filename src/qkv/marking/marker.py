@@ -40,9 +40,9 @@ def check(
             tests use two-dimensional float64 arrays, integers, batches, and scores of 1000.
         signature: the signature of an attention function. `"qkv"`: function(query (L, d),
             key (S, d), value (S, dv)) -> (L, dv). `"x,w_q,w_k,w_v"`: function(x (T, D),
-            w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv). If it has a parameter `num_heads`, the
-            weights have the shape (D, heads * size). Here T is the number of tokens; D, d and dv
-            are the sizes of the vectors. Other tasks have only one signature.
+            w_q (D, d), w_k (D, d), w_v (D, dv)) -> (T, dv). If the function has a parameter
+            `num_heads`, the projections have the shape (D, heads * size). Here T is the number of
+            tokens; D, d and dv are the sizes of the vectors. Other tasks have only one signature.
         task: the name of a task, or of the function that the task expects.
         seed: the random seed for the inputs; 0 gives the shortest printed inputs. To mark the
             functions of a class, choose a seed that the students do not know in advance.

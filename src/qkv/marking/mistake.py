@@ -37,8 +37,9 @@ class Mistake:
             which replace the right steps with the same names.
         nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
-        alone: whether to report this mistake only if it is the function's only mistake. Together
-            with a second mistake, it would explain too many results by chance.
+        alone: whether to report this mistake only if it is the function's only mistake. In
+            combination with other mistakes, such a mistake would match too many wrong results by
+            chance.
     """
 
     key: str
@@ -61,8 +62,8 @@ class Mistake:
 def read_texts(module: str) -> dict[str, dict[str, Any]]:
     """Read the mistakes of a module from a TOML file, such as mistakes.toml for mistakes.py.
 
-    Each table describes a mistake. If a table contains other tables, its fields are the default
-    fields of the mistakes in these tables.
+    Each table describes a mistake. If a table contains subtables, the fields of the table are
+    default values for the subtables.
     """
     package, _, name = module.rpartition(".")
     tables = tomllib.loads(files(package).joinpath(f"{name}.toml").read_text("utf-8"))

@@ -37,7 +37,7 @@ def options_of(
     Args:
         function: a student's function.
         names: the names of the function's positional arguments.
-        known: for each option's name in qkv, the parameter names that count as this option.
+        known: the possible parameter names of each option, keyed by the option's name in qkv.
 
     Raises:
         TypeError: the function does not accept these arguments, or requires other arguments.
@@ -103,8 +103,8 @@ def is_stub(thing: Any) -> bool:
 def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that takes arrays and retries with torch tensors if `function` fails.
 
-    Classes are returned unchanged. If torch was never imported, functions are returned unchanged
-    too.
+    Classes are returned unchanged. Without an earlier import of torch, functions are also returned
+    unchanged.
 
     Args:
         function: a function of arrays, torch tensors, or mappings with such values.
@@ -198,7 +198,7 @@ def outcome(case: Case, call: Callable[..., Any], right: Array, *, beside: bool 
     """Call a function on a copy of a case; return an outcome with the result or the error.
 
     Args:
-        case: the arguments of the call. `case.shown()` returns them as a dict.
+        case: the arguments of the call. `case.shown()` returns the arguments as a dict.
         call: a function that calls the student's function with the copy and returns the result.
         right: the right result.
         beside: whether the function may return a tuple of the result and a second array.
@@ -305,7 +305,7 @@ def close(got: Array, want: Array) -> bool:
     tolerance = HALF_TOLERANCE if got.dtype == np.float16 else TOLERANCE
     with np.errstate(invalid="ignore", over="ignore"):
         apart = float(np.abs(np.subtract(got, want, dtype=np.float64)).max(initial=0.0))
-    if math.isfinite(apart):  # then this comparison is enough, and faster than np.allclose
+    if math.isfinite(apart):  # without nan and inf, this check is faster than np.allclose
         return apart <= tolerance * max(1.0, float(np.abs(want).max(initial=0.0)))
     finite = np.abs(want[np.isfinite(want)])
     off = tolerance * max(1.0, float(finite.max(initial=0.0)))

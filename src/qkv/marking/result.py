@@ -20,7 +20,7 @@ class CheckResult:
         mistakes: short names of the mistakes, such as `"softmax-whole-matrix"`.
         fragile: short names of fragile findings. A fragile function fails only for large numbers,
             fully masked rows or integers.
-        conventions: short names of conventions in which the correct function differs from the task.
+        conventions: short names of differences from the task's conventions, which are no mistakes.
         points: 10 points, minus 4 for each mistake and 1 for each fragile finding; at least 0. A
             function also gets 0 points if it is an empty stub, or if no known mistake explains its
             wrong outputs.
@@ -63,8 +63,8 @@ class CheckResult:
 
         Args:
             hints: the number of hints, from 0 to 3. The third hint is the line that corrects the
-                first finding, so it gives the answer away. If the function is correct and only
-                follows another convention, the correction is shown for each value of `hints`.
+                first finding, so it gives the answer away. If the function has no mistakes and no
+                fragile findings, corrections are shown even with `hints=0`.
         """
         paragraphs = self.message.splitlines()
         mends = [line.removeprefix(_MENDS) for line in paragraphs if line.startswith(_MENDS)]

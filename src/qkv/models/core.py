@@ -163,7 +163,7 @@ class Core:
             raise AttributeError(f"model: unknown attribute {name!r}{nearest}")
         object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept every name
+    if not TYPE_CHECKING:  # type checkers accept any name if a class has `__getattr__`
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError, with advice if the name comes from another library."""
@@ -291,8 +291,8 @@ class Core:
         """The SHA-256 digest of the stored parameters, in hexadecimal.
 
         The digest covers the name, type, shape and bytes of every tensor in the files. The argument
-        `dtype` of `qkv.load` and the number of files do not change the digest. For a model with
-        replaced parameters, and for `"random"`, the digest covers the tensors that `save` would
+        `dtype` of `qkv.load` and the number of files do not change the digest. If parameters were
+        replaced, or if the model is `"random"`, the digest covers the tensors that `save` would
         write.
 
         >>> import qkv
@@ -331,7 +331,7 @@ class Core:
         return model
 
     def _read_as(self, sentence: Sentence) -> Self:
-        """Return a copy of the model with other settings for texts; the two share their arrays."""
+        """Return a model that has the same arrays as this model, and new settings for texts."""
         model = copy(self)
         model._weights = replace(self._weights, parameters=dict(self._weights.parameters))
         model.reader = replace(self.reader, sentence=sentence)
@@ -353,7 +353,7 @@ class Core:
     def head(self) -> BuiltHead | None:
         """The layers that turn the last block's output into logits or one vector.
 
-        A model without a head has None here.
+        None if the model has no head.
         """
         network = self.network
         return network.decoder.head if isinstance(network, EncoderDecoder) else network.head
@@ -522,7 +522,7 @@ class Core:
         return Run(rows, cu_lengths, {} if record is None else record.arrays)
 
     def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> Fitted:
-        """Check that edits fit this model and a batch; `others` are passed on to `fit`."""
+        """Check that edits fit this model and a batch; `fit` receives the arguments `others`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ LINES = MappingProxyType(
 
 
 _SCORES = ("scores", "softcap", "bias", "alibi", "added")
-# maps the name of a line to the variable that the line sets, which `run` rounds to `dtype`
+# the variable that each line sets, keyed by the name of the line; `run` rounds these variables
 _RESULTS = MappingProxyType(
     {**dict.fromkeys((*_SCORES, "hide"), "s"), "finite top": "top", "exp": "e", "sinks": "total"}
     | {"weights": "w", "out": "out", "lse": "lse"}
@@ -80,7 +80,7 @@ class Expected(NamedTuple):
     weights: Array
     lse: Array
     seen: Array
-    largest: float  # the largest absolute score of a visible key, before or after any step
+    largest: float  # the largest absolute score of a visible key at any step
     d_query: Array | None = None
     d_key: Array | None = None
     d_value: Array | None = None
@@ -175,7 +175,7 @@ def defects() -> tuple[Defect, ...]:
 
 
 def _running(s: Array, tile: int, sinks: Array | None) -> Array:
-    """For each key, return the largest score up to the end of its tile, or a larger sink."""
+    """For each key, return the maximum over all sinks and all scores up to the key's tile."""
     best = np.maximum.accumulate(s, axis=-1)
     ends = np.minimum((np.arange(s.shape[-1]) // tile + 1) * tile, s.shape[-1]) - 1
     best = best[..., ends]

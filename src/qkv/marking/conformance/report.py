@@ -208,7 +208,7 @@ def status_of(results: Sequence[CaseResult]) -> str:
     """Return the status of a feature; one wrong case makes the feature wrong.
 
     The function may refuse optional cases. A case is ignored if a defect of another feature
-    explains it. If this would ignore all cases, none is ignored.
+    explains it. If such defects explain all cases, no case is ignored.
     """
     results = [result for result in results if not result.like] or results
     if any(result.status == "wrong" for result in results):

@@ -29,9 +29,9 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: the largest error in one of the returned arrays: the array with the largest ratio of
-            error to bound. None if the results cannot be compared.
-        bound: the allowed error in this array.
+        error: the largest error in the worst array, which has the largest ratio of error to bound.
+            None if the results cannot be compared.
+        bound: the allowed error in the worst array.
         message: an explanation, if `error` alone does not explain the status.
         outputs: the returned arrays.
         ended: whether the process crashed, exited or reached its time limit.
@@ -68,7 +68,7 @@ class Runs:
 
     def __init__(self, start: Callable[[], Isolated]) -> None:
         self._start = start
-        self._processes = ExitStack()  # closing it ends the process
+        self._processes = ExitStack()  # `close` ends the process
         self._process: Isolated | None = None
 
     def load(self) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ def _judged(case: Case, right: "Answer", reply: Mapping[str, Any]) -> CaseResult
     """Compare the returned arrays with the right answer."""
     outputs = tuple(unpack(out, lambda number, thing: thing) for out in reply["outs"])
     if len(outputs) > len(right.arrays) and not {"weights", "lse"} & {*right.names}:
-        outputs = outputs[:1]  # drop weights, which the case did not request
+        outputs = outputs[:1]  # ignore attention weights that the case did not request
     if len(outputs) != len(right.arrays):
         return CaseResult(case, "wrong", message=f"it returns {len(outputs)} arrays instead of"
                           f" {', '.join(right.names)}")  # fmt: skip
@@ -153,7 +153,7 @@ class Answer:
     def errors(self, outputs: Sequence[Array]) -> list[float]:
         """Return the largest error of each array.
 
-        If only the output or only the right number is NaN, the error is infinite.
+        If exactly one of the two compared numbers is NaN, the error is infinite.
         """
         return [
             _distance(a[self.judged], np.asarray(b, np.float64)[self.judged])
@@ -217,7 +217,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
 
 
 def _half_bounds(case: Case, drawn: Drawn, right: Expected, judged: Any) -> list[float]:
-    """Return error bounds: twice the formula's own error in half precision, plus one rounding."""
+    """Return error bounds: 2 * (error of the formula in half precision) + one rounding error."""
     dtype = float_type(case.dtype)
     own = run(values(case, drawn, dtype), dtype=dtype)
     rounding = 2.0 ** -(11 if case.dtype == "float16" else 8)

@@ -173,7 +173,7 @@ class Worker:
 
 
 def _plain(case: Case, a: Array) -> Case:
-    """Return a case with the memory layout of `a`, which is not a query, key or value."""
+    """Return a case whose `layout` fits `a`, an array such as a mask."""
     across = case.layout in ("transposed", "every second") and a.ndim == 4
     return Case(case.feature, layout="fortran" if across else "")
 

@@ -47,7 +47,7 @@ class _Submission:
 
     def __init__(self, file: str) -> None:
         self.file, self.module = file, ModuleType(NAME)
-        self.things: list[Any] = []  # keeps all objects, so that no two have the same id
+        self.things: list[Any] = []  # kept alive: Python reuses the ids of deleted objects
         self.numbers: dict[int, int] = {}
         self.returned: dict[int, tuple[np.ndarray[Any, Any], bytes]] = {}
         self.callable: dict[int, Callable[..., Any]] = {}
@@ -92,7 +92,7 @@ class _Submission:
                 cells_of = [*tasks, *(made_for or ())]
                 tell(cells_of)
                 failures = book.run(self.module, Path(self.file).name, lambda: tell(cells_of))
-            if not tasks:  # the file has no function of any task
+            if not tasks:  # the file defines no function that a task asks for
                 return {"result": _verdict(no_function(names))}
         except BaseException as error:
             return {"result": _verdict(of_error(error, self.file))}
@@ -122,7 +122,7 @@ class _Submission:
                 return words_of(thing)[:_LONGEST]
 
     def _values(self, names: list[str]) -> list[Packed] | str:
-        """Return the values of these names. If the file lacks a name, return only this name."""
+        """Return the values of these names. If a name is undefined, return only the name."""
         for name in names:
             if not hasattr(self.module, name):
                 return name
@@ -179,7 +179,7 @@ class _Submission:
         return number
 
     def _stale(self) -> list[Any]:
-        """Pack the arrays that have changed since a call returned them."""
+        """Pack the arrays that the student's code has changed after returning the arrays."""
         changed = [n for n, (a, sent) in self.returned.items() if a.tobytes() != sent]
         stale = [[number, self._packed(self.things[number])] for number in changed]
         for number in [*self.returned][:-_WATCHED]:

@@ -95,10 +95,11 @@ def by_roster(
 ) -> Students:
     """Create a row for each student in the roster, then for each file without a student.
 
-    A file belongs to a student if the student's id is a word in one of these names: the file, the
-    given folder, or a folder between these two. For example, the id `s12` is a word in
-    `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no student's id is found, the students' names
-    are searched. If several ids are found, the file belongs to the student with the longest id.
+    A file belongs to a student if the student's id is a word in the name of the file, or in the
+    name of a folder on the path from the given folder to the file. For example, the id `s12` is a
+    word in `s12_lesson3.ipynb`, but not in `s123.ipynb`. If no student's id is found, the students'
+    names are searched. If several ids are found, the file belongs to the student with the longest
+    id.
     """
     owners = [_owner_in(roster, _names_above(file, folders)) or ("", file) for file in files]
     grouped = {student.names: student for student in _grouped(owners, files)}
@@ -293,7 +294,7 @@ def files_in(folder: StrPath) -> list[str]:
 
 
 def _handed_in(path: Path) -> bool:
-    """Is the path to be marked? Yes for files, broken links and unreadable paths only."""
+    """Is the path a file, a broken link or an unreadable path? Only such paths are marked."""
     try:
         return path.is_file() or (path.is_symlink() and not path.exists())
     except OSError:

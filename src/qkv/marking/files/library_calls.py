@@ -35,7 +35,7 @@ class Watch:
         _set(spy)
         try:
             yield
-            if _get() is not spy:  # Python removes `_spy` if it raises a RecursionError
+            if _get() is not spy:  # Python removes a profile function that raises a RecursionError
                 self.called.add(_SWITCHED_OFF)
         finally:
             _set(None)
@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Is this a call from outside qkv, or a call from `qkv.marking` to another part of qkv?"""
+    """Is the caller outside qkv? For this test, `qkv.marking` is not part of qkv."""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)

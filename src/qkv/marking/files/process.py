@@ -103,12 +103,12 @@ def check_file(
     verdicts = _without_helpers(results)
     if task is None:
         return tuple(verdicts)
-    name = task_of(task).name  # a verdict on a file that cannot run has no task
+    name = task_of(task).name  # if the file cannot run, `result.task` is None
     return tuple(replace(result, task=result.task or name) for result in verdicts)
 
 
 def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
-    """Remove the verdicts on helper functions; list the helpers in the first remaining verdict."""
+    """Remove the verdicts on helper functions; the first other verdict names the helpers."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]
@@ -176,7 +176,7 @@ class _File(NamedTuple):
                 if isinstance(values, str):  # the first missing name
                     return _missing(task, values, task.name, own), ""
                 return check(values, task=task.name), ""
-            by_task = name == task.name  # otherwise, `name` is a function's name
+            by_task = name == task.name  # `name` is the name of a task or of a function
             found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
             if found is None:
                 return _missing(task, names_of(task) if by_task else name, name, own), ""

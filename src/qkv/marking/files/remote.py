@@ -38,7 +38,7 @@ class Remotes:
     def __init__(self, ask: Callable[[Packed], Packed]) -> None:
         self._ask = ask
         self._things: dict[int, Any] = {}  # Objects by their number in the student's process.
-        self._numbers: dict[int, int] = {}  # The objects' numbers, by id in this process.
+        self._numbers: dict[int, int] = {}  # The objects' numbers, keyed by `id(object)`.
         self.helped: set[str] = set()
 
     def call(self, thing: Any, positional: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -76,14 +76,14 @@ class Remotes:
         return self._read(self.ask("get", thing, name=name))
 
     def find(self, names: Sequence[str]) -> Found | None:
-        """Return the function with the first of these names that the file defines, or None."""
+        """Return the first function in `names` that the file defines, or None."""
         row = self._value({"do": "find", "names": [*names]})
         if row is None:
             return None
         return Found(str(row[0]), self._read(row[1]), f"{row[0]}{row[2]}")
 
     def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
-        """Return the values of these names. If the file lacks a name, return only this name."""
+        """Return the values of these names. If a name is undefined, return only the name."""
         packed = self._value({"do": "values", "names": [*names]})
         return packed if isinstance(packed, str) else tuple(map(self._read, packed))
 
@@ -96,11 +96,11 @@ class Remotes:
         return unpack(packed, self._held)
 
     def _held(self, number: int, thing: Any) -> Any:
-        """Return the object with this number; if it exists already, copy `thing` into it."""
+        """Return the object with this number, updated with the values of `thing`."""
         before = self._things.get(number)
         if thing is None or isinstance(before, Elsewhere) or _write(before, thing):
             return before
-        if isinstance(thing, Opaque):  # name the proxy's type like the type of the object
+        if isinstance(thing, Opaque):  # the proxy's type gets the name of the object's type
             base: Any = RemoteFunction if thing.calls else Remote
             thing = type(thing.kind, (base,), {})(self)
         self._things[number] = thing
@@ -158,7 +158,7 @@ def _write(target: Any, new: Any) -> bool:
     if isinstance(target, np.ndarray):
         if target.dtype != new.dtype:
             return False
-        with suppress(ValueError):  # the target may be a view that cannot be resized, or read-only
+        with suppress(ValueError):  # some arrays are read-only, and views cannot be resized
             if target.shape != new.shape:
                 target.resize(new.shape, refcheck=False)
             target[...] = new

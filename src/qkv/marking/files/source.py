@@ -34,7 +34,7 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
         warnings.simplefilter("ignore")
         try:
             encoding, _ = tokenize.detect_encoding(io.BytesIO(source).readline)
-            source.decode(encoding)  # checks comments too, unlike ast.parse
+            source.decode(encoding)  # ast.parse does not check comments
             tree = ast.parse(source, file)
         # A ValueError is raised for null bytes, and for bytes that are invalid in the encoding. A
         # RecursionError or a MemoryError is raised for a thousand nested brackets.
@@ -142,7 +142,7 @@ def _plain(source: str) -> str:
     if source.lstrip().startswith("%%"):
         first, _, rest = source.lstrip().partition("\n")
         source = rest if _PYTHON.match(first) else ""
-    # if the cell is valid Python, keep lines that begin with %: they are inside a string
+    # in valid Python, lines that begin with % are inside a string: keep these lines
     return source if _parses(source) else _MAGIC.sub(r"\1pass", source)
 
 

@@ -82,9 +82,9 @@ def unpack(packed: Mapping[str, Any], held: Callable[[int, Any], Any]) -> Any:
 
     Args:
         packed: the result of `Packer.pack`.
-        held: a function `held(number, thing)` that returns the object to use for an object with a
-            number. `thing` is the object in the message. It is None if the message has only the
-            number, and an `Opaque` if the object cannot be sent by value.
+        held: a function `held(number, thing)`, called for each object that has a number; `unpack`
+            uses the returned object. `thing` is the object in the message, or None if the message
+            has only the number. `thing` is an `Opaque` if the object cannot be sent by value.
     """
     if "v" in packed:
         return packed["v"]

@@ -1,4 +1,4 @@
-"""The task `block`: attention and an MLP. Each part reads a normalized x and is added to x.
+"""The task `block`: attention and an MLP. Each part reads norm(x), and its output is added to x.
 
 Sources: Vaswani et al. 2017 (the block), Xiong et al. 2020 (pre-norm), Ba et al. 2016
 (LayerNorm), Zhang and Sennrich 2019 (RMSNorm), Hendrycks and Gimpel 2016 (GELU).
@@ -40,7 +40,7 @@ def wire(rule: Rule) -> Steps:
 
 
 def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Array]) -> Steps:
-    """Return a step that adds the parts `numbers` to x by `other`, and all other parts as usual."""
+    """Return a step that uses `other` instead of pre-norm for the parts with these `numbers`."""
 
     def rule(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
         for number, (part, norm) in enumerate(zip(parts, norms, strict=True)):
@@ -51,7 +51,7 @@ def some_parts(numbers: Collection[int], other: Callable[[Array, Part, Part], Ar
 
 
 def _each_part(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """Return three variants: `other` adds both parts to x, only attention, or only the MLP."""
+    """Return three steps: `other` replaces pre-norm in both parts, in attention, or in the MLP."""
     return [some_parts(numbers, other) for numbers in ((0, 1), (0,), (1,))]
 
 

@@ -95,7 +95,7 @@ CAUSAL = _TEXTS.mistakes(
 )
 _INVERTED, _IGNORED = MASK[:2]
 _LOW: Steps = {"mask": np.logical_not, "hide": lambda s, visible: np.where(visible, s, -1e9)}
-# _LOW inverts the mask and hides scores by -1e9; with -inf, fully masked rows would give nan
+# _LOW inverts the mask and uses -1e9, because -inf would give nan in fully masked rows
 INVERTED = replace(_INVERTED, variants=(*_INVERTED.variants, _LOW))
 BATCHES = (
     _TEXTS.mistake("cross-mask-on-batch", {"keys": same}),
@@ -104,7 +104,7 @@ BATCHES = (
 )
 
 # In a decoder block, the marker reports these mistakes only if the block has no second mistake.
-# Together with a second mistake, they would explain too many results by chance.
+# In combination with other mistakes, such mistakes would match too many wrong results by chance.
 _ROLES = ("query-key-swapped", "key-as-value", "projections-swapped", "projections-shared")
 CORE = [known for known in core("x,w_q,w_k,w_v") if known.key != "causal-always"]
 CORE_OF_TWO = [replace(known, alone=known.alone or known.key in _ROLES) for known in CORE]
@@ -121,7 +121,8 @@ KNOWN = (
     *CORE,
 )
 
-# wrong projections in a decoder block: self-attention and cross-attention swap them, or share them
+# wrong projections in a decoder block: self-attention and cross-attention swap their projections,
+# or both use the same projections
 EXCHANGED: tuple[Function, ...] = (
     lambda own, cross: (cross, own),
     lambda own, cross: (own, own),

@@ -87,7 +87,7 @@ _SUBSETS = [numbers for size in (1, 2, 3) for numbers in combinations(range(3), 
 
 
 def _some(other: Callable[[Array, Part, Part], Array]) -> list[Steps]:
-    """For each subset of the three parts, return a step that adds these parts to x by `other`."""
+    """For each subset of the three parts, return a step with `other` instead of pre-norm."""
     return [some_parts(numbers, other) for numbers in _SUBSETS]
 
 
@@ -108,7 +108,7 @@ def _parallel(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
 
 
 def _from_start(x: Array, parts: Sequence[Part], norms: Sequence[Part]) -> Array:
-    """Add the MLP's output to the input of cross-attention, not to its output."""
+    """Add the MLP's output to cross-attention's input instead of cross-attention's output."""
     own, other, mlp = parts
     x = x + own(norms[0](x))
     return x + mlp(norms[2](x + other(norms[1](x))))
@@ -200,7 +200,7 @@ ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: 
 
 
 def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Yield the mistakes whose descriptions also fit a block of three parts."""
+    """Yield the mistakes that can also occur in a decoder block, which has three parts."""
     for mistake in known:
         wires = any("wire" in variant for variant in mistake.variants)
         if not wires and not mistake.key.startswith("block-"):

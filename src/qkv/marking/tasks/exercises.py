@@ -177,7 +177,7 @@ def _angles(dim: int, steps: float, sign: float = -1.0) -> Array:
 
 
 def rotation(dim: int, steps: int) -> Array:
-    """Return the matrix that turns a position vector into the vector `steps` positions later."""
+    """Return the matrix that maps the vector of position p to the vector of position p + steps."""
     return _turned(dim, _angles(dim, steps))
 
 
@@ -267,9 +267,9 @@ NEIGHBOUR_SCORE = Exercise(
 ).task()
 
 # A key lists the heads (layer, head) that are removed from qkv's own encoder. Column 0 is the
-# cosine between the vectors of "bank" in two texts. Columns 1 and 2 are this cosine if the heads
-# are removed only for text 1, or only for text 2. Column 3 is this cosine if layer and head are
-# swapped. Column 4 is the dot product of the vectors. A test recomputes these numbers.
+# cosine between the vectors of "bank" in two texts. Columns 1 and 2 are the cosine if the heads are
+# removed only for text 1, or only for text 2. Column 3 is the cosine if layer and head are swapped.
+# Column 4 is the dot product of the vectors. A test recomputes these numbers.
 _MEASURED = {
     (): (0.3904, 0.3904, 0.3904, 0.3904, 71.9944),
     ((0, 3),): (0.5601, 0.4324, 0.5238, 0.3640, 102.9154),

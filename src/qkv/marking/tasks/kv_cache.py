@@ -65,10 +65,10 @@ class Stepping:
         self.step, self.call = step, call
         self.first: Callable[[], Any] = lambda: None  # the cache for the first call
         self.cache_first = False
-        self.given_back: list[tuple[Array, Array]] = []  # (a copy of an output, the output)
+        self.given_back: list[tuple[Array, Array]] = []  # (copy of an output, output)
 
     def __call__(self, case: Run) -> Any:
-        """Return the outputs of all calls as one array, or the first output without numbers."""
+        """Concatenate the outputs of all calls; if an output is not numeric, return this output."""
         outs, cache = [], self.first()
         for x in case.pieces():
             out, cache = self.make_call(case, x, cache)
@@ -123,7 +123,7 @@ class StepMarking(StepwiseMarking):
         super().__init__(right, step, self.stepping)
 
     def first_calls(self) -> None:
-        """Check that a call returns an output and a cache, and that a second run is the same."""
+        """Check that a call returns an output and a cache, and that runs are reproducible."""
         first = self.call(self.smallest)
         if first.error is not None and not isinstance(first.error, NoCacheError):
             first = self._with_another_first_cache() or first
@@ -152,7 +152,7 @@ class StepMarking(StepwiseMarking):
         return None
 
     def test_in_parts(self, single: list[Run], more: list[Run], known: Sequence[Mistake]) -> None:
-        """Test calls with one word and calls with several words, in one group or in two groups.
+        """Test calls with one word, and calls with several words.
 
         Args:
             single: cases with one word in each call.
@@ -169,14 +169,14 @@ class StepMarking(StepwiseMarking):
     def _together(
         self, single: list[Outcome], more: list[Outcome], known: Sequence[Mistake]
     ) -> bool:
-        """Tell whether to test calls with one word and calls with several words in one group."""
+        """Tell whether one test can cover calls with one word and calls with several words."""
         if all(run.error is not None for run in single):
             return True  # many mistakes give the same error, so more calls are needed
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
-        # if two mistakes explain all calls, and calls with one word reveal only one of them, test
-        # in two groups, so that this mistake is reported first
+        # if calls with one word reveal only one of two mistakes, use two tests: the first test
+        # reports the easier mistake
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 
@@ -342,7 +342,7 @@ CACHING = _TEXTS.mistakes(
         "cache-summed": [
             _both(lambda kept, k, v: (kept.key + k, kept.value + v) if len(kept.key) else (k, v))
         ],
-        # attention reads only cached keys, without those of the new words; positions stay right
+        # attention reads only the keys of earlier words, at their right positions
         "cache-late": [
             {"reads": lambda kept, k, v: kept, "first": lambda kept, keys, new: kept},
             {
@@ -412,7 +412,7 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
     ]
 
 
-# a text with scores of 0 and 1000, which is given in two calls of one word, or in one call
+# a text of two words with scores of 0 and 1000, for two calls of one word or a single call
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
@@ -438,7 +438,7 @@ def several() -> list[Run]:
 
 
 def _with_positions(case: Run) -> Run:
-    """Add a table of positions with three rows more than the text has words; the last is zeros."""
+    """Add a table of T + 3 positions to a text of T words; the last row of the table is zeros."""
     words, width = case.arrays["x"].shape
     table = np.arange(1.0, 1 + (words + 3) * width).reshape(-1, width) % 5 / 2
     table[-1] = 0

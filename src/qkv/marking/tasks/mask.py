@@ -61,7 +61,7 @@ _FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
-    """Convert a mask to 1 and 0; also return the mistake in its numbers, such as -1e9, or None."""
+    """Convert a mask to 1 and 0; also return the `Mistake` if the mask has wrong numbers."""
     values = {*np.unique(out).tolist()}
     if out.dtype == bool:
         return out.astype(np.float64), None
@@ -127,8 +127,9 @@ def _masked(query: Any, key: Any, mask: Any) -> Case:
 
 
 # First case: scores [[1000, 0], [-1000, 0]]; the larger score of each row is masked. Second case:
-# scores [[636, 0], [-636, -636], [25, 0]]; 636, one -636 and 25 are masked. Together, the cases
-# tell two mistakes apart: a finite number instead of -inf, and a maximum over masked scores.
+# scores [[636, 0], [-636, -636], [25, 0]]; the masked scores are 636, the second -636, and 25.
+# Together, the cases tell two mistakes apart: a finite number instead of -inf, and a maximum over
+# masked scores.
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(
@@ -150,7 +151,7 @@ def _nothing_but_nan(wrong: Outcome) -> Finding | None:
 
 
 def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
-    """Describe a function that hides visible keys before softmax, and masked keys after softmax."""
+    """Describe a function that inverts the mask before softmax, but not after softmax."""
     values = (run.case.arrays["value"] for run in m.runs)
     means = [np.broadcast_to(v.mean(axis=0), v.shape) for v in values]  # L == S
     pairs = zip(m.runs, means, strict=True)

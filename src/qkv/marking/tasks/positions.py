@@ -70,7 +70,7 @@ def _halves(table: Array) -> Array:
 
 
 def _even(column: Array) -> Array:
-    """Return 0 0 2 2 4 4 ...: the number of each column, rounded down to an even number."""
+    """Round the number of each column down to an even number: 0, 0, 2, 2, 4, 4, ..."""
     return np.asarray(column - column % 2)
 
 
@@ -149,7 +149,7 @@ MISTAKES = (
 
 
 def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
-    """Return two mistakes: the wrong base and the wrong dim that would give this table (3, 4)."""
+    """Return the wrong base and the wrong dim that would explain this wrong table, as mistakes."""
     if table is None or table.shape != (3, 4) or not (angle := _second_angle(table)):
         return ()
     base = angle**-2.0  # with dim 4, pair 1 rotates by base ** (-2 / 4) per position
@@ -162,7 +162,7 @@ def _by_speed(table: Array | None) -> tuple[Mistake, ...]:
 
 
 def _second_angle(table: Array) -> float:
-    """Return the angle by which pair 1 turns from position 1 to 2, or 0 if it is negative."""
+    """Return the angle by which pair 1 turns from position 1 to 2; a negative angle becomes 0."""
     before, after = (complex(*row) for row in table[1:, [3, 2]])  # cosine, sine
     return max(0.0, float(np.angle(after / before))) if before and np.isfinite(table).all() else 0.0
 

@@ -18,7 +18,7 @@ from qkv.marking.mistake import Function, Mistake, Steps, read_texts
 from qkv.marking.outcome import Outcome, kind_of, name_of, numbers, options_of, outcome
 from qkv.marking.result import CheckResult
 
-# for each name of a mistake, the ways to make it: mappings of wrong steps, or wrong functions
+# the variants of each mistake, keyed by its name: mappings of wrong steps, or wrong functions
 Ways = Mapping[str, Iterable[Steps | Function]]
 _TABLES = tomllib.loads(files(__package__).joinpath("tasks.toml").read_text("utf-8"))
 
@@ -32,8 +32,8 @@ class Task:
         mark: a function that marks an answer: `mark(function, way)` with one of `ways`, or
             `mark(values, "")` with a tuple of values. `mark` raises a TypeError if a function has
             wrong parameters.
-        looks_for: possible names of the function or class; `--task` accepts these names too. In a
-            file, the marker marks the first of these names.
+        looks_for: possible names of the function or class; `--task` accepts these names too. If a
+            file defines several of these names, the marker uses only the first name.
         signature: the call and its result, as in "score_needed(weight, others) -> the score".
         asks: a description of the right result.
         ways: the possible signatures of the function, the usual signature first.
@@ -123,8 +123,8 @@ class Texts:
     """Descriptions of the mistakes of one module.
 
     Each table of the module's TOML file describes a mistake with fields of `Mistake`, for example
-    `says`. If a table has no field `key`, the mistake's key is the name of the table. A table that
-    contains tables is a group of mistakes. Its own fields are the defaults of these mistakes.
+    `says`. If a table has no field `key`, the mistake's key is the name of the table. If a table
+    contains subtables, the fields of the table are default values for the subtables.
 
     Args:
         module: the module's `__name__`.
@@ -191,8 +191,8 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
     Args:
         texts: the texts of the module; the placeholder {end} becomes "last" or "first".
         name: the name of the table that describes both mistakes.
-        steps: one function for each way to make the mistake. Its argument is the index of the
-            skipped item, -1 or 0. It returns the wrong steps.
+        steps: functions that return wrong steps, one function for each way to make the mistake. The
+            functions take the index of the skipped item: -1 or 0.
     """
     return tuple(
         texts.mistake(name, *(step(at) for step in steps), end=end)
@@ -201,7 +201,7 @@ def both_ends(texts: Texts, name: str, *steps: Callable[[int], Steps]) -> tuple[
 
 
 def first_row_only(step: str, of: Callable[..., Array]) -> tuple[Steps, Steps]:
-    """Return two variants of a step that returns after the first row of its loop.
+    """Return two wrong steps that compute only row 0: all other rows are 0, or are missing.
 
     Args:
         step: the name of the step that computes the rows.
@@ -237,7 +237,7 @@ class Exercise:
         name: the task's name.
         right: the right function; the learner's function has the same name.
         draw: a function that draws the arguments of each call, smallest first.
-        mistakes: the known mistakes. They replace `DO`, the only step of the computation.
+        mistakes: the known mistakes, which replace `DO`, the only step of the computation.
         tried: the tested inputs in a few words, such as "one row and several".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.

@@ -75,7 +75,7 @@ def compute(case: Run, steps: Steps) -> Array:
 
 
 def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
-    """Return the cached keys and values of the context; in the first call, return `context`."""
+    """Return the cached keys and values of the context; if the cache is empty, return `context`."""
     return kept if len(kept.key) else context
 
 
@@ -117,7 +117,7 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return each source twice: its words are the output of self-attention, or the input."""
+    """Return two variants per source, with the words after or before self-attention."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 

@@ -196,7 +196,7 @@ def _modernbert_layers(config: Config) -> tuple[Attention, ...]:
     keys[SLIDING] = OlderKeys("local_rope_theta", local)
     rotary = read_rotaries(config, size, keys)
     width = config.size("local_attention")
-    config.only("sliding_window", width // 2, None)  # `sliding_window` holds half of the width
+    config.only("sliding_window", width // 2, None)  # `sliding_window` is half the window's width
     full = Attention(heads, heads, size, rotary=rotary[FULL])
     attends = {FULL: full, SLIDING: replace(full, rotary=rotary[SLIDING]).within(width)}
     return tuple(attends[kind] for kind in kinds)

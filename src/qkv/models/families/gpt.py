@@ -94,7 +94,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
         fine = fine and is_whole(pair[1]) and 0 <= pair[1] * len(pair[0]) <= count - len(kinds)
         kinds += [*pair[0]] * pair[1] if fine else []
     config.need(fine and len(kinds) == count, "attention_types", types, must, 80)
-    again = config.given("attention_layers", kinds)  # Old files repeat the kinds here.
+    again = config.given("attention_layers", kinds)  # Old files have the kinds under both keys.
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "
@@ -145,7 +145,7 @@ def gpt_neox(config: Config) -> Design:
 
 
 def opt(config: Config) -> Design:
-    """Return the design of an OPT: masked tokens have no position, and position 0 is row 2."""
+    """Return the design of an OPT: positions skip masked tokens, and position 0 is table row 2."""
     plain = decoder(config, hidden=config.size("intermediate_size"))
     dim, first, top = plain.dim, 2, plain.head
     embedded = config.size_or_none("word_embed_proj_dim") or dim

@@ -23,7 +23,7 @@ MAX_LENGTH = 512
 
 
 class AttentionOnly(Block):
-    """A layer that is only an attention, without residual connection, norm or MLP."""
+    """A layer that consists only of attention, without residual connection, norm and MLP."""
 
     def __init__(self, attn: MultiHeadAttention) -> None:
         super().__init__(attn, None, None, None, post_norm=False)

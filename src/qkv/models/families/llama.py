@@ -38,8 +38,8 @@ def attention(config: Config, **fields: Any) -> Attention:
 def windows(config: Config, every: int) -> tuple[int | None, ...]:
     """Return the window of each layer, in tokens; None for a layer that sees all tokens.
 
-    By default, layers `every`, `2 * every`, ... (counted from 1) see all tokens, and the other
-    layers have windows.
+    By default, every third layer sees all tokens if `every` is 3. The remaining layers have
+    windows.
     """
     turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)
@@ -163,7 +163,7 @@ def _phi3_names(names: PartNames, config: Config) -> PartNames:
 def gemma(config: Config) -> Design:
     """Return the design of a Gemma: a Llama with GELU, and norms that add 1 to their weights."""
     config.only("use_bidirectional_attention", False, None)
-    config.size("head_dim")  # This call raises an error if `head_dim` is null.
+    config.size("head_dim")  # Check that `head_dim` is an integer, not null.
     activation = config.activation("hidden_act")
     if config.values.get("hidden_act") == "gelu":  # Early files say "gelu" for "gelu_tanh".
         activation = "gelu_tanh"
@@ -184,13 +184,13 @@ def gemma2(config: Config) -> Design:
         "scale": config.positive("query_pre_attn_scalar") ** -0.5,
         "softcap": config.positive_or_none("attn_logit_softcapping"),
     }
-    config.size("head_dim")  # This call raises an error if `head_dim` is null.
+    config.size("head_dim")  # Check that `head_dim` is an integer, not null.
     full = attention(config, options=scores)
     return _capped(config, [full.within(width) for width in windows(config, 2)])
 
 
 def _capped(config: Config, layers: Sequence[Attention]) -> Design:
-    """Return the design that Gemma 2 and 3 share: norms before and after parts, capped logits."""
+    """Return the design that Gemma 2 and 3 share: norms on both sides of a part, capped logits."""
     softcap = config.positive_or_none("final_logit_softcapping")
     plain = gemma_decoder(config, layers, norms="both")
     if plain.head is None or config.head() != "CausalLM":
@@ -273,10 +273,10 @@ def _without_experts(config: Config, count: int) -> frozenset[int]:
 def gpt_oss(config: Config) -> Design:
     """Return the design of a GPT-OSS: experts, and one attention sink per head."""
     config.only("hidden_act", "silu")
-    config.size("head_dim")  # This call raises an error if `head_dim` is null.
+    config.size("head_dim")  # Check that `head_dim` is an integer, not null.
     full = attention(config, sinks=True)
     count, top_k = _experts(config)
-    config.only("experts_per_token", top_k, None)  # Old files repeat `top_k` here.
+    config.only("experts_per_token", top_k, None)  # Old files have `top_k` under both keys.
     alpha, limit = config.positive("swiglu_alpha"), config.positive("swiglu_limit")
     return decoder(
         config,

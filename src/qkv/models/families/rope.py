@@ -22,9 +22,9 @@ class RotaryDefaults(NamedTuple):
         table: the value of `rope_parameters`, if the config has neither this key nor
             `rope_scaling`.
         partial: the rotated fraction of each head, if the config has no `partial_rotary_factor`.
-            In families that always rotate whole heads, it is None.
+            None for families that always rotate whole heads.
         spellings: maps the family's own names for kinds of scaling to qkv's names, such as "su" to
-            "longrope". It is empty if the family uses qkv's names.
+            "longrope". Empty if the family uses qkv's names.
     """
 
     base: float = 10000.0
@@ -199,7 +199,7 @@ def _is_sound(rotary: Rotary, dims: int, length: int) -> bool:
 
 
 def _needed(config: Config, key: str) -> float:
-    """Return the number at a key; raise an error if it is missing or not above 0."""
+    """Return the number at a key; raise an error for a missing key or a number of at most 0."""
     if config.values.get(key) is None:
         raise ModelError(f"{config.source}: {key} is missing: add it")
     return config.positive(key, 1.0)

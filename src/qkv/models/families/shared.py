@@ -14,13 +14,13 @@ from qkv.models.network.rope_scaling import Dynamic
 def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename) -> list[Family]:
     """Read the families in a TOML file: a table for each `model_type`.
 
-    The keys of a table are the attributes of `Family`, and the keys below. A table whose name
-    begins with _ is not a family; other tables extend it.
+    The keys of a table are the attributes of `Family`, and the keys in the list below. A table
+    whose name begins with _ is not a family, but a base that other tables extend.
 
     Keys:
-        like: the name of the table that this table extends. The table begins as a copy of that
-            table. Then its own lists are appended to the copied lists, and its other values replace
-            the copied values.
+        like: the name of a table from which the table inherits all entries. A list in the table is
+            appended to the inherited list. Any other entry replaces the inherited entry with the
+            same key.
         defaults: the values for keys missing in a config, as in transformers.
         spellings: maps each key to its names in this family, the usual name first. If the family
             does not use the key, the list of names is empty.

@@ -33,9 +33,9 @@ STATIC = Family(model_type="static-embedding", design=design, names={"embed": "e
 def read_static(tensors: Tensors, dtype: Any = None) -> tuple[dict[str, Any], Design, Weights]:
     """Return `(config, design, weights)` of a folder that has no config.json.
 
-    The tensor "embedding.weight" is the table. model2vec writes three tensors instead: rows in
-    "embeddings" (n, D), each token's row number in "mapping" (V,), and each token's factor in
-    "weights" (V,).
+    The tensor "embedding.weight" is the table. Files of model2vec have three tensors instead:
+    "embeddings" (n, D) holds rows, "mapping" (V,) holds each token's row number, and "weights" (V,)
+    holds each token's factor.
 
     Raises:
         ModelError: the table is missing, or the sizes of the three tensors do not match.

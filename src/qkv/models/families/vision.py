@@ -156,9 +156,9 @@ def _tower(side: str) -> Family:
 def _tower_values(config: Config, side: str) -> dict[str, Any]:
     """Return a tower's config, completed so that the tower can be read as a model by itself.
 
-    Old files have two configs per tower, e.g. `text_config` and `text_config_dict`. As in
-    transformers, the design reads only the second config, with defaults for missing keys. The other
-    keys come from the first config.
+    Old files have two configs per tower, such as `text_config` and `text_config_dict`. As in
+    transformers, the design reads only the second config, with defaults for missing keys. Keys that
+    the design does not use come from the first config.
     """
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")

@@ -11,8 +11,8 @@ from qkv.models.files.read import CONFIG, ModelError, is_number, is_whole, plain
 
 Choice = TypeVar("Choice")
 
-# Keys that do not change a forward pass in any family. They describe how a model was trained, saved
-# or used, or they set options of transformers.
+# Keys that do not change a forward pass in any family. Such keys describe how a model was trained,
+# saved or used, or set options of transformers.
 HARMLESS = frozenset({
     *("_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_name_or_path"),
     *("_num_labels", "architectures", "attention_dropout", "attention_probs_dropout_prob"),
@@ -61,7 +61,7 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _OTHERS = {".gguf": "GGUF", ".onnx": "ONNX", ".h5": "HDF5", ".msgpack": "Flax", ".tflite": "TFLite"}
 _A_MODEL = "a model is a folder with config.json, *.safetensors and tokenizer.json"
 _MOST_WHOLE = 2**31 - 1  # The largest integer that a config may hold.
-_LEAST, _MOST = 1e-30, 1e30  # The type float32 can hold these numbers and their inverses.
+_LEAST, _MOST = 1e-30, 1e30  # Within this range, float32 can hold a number and its inverse.
 
 
 @dataclass(eq=False)
@@ -128,7 +128,7 @@ class Config:
         return dim, heads, dim // heads
 
     def sized_heads(self) -> tuple[int, int, int]:
-        """Return `(D, heads, size)` as `heads` does; if the config has `head_dim`, it is `size`."""
+        """Return `(D, heads, size)` as `heads` does; the key `head_dim`, if any, gives `size`."""
         size = self.size_or_none("head_dim")
         if size is None:
             return self.heads()
@@ -193,7 +193,7 @@ class Config:
         return len(self.table("id2label")) or self.size("num_labels", 2)
 
     def spelling(self, *keys: str) -> str:
-        """Return the first of `keys` that the config has; if it has none, return `keys[0]`.
+        """Return the first of `keys` that the config has; `keys[0]` is the default.
 
         >>> Config({"hidden_size": 12}, "config.json").spelling("n_embd", "hidden_size")
         'hidden_size'
@@ -239,7 +239,7 @@ class Config:
         return dict(value)
 
     def kinds(self, default: Sequence[str]) -> tuple[str, ...]:
-        """Return the config's `layer_types`, one per layer; if they are missing, return `default`.
+        """Return the value of `layer_types`, one type per layer; `default` replaces a missing key.
 
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
@@ -300,7 +300,7 @@ class Config:
             raise ModelError(f"{self.source}: {key} is {shown}: it must be {must}")
 
     def _support(self, fine: bool, text: str, known: Iterable[str]) -> None:
-        """Raise an error unless `fine`; `text` names the key and its value."""
+        """Raise an error if `fine` is false; `text` names the key and the unsupported value."""
         if not fine:
             raise ModelError(
                 f"{self.source}: {text}, which qkv does not support: qkv knows {', '.join(known)}"

@@ -123,7 +123,7 @@ def places() -> list[tuple[str, str, Path | None]]:
 
 
 def _look(find: Callable[[Any], Any], where: Any) -> tuple[Any, str]:
-    """Return `(folder, why)`: the folder that `find` returns, or the reason why `find` fails."""
+    """Return `(find(where), "")`; if `find` cannot read a path, return None and the reason."""
     try:
         return find(where), ""
     except FileNotFoundError:
@@ -188,7 +188,7 @@ def _has_model(folder: Path) -> bool:
 
 
 def _download(name: str, hub_id: str, revision: str | None, known: Known | None, why: str) -> Path:
-    """Download a model from the Hub; if that fails, the error names every source that qkv tried."""
+    """Download a model from the Hub; an error names every source that qkv tried."""
     tried = f"not in the Hugging Face cache ({cache_folder()}{why})"
     ways = "give the path of a local folder"
     if known is not None:

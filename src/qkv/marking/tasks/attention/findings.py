@@ -34,7 +34,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
-    """Return two lists of runs: first size < second size, and first size > second size."""
+    """Return `[below, above]`: the runs with first size < second size, and with first > second."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -45,7 +45,7 @@ def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[
 
 
 def _whole_sides(sides: Sequence[list[Outcome]]) -> bool:
-    """Tell whether a list has only wrong runs, while no list mixes right and wrong runs."""
+    """Tell whether all runs of a list are wrong, and no list mixes right and wrong runs."""
     wrong = [{not run.is_right for run in side} for side in sides]
     return {True} in wrong and {True, False} not in wrong
 
@@ -91,7 +91,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for queries with the scores 2000 and 1000, or -2000 and -1000."""
+    """Describe a wrong result for two queries: one with large scores, one with the negatives."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)

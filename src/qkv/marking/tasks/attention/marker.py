@@ -38,7 +38,7 @@ class AttentionMarking(Marking):
         return self.run(self.cases[test], call)
 
     def choose(self, ways: Iterable[steps.Learner]) -> None:
-        """Use the first of these ways to call the function for which all results are right."""
+        """Call the function in the first of these ways that gives only right results."""
         right = (way for way in ways if all(run.is_right for run in self.on(steps.CORE, way)))
         self.call = next(right, self.call)
 
@@ -96,8 +96,8 @@ class AttentionMarking(Marking):
                     f"It takes only arrays of {rank} dimensions, not a single text (L, d)."
                 )
         if "mask" in self.call.needed:
-            # masks that mask no key: all True, all 0 if it is added to the scores, or all False if
-            # the function inverts masks
+            # masks that mask no key: all True, all 0 (for functions that add the mask to the
+            # scores), or all False (for functions that invert the mask)
             shapes = product((False, True), (True, 0.0, False))
             self.choose(
                 replace(self.call, unmasked=value, per_key=per_key) for per_key, value in shapes
@@ -122,7 +122,7 @@ class AttentionMarking(Marking):
         self.find(findings.some_lengths(wrong, [run for run in self.runs if run.is_right]))
 
     def _try_large_ones(self) -> None:
-        """Test large scores; a function with blocks needs the maximum over all earlier blocks."""
+        """Test scores of 1000 and 2000, which reveal a wrong maximum over blocks of keys."""
         if any(finding.kind == "fragile" for finding in self.found):
             return
         self.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
@@ -200,9 +200,9 @@ def adds_its_mask(
 ) -> bool:
     """Tell whether a function expects a mask of 0 and -inf, and adds the mask to the scores.
 
-    The marker tries both kinds of mask, and assumes the kind for which the function makes fewer
-    mistakes. If the function adds a boolean mask to the scores (1 for True, 0 for False), this
-    counts as a mistake. It is no mistake if the function clearly expects a mask of numbers.
+    The marker calls the function with both kinds of mask, and keeps the kind that reveals fewer
+    mistakes. Adding a boolean mask to the scores (1 for True, 0 for False) is a mistake, unless the
+    function clearly expects a mask of numbers.
 
     Args:
         m: the marking of the function.
@@ -215,7 +215,7 @@ def adds_its_mask(
     inverted = m.explain(as_bool, pick(known, "mask-inverted"))
     if (inverted and inverted[1]) or not m.explains_more(added, as_bool, known):
         return False
-    # where(mask, scores, -inf) needs a boolean mask; with 0 and -inf, it masks keys that have 0
+    # where(mask, scores, -inf) needs a boolean mask: it inverts a mask of 0 and -inf
     explained = m.explain(added, known)
     if explained and any(mistake.key == "mask-inverted" for mistake in explained[1]):
         return False
@@ -227,7 +227,7 @@ def adds_its_mask(
 
 
 def is_made_for_numbers(nothing: Outcome) -> bool:
-    """Tell whether the output of a fully masked row has no nan; plain softmax would give nan."""
+    """Tell whether fully masked rows give an output without nan; plain softmax gives nan."""
     return nothing.out is not None and not np.isnan(nothing.out).any()
 
 

@@ -1,4 +1,4 @@
-"""Test inputs for attention, its steps, the right answer, and calls of a learner's function.
+"""Attention tasks: test inputs, right steps, right answers, and calls of a learner's function.
 
 `RIGHT` holds the steps, keyed by name; a mistake replaces some of the steps. The string constants
 show steps as lines of code.
@@ -34,7 +34,7 @@ class Case:
 
     @property
     def visible(self) -> Array | None:
-        """The mask as booleans, with True for each finite number in a mask of numbers."""
+        """The mask as booleans; in a mask of numbers, finite numbers become True."""
         if self.mask is None or self.mask.dtype == bool:
             return self.mask
         return np.isfinite(self.mask)
@@ -57,7 +57,7 @@ class Case:
         return self.arrays | {name: a for name, a in options.items() if a is not None}
 
     def at_rank(self, rank: int) -> "Case":
-        """Turn a text into a batch of one text; `rank` is the number of dimensions of arrays."""
+        """Add leading axes of size 1 to all arrays except weights, up to `rank` dimensions."""
         arrays = {
             name: a if name.startswith("w_") else _lift(a, rank) for name, a in self.arrays.items()
         }
@@ -122,7 +122,7 @@ def _of_query_key_value() -> dict[str, list[Case]]:
         "scores of 1000": [_case("qkv", [[1000], [-1000]], [[1], [0]], [[1], [2]])],
         # in the first case, all sizes are 2: a wrong transpose raises no error
         "batches": drawn("qkv", 100, (2, 2, 2, 2), (3, 3, 4, 4), batch=(2,)),
-        # query 0 has position 1; in the last case, position 2 has a key but no query
+        # query 0 is at the position of key 1; in the last case, key 2 comes after the only query
         "q_offset": [replace(case, causal=True, q_offset=1) for case in cached],
     }
 
@@ -202,7 +202,7 @@ FLOATS = "out = np.zeros((L, dv), dtype=float)  # not zeros_like(v); or x.astype
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes by which a learner might scale the scores."""
+    """The sizes that a learner might use, rightly or wrongly, to scale the scores."""
 
     d: int
     dv: int

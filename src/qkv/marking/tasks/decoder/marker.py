@@ -243,7 +243,7 @@ def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
 
 
 def _pair_forgotten(at: int) -> list[Function]:
-    """Return two wrong rotations: one sets pair `at` to 0, the other does not rotate it."""
+    """Return two wrong rotations: one sets pair `at` to 0, the other leaves this pair unrotated."""
     return [
         lambda *pairs: tuple(without(a, at, -1) for a in _turned(*pairs)),
         lambda a, b, cos, sin: _turned(a, b, without(cos, at, -1, 1), without(sin, at, -1)),
@@ -322,7 +322,7 @@ SLIPS = (
         },
         step="gate",
     ),
-    # mistakes in splitting heads; in addition, `_in_one_row` joins the heads
+    # two mistakes at once: a wrong split into heads, and `_in_one_row` as a wrong join
     *(
         replace(one, variants=tuple({**variant, "join": _in_one_row} for variant in one.variants))
         for one in SPLITTING
@@ -331,7 +331,7 @@ SLIPS = (
 )
 
 
-# leave out two mistakes: grouped-query attention has other steps for them
+# omit two mistakes, whose steps do not fit grouped-query attention
 _SPLITTING = tuple(one for one in SPLITTING if one.key not in ("heads-size", "heads-ignored"))
 KNOWN = (
     *ROTARY,
@@ -388,7 +388,7 @@ class _Decoding:
             return steps.greedy(case.ids, case.write, lambda ids: self._rows(ids, case.tied))
         returned = self._returned(case.ids, case.tied)
         if isinstance(returned, tuple) or (isinstance(returned, list) and not self.batched):
-            return returned  # a tuple is always wrong; a list is wrong for a single text
+            return returned  # a tuple is always wrong; a list is wrong unless ids are (1, T)
         logits = numbers(returned)
         return returned if logits is None else _without_batch(logits)
 

@@ -128,7 +128,7 @@ _LOOPS = (
 
 
 def _each_number(*by: int) -> Steps:
-    """Return steps that compute the projections with the numbers `by` as elementwise products."""
+    """Return steps with x * w instead of x @ w for the given weights: 0 is w_q, 1 w_k, 2 w_v."""
     return {
         "project": lambda x, *weights: [x * w if n in by else x @ w for n, w in enumerate(weights)]
     }
@@ -199,8 +199,8 @@ OF_CAUSAL = both_ends(
 )
 
 
-# names of mistakes, keyed by the arrays that are used as query, key and value; (1, 0, 2) means that
-# the key (1) is used as the query, and the query (0) is used as the key
+# names of mistakes, keyed by the indices of the arrays used as query, key and value; for example,
+# (1, 0, 2) swaps query (0) and key (1)
 _EXCHANGED: dict[tuple[int, ...], str] = {(1, 0, 2): "query-key-swapped", (0, 1, 1): "key-as-value"}
 
 
@@ -226,7 +226,7 @@ def mixed(signature: str) -> Iterator[Mistake]:
 
 
 def _unprojected(*bare: int) -> Steps:
-    """Return steps that use x itself instead of the projections with the numbers `bare`."""
+    """Return steps with x instead of x @ w for the given weights: 0 is w_q, 1 is w_k, 2 is w_v."""
     return {
         "project": lambda x, *weights: [x if n in bare else x @ w for n, w in enumerate(weights)]
     }

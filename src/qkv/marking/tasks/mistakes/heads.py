@@ -101,7 +101,7 @@ HEADS = (
 IN_TURN = _TEXTS.mistake(
     "heads-interleaved", {"split": _in_turn, "join": _rejoin_in_turn}, {"split": _in_turn}
 )
-# mistakes of functions with a number of heads; a call with one head reveals them too
+# mistakes of functions with a number of heads; calls with one head reveal such mistakes too
 ONE_HEAD = _TEXTS.mistakes(
     {
         "heads-beside-words": [

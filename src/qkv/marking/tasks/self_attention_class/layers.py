@@ -36,7 +36,7 @@ class Call:
         x: the word vectors (..., T, D).
         heads: the number of heads of the layer.
         matrices: the projections, keyed by role: "q", "k" and "v" (D, heads * d), and "o"
-            (heads * d, D). None if they are unknown.
+            (heads * d, D). None if the projections are unknown.
         biases: the layer's biases, keyed by role.
         mask: a mask (T, T) that is True where a word may attend to another word.
         causal: whether a causal mask is requested.
@@ -264,7 +264,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 
 
 def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also return which fields of `Projections` are true."""
+    """Join the matrices of all heads; also name the fields of `Projections` to set to True."""
     dim, heads, flipped = layout
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
@@ -277,7 +277,7 @@ def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str]
     if all(a.shape[0] == dim for a in arrays):
         whole = np.concatenate(arrays, axis=1)
         if len(arrays) == 1 and heads > 1 and whole.shape[1] * heads == dim:
-            return np.tile(whole, heads), "shared"  # all heads use this (D, d)
+            return np.tile(whole, heads), "shared"  # all heads use the same matrix (D, d)
         return (whole, "") if whole.shape[1] % heads == 0 else None
     if arrays[0].shape[0] * heads == dim and len(arrays) in (1, heads):
         each = arrays * heads if len(arrays) == 1 else arrays

@@ -79,12 +79,12 @@ class _LayerFinding(Finding):
 
 
 def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) -> Finding:
-    """Return a finding: `run`, a call of a layer, shows the mistake with this name."""
+    """Return a finding: the mistake with this name, and the call `run` that shows the mistake."""
     return _LayerFinding(**vars(_TEXTS.mistake(name)), run=run, more=more or {})
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """For each order of axes in which all weights can be read, return the cases with weights."""
+    """Add weights to all cases, once per order of axes; omit orders that the weights do not fit."""
     ways = {}
     for flipped in (False, True):
         found = [layers.weighed(case, flipped) for case in cases]
@@ -142,7 +142,7 @@ def _mark(built: Function) -> Marking:
 
 
 def _as_asked(m: Marking, layers: Layers) -> None:
-    """Check that layers can be called, use the seed, and refuse sizes that do not fit."""
+    """Check that layers are callable, that seeds have an effect, and that wrong sizes fail."""
     if not _is_called(layers):
         m.find(_of_layer("class-not-called", m.call(_inputs().cases[0])))
     if not m.wrong:
@@ -233,7 +233,7 @@ def _try_masks(m: Marking, layers: Layers, cases: list[Call], flipped: bool) -> 
     """Test a mask and a causal mask, and record the masks that the layer does not take.
 
     Args:
-        m: the marking, whose steps already explain the outputs without masks.
+        m: the marking, in which `steps` explains the outputs without masks.
         layers: the layers.
         cases: two cases with several heads and known weights.
         flipped: whether the weights are (out, in).
@@ -320,7 +320,7 @@ def _unscaled(layers: Layers) -> Finding | None:
 
 
 def _by_symmetries(m: Marking) -> None:
-    """Check a layer with unknown weights: the output's shape, and the effects of other words."""
+    """Check a layer with unknown weights: the output's shape, and the effects of word order."""
     runs = [replace(run, right=np.zeros(0)) for run in m.run(_inputs().cases)]  # unknown
     if (nothing := nothing_done(runs)) is not None:
         m.find(_LayerFinding(**vars(nothing)))

@@ -29,7 +29,7 @@ def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def induction_score(weights: Array, ids: Any, names: Any) -> Any:
-    """Return the mean weight from repeated names to the words after their earlier occurrences."""
+    """Return the mean weight that a repeated name gives to the words after earlier occurrences."""
     return np.mean(
         [sum(weights[i, j + 1] for j in earlier) for i, earlier in _returning(ids, names)]
     )
@@ -42,14 +42,14 @@ def _shifted(by: int) -> Function:
 
 
 def _of_one(number: int) -> Function:
-    """Return a wrong score that uses one earlier occurrence: 0 is the first, -1 the last."""
+    """Return a wrong score that uses only the first (0) or the last (-1) earlier occurrence."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
 
 
 def _later(*, itself: bool) -> Function:
-    """Return a wrong score that also uses later occurrences; `itself` adds the current one."""
+    """Return a wrong score that also uses later occurrences; `itself` adds the current word."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         found = []
@@ -344,7 +344,7 @@ class _Removed:
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
-        """Return a function of ids and heads that gives the means of `said` over two sets.
+        """Return `of(ids, heads)`, which gives two means of `said` without the given heads.
 
         Args:
             said: a function that takes logits and ids, and returns a number per position.

@@ -19,7 +19,7 @@ _TEXTS = Texts(__name__)
 _STORIES = 60
 # minimum number of last names per first name in sixty stories; ten is usual
 _LAST_NAMES = 3
-# in a story of ten sentences, at least this many are about a person who occurred before
+# minimum number of sentences, of ten in a story, about a person who occurs earlier in the story
 _RETURNS = 4
 _JOIN = 'return " ".join(sentences)  # each sentence is f"{first[one]} {last[one]} {deed} ."'
 
