@@ -187,7 +187,7 @@ class Marking:
 
     @property
     def wrong(self) -> bool:
-        """Has a test found a mistake? Findings of the other kinds do not count."""
+        """Has a test found a mistake? Only findings of the kind "wrong" count."""
         return any(finding.kind == "wrong" for finding in self.found)
 
     def run(self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None) -> Runs:

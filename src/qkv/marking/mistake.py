@@ -37,7 +37,7 @@ class Mistake:
             which replace the right steps with the same names.
         nudge: a first hint, which does not name the mistake.
         where: where to look in the code.
-        alone: whether to report this mistake only if it is the function's only mistake. In
+        alone: whether to report the mistake only if the function has no other mistake. In
             combination with other mistakes, such a mistake would match too many wrong results by
             chance.
     """

@@ -40,8 +40,8 @@ class Report:
         features: the status of each feature: "right", "wrong", "refused" (the function raises an
             error) or "absent" (the function has no argument for the feature).
         cases: the result of each case, with `.case`, `.status`, `.error` and `.bound`.
-        findings: a `Finding` for each wrong or refused feature, keyed by feature. It holds the
-            smallest case with the error, and the known defects that explain this case.
+        findings: a `Finding` for each wrong or refused feature, keyed by feature. A finding holds
+            the smallest case with the error, and the known defects that explain this case.
     """
 
     name: str

@@ -83,7 +83,8 @@ class Worker:
 
     Args:
         task: a dict. `"target"` is the judged function, and `"gradient"` is its backward pass or
-            None. `"arrays"` is the library of their arrays; `"device"` is the arrays' device.
+            None. `"arrays"` is the array library of both functions; `"device"` is the device of the
+            arrays.
         load: a function that returns a `Callee`. Its argument is the judged function, the backward
             pass, or the name of one of them.
     """

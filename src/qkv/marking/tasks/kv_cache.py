@@ -176,7 +176,7 @@ class StepMarking(StepwiseMarking):
         if together is None:
             return False
         # if calls with one word reveal only one of two mistakes, use two tests: the first test
-        # reports the easier mistake
+        # reports only that mistake
         mistakes = together[1]
         return len(mistakes) < 2 or first is None or any(m not in mistakes for m in first[1])
 

@@ -199,7 +199,7 @@ def bloom(config: Config) -> Design:
 
 
 def _by_head(names: PartNames, config: Config) -> PartNames:
-    """Return the parameter names; the files store Q, K and V of head 0, then of head 1, ..."""
+    """Return the names for files that store Q, K and V of head 0, then Q, K and V of head 1, ..."""
     heads = config.size("num_attention_heads")
     return {
         ours: replace(theirs, groups=heads) if isinstance(theirs, Fused) else theirs

@@ -76,7 +76,7 @@ def _shared(written: _Written) -> bool:
 
 
 def _fixed(written: _Written) -> bool:
-    """Tell whether a first name that occurs often has only few last names in all stories."""
+    """Tell whether any frequent first name has too few different last names."""
     often = Counter(name for story in written.stories for name in _first_names(story))
     pairs = Counter(first for first, _ in set.union(*map(_people, written.stories)))
     return any(
