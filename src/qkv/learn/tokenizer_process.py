@@ -63,9 +63,9 @@ def _wordpiece(lines: list[str], vocabulary: int) -> "tokenizers.Tokenizer":
     first = _bert_like(Tokenizer(models.WordPiece(unk_token="[UNK]")))
     letters = _letters(map(first.normalizer.normalize_str, lines), vocabulary // 4)
     inside = [f"##{letter}" for letter in letters if _is_inside_words(letter)]
-    # If several pairs are equally frequent, their ids decide which pair is joined. The library
-    # gives letters inside words random ids. Letters that are special tokens get ids in the order of
-    # this list.
+    # If several pairs of tokens are equally frequent, the trainer joins the pair with the lowest
+    # ids. The ids of tokens such as "##a" would differ between two runs of the trainer. As special
+    # tokens, they get ids in the order of `inside`, so that equal runs give equal tokenizers.
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocabulary,
         special_tokens=[*_SPECIAL, *inside],

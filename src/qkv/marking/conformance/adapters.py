@@ -253,7 +253,7 @@ def _openvino() -> Callee:
     def attention(query: Any, key: Any, value: Any, **options: Any) -> Any:
         inputs = {"query": query, "key": key, "value": value}
         if "attn_mask" in options and options.get("is_causal"):
-            # so says the description of `causal` in OpenVINO; the mask would be lost
+            # OpenVINO's documentation says that the operator ignores the mask if `causal` is true
             raise NotImplementedError("a causal call ignores attention_mask, as documented")
         if "attn_mask" in options:
             inputs["attention_mask"] = options["attn_mask"]

@@ -65,8 +65,8 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
 
     Args:
         function: the function.
-        names: the arguments whose names differ from qkv's. The mapping may lead from the function's
-            names to qkv's names, or from qkv's names to the function's names.
+        names: the arguments whose names differ from qkv's: `{"mask": "attn_mask"}` or
+            `{"attn_mask": "mask"}` if qkv's argument `attn_mask` is called `mask` in the function.
         also: the names of the function's arguments, if the function has no signature.
     """
     taken: dict[str, str] = {}
@@ -109,8 +109,8 @@ class Library(NamedTuple):
         take: a function that converts an array of the library to NumPy, and bfloat16 to float32.
         halves: the library's half-precision dtypes.
         absent: features and layouts that the library cannot express.
-        backward: a function that differentiates another function: it takes this function, the
-            inputs and the upstream gradient, and returns the gradients of the inputs.
+        backward: `backward(function, inputs, upstream)` returns the gradients of `function` with
+            respect to `inputs`; `upstream` is the gradient with respect to the function's output.
     """
 
     give: Callable[[Array], Any]
@@ -133,7 +133,7 @@ def _numpy(device: str) -> Library:
 
 def _torch(device: str) -> Library:
     torch: Any = need("torch", "torch")
-    torch.set_num_threads(1)  # one thread, because a fork does not copy other threads
+    torch.set_num_threads(1)  # a forked process has no worker threads: it would wait for them
 
     def give(a: Array) -> Any:
         if a.dtype.name == "bfloat16":

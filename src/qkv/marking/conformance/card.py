@@ -62,8 +62,8 @@ def conform(
             or the name of another library's attention, such as `"torch.sdpa"`.
         arrays: the library of the function's arrays: `"numpy"`, `"torch"` or `"jax"`.
         names: argument names that differ from `qkv.attention`, for example `{"mask": "attn_mask"}`.
-        dtypes: the dtypes in which all features are judged. One more feature, "half precision",
-            judges the other half-precision dtypes of the library.
+        dtypes: the dtypes in which all features are judged. The feature "half precision" judges
+            float16 and bfloat16, if the library has them and they are not in `dtypes`.
         gradient: the backward pass, called as `gradient(query, key, value, grad_out, **arguments)`.
             Its first three results are the gradients of query, key and value, as in
             `qkv.attention_grad`. If `gradient` is None, torch and JAX differentiate the function.
@@ -143,8 +143,8 @@ def _check_names(**values: Collection[str]) -> None:
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
     """Return a function that starts the child process.
 
-    Functions that are given by name are loaded in a new process. A function object cannot be sent
-    to a new process, so its child is a fork of this process.
+    The child of a function that is given by name is a new process, which loads the function. The
+    child of a function object is a fork of this process, which already has the object.
     """
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]
@@ -199,7 +199,10 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Count an error about shapes as a wrong result if other cases of the feature are right."""
+    """Change "refused" to "wrong" if a call raised an error about the shapes of arrays.
+
+    The status stays "refused" if no case of the same feature is right.
+    """
     needed = [result for result in results if not result.case.optional]
     fits = {result.feature for result in needed if result.status == "right"}
     return [
@@ -217,8 +220,8 @@ def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
 def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], dict[str, Finding]]:
     """Return `(results, findings)`, with a finding for each wrong or refused feature.
 
-    A finding holds the smallest case with the error. A case of "window" may fail only because of a
-    defect in "causal". The feature "window" can then still be right.
+    A finding holds the smallest case with the error. If a case of "window" is wrong only because
+    of a defect in "causal", the case does not make the feature "window" wrong.
     """
     explainer = Explainer(results)
     findings: dict[str, Finding] = {}
@@ -248,7 +251,10 @@ def _findings(runs: Runs, results: list[CaseResult]) -> tuple[list[CaseResult], 
 
 
 def _of_another(runs: Runs, result: CaseResult, explainer: Explainer) -> CaseResult:
-    """If a call is also wrong without its feature, attribute the error to another feature."""
+    """Run a wrong call again without the feature that the call tests.
+
+    If the result is still wrong, attribute the error to another feature of the call.
+    """
     if result.status != "wrong" or result.like or result.ended:
         return result
     case = result.case.stripped()
@@ -276,7 +282,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """If `q_offset` is S - L in `before`, set it to S - L in `after`, which has other sizes."""
+    """Return `after`; if `before` has `q_offset` = S - L, give `after` its own S - L."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

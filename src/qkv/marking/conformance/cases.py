@@ -36,7 +36,7 @@ class Case:
             value vector, because the weights sum to 1.
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
-        unsaid: options that the function applies although it has no parameters for them. They are
+        unsaid: options that the function always applies, without a parameter for them. They are
             passed only to the formula that computes the right answer.
     """
 
@@ -76,7 +76,10 @@ class Case:
         return cls(**{**packed, "unsaid": tuple(packed["unsaid"])})
 
     def stripped(self) -> "Case | None":
-        """Return the call without the tested feature, or None if the feature cannot be removed."""
+        """Return the call without the feature that it tests, for example without the mask.
+
+        Return None for a feature that cannot be removed from a call, such as "gradient".
+        """
         own = {
             name: value
             for name, value in self.options.items()
@@ -211,7 +214,10 @@ def _both_set(options: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
 
 
 def _pair(one: Case, other: Case, dtype: str) -> Case:
-    """Create a case with the options of both cases; it tests the later of their two features."""
+    """Create a case with the options of two cases.
+
+    The new case tests one of their two features: the later one in `FEATURES`.
+    """
     later = max(one, other, key=lambda case: FEATURES.index(case.feature))
     return replace(
         later,

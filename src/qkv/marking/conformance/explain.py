@@ -15,26 +15,28 @@ from qkv.marking.conformance.runs import Answer, CaseResult, answer, parts
 _MOST = 120  # An explanation is compared with at most this many cases.
 _LARGE = 10_000  # Cases with more array elements are skipped to save time.
 _ROUNDING = 1e-5  # Allowed rounding error, relative to the largest number.
-_ENOUGH = 0.8  # No new defect is tried if known ones explain more than this share of cases.
-# A wrong output must be this many times closer to the output of a defect than to the right output.
+# If the defects of earlier features explain more than 80% of the cases, no new defect is tried.
+_ENOUGH = 0.8
+# A defect explains an output only if the output's distance from the right output is at least three
+# times its distance from the output with the defect.
 _CLOSER = 3.0
-# A defect that predicts only the size of errors scores as if it explained at most 60% of the cases.
-_ROUGH = 0.6
-_LIKE = 3.0  # An actual error may be up to this many times as large as the predicted error.
+_ROUGH = 0.6  # The maximum score of a defect that predicts only the size of the errors.
+_LIKE = 3.0  # A defect that predicts an error of 0.1 explains errors below 0.3.
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Known defects that give the results of a wrong feature.
+    """The known defects that explain why a feature is wrong.
+
+    The formula with these defects gives the same wrong results as the function.
 
     Attributes:
         says: the defects as text, such as "the kernel ignored softcap".
         defects: the short names of the defects.
         lines: pairs `(line of the formula, its replacement)`.
-        explains: `(explained, tried)`: `tried` cases of the feature were compared with the defects,
-            and the defects give the results of `explained` cases.
-        beside: the earlier features whose defects are needed, in addition to `defects`, to give
-            these results.
+        explains: `(explained, tried)`: the number of cases that the defects explain, and the number
+            of cases that were tried.
+        beside: earlier features. The explanation needs the defects of these features and `defects`.
     """
 
     says: str
@@ -138,9 +140,10 @@ def _with(candidates: Sequence[Defect], values: Mapping[str, Any]) -> Expected |
 
 
 class Explainer:
-    """Finds known defects that explain the results of a feature, in the order of the features.
+    """Finds known defects that explain the wrong results of a feature.
 
-    The defects that explain earlier features are tried first.
+    The features are explained one by one. The defects that explain earlier features are tried
+    first.
 
     Args:
         results: the results of all cases. A defect that would make right results wrong gets a lower
@@ -185,7 +188,10 @@ class Explainer:
         )
 
     def known_at(self, result: CaseResult) -> str:
-        """Return the earlier feature whose defects explain this result, or ""."""
+        """Return the name of an earlier feature whose defects explain this result.
+
+        Return "" if no such feature exists.
+        """
         if not self.known or not _differs(result):
             return ""
         seen = _Seen.of(result)
@@ -222,9 +228,9 @@ class Explainer:
     def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, float, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
-        The first number is the share of right cases that remain right under these defects. The
-        second number is the share of the feature's cases that the defects explain. The third number
-        is minus the number of changed lines.
+        The first number: of the cases where the function is right, the fraction where the formula
+        with these defects is right too. The second number is the fraction of the feature's cases
+        that the defects explain. The third number is minus the number of changed lines.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:

@@ -50,7 +50,10 @@ def draw(case: Case) -> Drawn:
 
 
 def _option(case: Case, name: str, words: Any, rng: np.random.Generator) -> Any:
-    """Return the value of an option; for a description such as "bool B1LS", draw the array."""
+    """Return the value of an option.
+
+    If the option is described by a text such as "bool B1LS", return a random array that fits.
+    """
     if name in ("attn_mask", "bias"):
         return _mask(case, words, rng)
     if name == "alibi_slopes":
