@@ -20,9 +20,9 @@ from qkv.text.tokenizer import parts_of
 
 BLOCK = 1 << 22  # The number of bytes of a block, which is read, cut and shuffled.
 _LONGEST_LINE = 1 << 18  # A longer line (in bytes) is read in parts.
-_STRETCH = 1 << 20  # `Files.lines` samples parts of this many bytes.
+_STRETCH = 1 << 20  # A sample of a large file consists of parts of about this many bytes.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # A longer word shows that the script has no spaces.
+_LONGEST_WORD = 100  # A longer word is a text without spaces, for example in Chinese.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -131,7 +131,9 @@ class Files:
             raise ValueError(f"corpus: {self.named} is empty: give a text")
 
     def block(self, location: Location, size: int = BLOCK) -> tuple[list[Line], Location]:
-        """Read about `size` bytes of lines at `location`; return them and the next location.
+        """Read lines from `location` on, about `size` bytes.
+
+        Return the lines, and the location of the line after them.
 
         Raises:
             ValueError: a line is not UTF-8 or is not text (the message names the file and the
@@ -156,7 +158,10 @@ class Files:
         return lines, Location(file, offset, number)
 
     def lines(self, most: int | None = None) -> Iterator[str]:
-        """Yield all lines, or a sample of about `most` bytes if the files are larger."""
+        """Yield the lines of the files.
+
+        If the files have more than `most` bytes, yield only a sample of about `most` bytes.
+        """
         total = sum(self.sizes)
         if most is None or total <= most:
             location = Location()
@@ -173,9 +178,9 @@ class Files:
                     raw = stream.read(share // stretches)
                     if len(raw) < share // stretches:
                         raise self._shrunk(file)
-                # A sample ignores invalid bytes; reading the whole file raises an error.
+                # The part may begin inside a character, whose bytes are not valid UTF-8.
                 texts = raw.decode("utf-8", "ignore").splitlines(keepends=True)
-                yield from texts[1:-1] or texts  # the first and the last line are incomplete
+                yield from texts[1:-1] or texts  # only whole lines
 
     def _shrunk(self, file: int) -> ValueError:
         """Return the error for a file that has become shorter."""
@@ -337,18 +342,24 @@ def running(tokenizer: Tokenizer, length: int) -> Cut:
 
 
 def _ids(tokenizer: Tokenizer, texts: Sequence[str]) -> Iterator[Array]:
-    """Yield the ids of texts, in small batches: Python handles signals only between batches."""
+    """Yield the token ids of texts.
+
+    The texts are tokenized in small batches, because Ctrl-C has no effect during a batch.
+    """
     for part in parts_of(texts, _LONGEST_LINE):
         yield from tokenizer.ids_batch(part)
 
 
 def _piece(stream: BinaryIO) -> bytes:
-    """Read a line. Cut a very long line before a space or, if it has none, between characters."""
+    """Read a line; of a very long line, read a part that ends before a space.
+
+    If the part has no space, the part ends between two characters.
+    """
     raw = stream.readline(_LONGEST_LINE)
     if len(raw) < _LONGEST_LINE or raw.endswith(b"\n"):
         return raw
     end = raw.rfind(b" ")
-    if end <= 0:  # without a space, drop the last character, which may be incomplete
+    if end <= 0:  # no space: drop the last character, which may be incomplete
         end = len(raw) - 1
         while end > len(raw) - 4 and raw[end] & 0xC0 == 0x80:
             end -= 1

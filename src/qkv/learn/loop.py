@@ -28,9 +28,8 @@ _MEMORY = 0.95  # The weight of the previous value in the running mean of a loss
 _SOME = 20  # After this number of steps, a running mean is reliable.
 _PRODUCTS: dict[str, Callable[[], AbstractContextManager[None]]]
 _PRODUCTS = {"float32": nullcontext, "bfloat16": products_in_bfloat16}
-# Two limits in nats for the rise of a mean loss above its lowest value.
-_UNEASY = 1.0  # Above this limit, no checkpoint is written.
-_TOO_MUCH = 3.0  # Above this limit, the run ends.
+_UNEASY = 1.0  # No checkpoint is written if a mean loss is 1 nat above its lowest value.
+_TOO_MUCH = 3.0  # The run ends if a mean loss is 3 nats above its lowest value.
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,8 @@ def train(
     step; checkpoints/, with the last two checkpoints; and snapshots/, with models of earlier steps
     in float16.
 
-    With `resume=True`, a stopped run continues from its last checkpoint. If only `steps` limits the
-    run, the result has the same bits as that of an uninterrupted run. On Ctrl-C, SIGTERM, SIGHUP or
+    With `resume=True`, a stopped run continues from its last checkpoint. If `minutes` is None, the
+    resumed run and an uninterrupted run give exactly equal models. On Ctrl-C, SIGTERM, SIGHUP or
     SIGQUIT, the run finishes the current step, and saves a checkpoint and the model. A step is
     skipped with a warning if its gradient is not finite.
 
@@ -99,7 +98,8 @@ def train(
         snapshots: the steps after which a snapshot is written; the last step also gets a snapshot.
             By default, about twelve steps at increasing intervals. With an empty list, no snapshots
             are written.
-        settings: additional entries for each checkpoint; a resumed run needs the same entries.
+        settings: values that are stored in each checkpoint, such as the corpus. A run can be
+            resumed only with equal values.
         products: the dtype of the factors in matrix products with weights, also in the backward
             pass: "float32" or "bfloat16". Products are always summed in float32. On some
             processors, a step with "bfloat16" takes about 4/5 of the time of a step with "float32".
@@ -109,7 +109,7 @@ def train(
         ValueError: a number is out of range, the optimizer belongs to another network, the folder
             holds another run, or the folder has no checkpoint to resume from.
         Diverged: the loss keeps rising, ten steps in a row were skipped, or an output of the model
-            is not finite. The folder then contains the model of the last good checkpoint.
+            is not finite. The run writes the model of the last good checkpoint to the folder.
         OSError: a file cannot be written; existing checkpoints stay complete.
         Interrupted: a signal stopped the run, after everything was saved. `Interrupted` is a
             subclass of KeyboardInterrupt.
@@ -261,7 +261,7 @@ class Run:
 
     @property
     def share(self) -> float:
-        """The completed share of the run, from 0 to 1."""
+        """The progress of the run, from 0 at its start to 1 at its end."""
         by_steps = 0.0 if self.steps is None else self.step / self.steps
         by_time = 0.0 if self.minutes is None else self.seconds / (60 * self.minutes)
         return max(by_steps, by_time)
@@ -276,7 +276,7 @@ class Run:
             run_folder.need_same(saved.about["settings"], settings, saved.path)
             self.restore(saved)
             for step, path in run_folder.snapshots_in(folder).items():
-                if step > self.step:  # this run will write the snapshot again
+                if step > self.step:  # the resumed run repeats this step
                     shutil.rmtree(path, ignore_errors=True)
             return
         if saved is not None:
@@ -413,7 +413,7 @@ class Run:
         run_folder.write_checkpoint(self.folder, self.step, self.arrays(), about)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of a checkpoint: parameters and running means, all (n,)."""
+        """Return the parameters and the optimizer's arrays `mean` and `square`; each is (n,)."""
         means = {"mean": self.optimizer.mean, "square": self.optimizer.square}
         return {"parameters": self.network.flat, **means}
 

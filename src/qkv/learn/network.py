@@ -20,7 +20,7 @@ class Network:
     Attributes:
         flat: (n,), all parameters, with the matrices first.
         gradient: (n,), the gradients in the same order.
-        matrices: the number of entries of `flat` that belong to matrices; they come first.
+        matrices: the number of entries that the matrices have in `flat`.
         parameters: views of `flat`, keyed by parameter name.
         gradients: views of `gradient`, keyed by parameter name.
         slices: the slices of `flat`, keyed by parameter name.

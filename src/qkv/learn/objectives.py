@@ -47,9 +47,9 @@ class Part:
 
     Attributes:
         objective: the objective.
-        weight: the factor of the loss, or a function that computes this factor from the completed
-            share of the run (0 to 1).
-        begin: the completed share of the run at which the objective begins.
+        weight: the factor of the loss, or a function that computes this factor. The argument of the
+            function is 0 at the start of the run and 1 at its end.
+        begin: when the objective begins, from 0 (the start of the run) to 1 (its end).
     """
 
     objective: Objective
@@ -57,7 +57,7 @@ class Part:
     begin: float = 0.0
 
     def at(self, share: float) -> float:
-        """Return the weight of the objective after a share of the run."""
+        """Return the weight of the objective; `share` is 0.5 halfway through the run."""
         if share < self.begin:
             return 0.0
         return self.weight(share) if callable(self.weight) else self.weight
@@ -93,13 +93,12 @@ def words_loss(
         prior: `(indices, tokens, number)`, with two integer arrays (m,). For example, `([0, 2], [7,
             5], 1.5)` adds 1.5 to the logit of token 7 at target 0, and to the logit of token 5 at
             target 2. All pairs of an index and a token must be different, and the indices must be
-            in ascending order. Because training adds this number, the trained model gives the
-            tokens lower logits.
-        soft: (n, V), the probabilities that the model should predict. The gradient is then that of
-            the cross-entropy with these probabilities.
+            in ascending order. The model without `prior` then gives these tokens lower logits.
+        soft: (n, V), the probabilities that the model should predict. If `soft` is given, the
+            gradient is the gradient of the cross-entropy with `soft` instead of the targets.
 
     Returns:
-        The mean cross-entropy over the targets, even if `soft` is given.
+        The mean cross-entropy with the targets; `soft` does not change this number.
 
     Raises:
         ValueError: the model has no LM head, or the batch does not fit the model.
@@ -177,7 +176,7 @@ class _Filled:
         return words_loss(network, batch), len(batch.ids)
 
     def _sequences(self, usable: Callable[[Array], Any]) -> list[Array]:
-        """Take usable sequences from the source until there are enough tokens."""
+        """Take the sequences that `usable` accepts, until they have `tokens_per_step` tokens."""
         sequences: list[Array] = []
         count = barren = 0
         while count < self.tokens_per_step:
@@ -226,16 +225,17 @@ class Causal(_Filled):
 class Masked(_Filled):
     """Predict the tokens that were masked.
 
-    A share of the non-special tokens is chosen. 80% of the chosen tokens are replaced by the mask
-    token, 10% are replaced by another token and 10% stay; the model must predict all chosen tokens.
-    With `alike`, words are chosen instead of tokens. All occurrences of a word in a text are then
-    treated in the same way, so that no occurrence reveals another. Punctuation
-    marks are always chosen separately.
+    Some non-special tokens are chosen at random, and the model must predict all chosen tokens. In
+    the input, 80% of the chosen tokens are replaced by the mask token, 10% are replaced by a
+    different token, and 10% stay.
+    With `alike`, words are chosen instead of tokens. If a word is chosen, all its occurrences in
+    the text are chosen, because a visible occurrence would reveal a masked one. Punctuation marks
+    are always chosen separately.
 
     Args:
         source: the source of sequences; the sequences include special tokens.
         tokenizer: the tokenizer, which has the special tokens and the mask token.
-        share: the share of tokens to choose.
+        share: the fraction of tokens that the model must predict, such as 0.15.
         tokens_per_step: the minimum number of tokens in a step.
         alike: a function that maps words to keys. Words with the same key count as equal. With
             `str.casefold`, upper and lower case are equal.
@@ -293,7 +293,7 @@ class Masked(_Filled):
         return Words(ids, starts_of(map(len, texts)), at, targets)
 
     def _order(self, words: Array, ids: Array, rng: np.random.Generator) -> Array:
-        """Return all word numbers in a random order. `batch` masks words from its beginning.
+        """Return all word numbers in a random order. `batch` masks the first words of this order.
 
         Args:
             words: (n,), the word number of each token.

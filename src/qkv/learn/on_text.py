@@ -23,7 +23,7 @@ from qkv.models.untrained import fresh_model
 from qkv.text import SubwordTokenizer, Tokenizer
 
 STEPS = 1000  # The number of steps if neither steps nor minutes are given.
-_RANGES = {  # No machine has enough memory for the maximum values.
+_RANGES = {  # The minimum and the maximum of each setting.
     **{"layers": (1, 10_000), "heads": (1, 10_000), "dim": (1, 1_000_000)},
     **{"vocabulary": (300, MOST), "length": (8, 10_000_000)},
     "tokens_per_step": (1, 1_000_000_000),
@@ -86,7 +86,9 @@ class TextRun:
 
     @classmethod
     def of(cls, folder: StrPath, changes: Mapping[str, Any]) -> Self:
-        """Read the settings of the run in a folder. Raise an error if `changes` has other values.
+        """Read the settings of the run in a folder.
+
+        Raise an error if a setting in `changes` differs from the setting of the run.
 
         Raises:
             FileNotFoundError: the folder has no run.
@@ -237,7 +239,10 @@ def _checksum(path: Path) -> str:
 
 
 def _objective(run: TextRun, files: Files, tokenizer: Tokenizer) -> Objective:
-    """Return the objective. Its source cuts the corpus into paragraphs or running text."""
+    """Return the training objective of a run.
+
+    The masked objective learns from paragraphs. The causal objective learns from running text.
+    """
     causal = run.objective == "causal"
     cut = running(tokenizer, run.length) if causal else paragraphs(tokenizer, run.length)
     corpus, count = Corpus(files, cut, seed=run.seed), run.tokens_per_step

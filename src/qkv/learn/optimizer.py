@@ -16,7 +16,7 @@ class AdamW:
 
     Args:
         network: the network to train.
-        betas: two decay rates: of the running mean of gradients, and of that of squared gradients.
+        betas: the decay rate of `mean`, and the decay rate of `square`.
         eps: a small number that is added to the root of the mean of squared gradients.
         decay: the weight decay; each step multiplies the matrices by `1 - decay * rate`.
         clip: the maximum norm of the whole gradient; a larger gradient is scaled to this norm.
@@ -78,11 +78,11 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of the learning rate, as a function of the completed share of a run.
+    """A schedule of the learning rate over a run; 0.25 is a quarter of the run.
 
     Attributes:
         rate: the highest rate.
-        warmup: the share of the run in which the rate rises.
+        warmup: the fraction of the run in which the rate rises, such as 0.1.
         fall: how the rate falls after the warmup: "linear", "cosine", or "none" for a constant
             rate.
         least: the final rate, as a fraction of the highest rate.
@@ -108,7 +108,7 @@ class Schedule:
             raise ValueError(f"Schedule: fall is {self.fall!r}: choose linear, cosine or none")
 
     def __call__(self, share: float) -> float:
-        """Return the learning rate after a share of the run, from 0 to 1."""
+        """Return the learning rate at a point of the run: 0 is its start, 1 is its end."""
         share = min(max(share, 0.0), 1.0)
         if share < self.warmup:
             return self.rate * share / self.warmup

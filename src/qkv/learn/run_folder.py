@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 CHECKPOINTS, SNAPSHOTS = "checkpoints", "snapshots"
 METRICS, CURVES = "metrics.jsonl", "curves.png"
 MOST_STEPS = 99_999_999  # The names of checkpoints and snapshots have eight digits.
-_MOST_LOGGED = 10**15  # `read_losses` ignores steps and losses above this number.
+_MOST_LOGGED = 10**15  # `read_losses` skips a line whose step or loss is not below 10**15.
 _STEP = re.compile(r"step-(\d{1,15})")
 _KEPT = 2
 _ARRAYS = {"parameters", "mean", "square"}
@@ -63,7 +63,7 @@ def need_free(folder: Path) -> None:
 
 
 def tokenizer_path(folder: Path) -> Path:
-    """Return the path of the copy of a run's tokenizer."""
+    """Return the path at which the folder of a run keeps a copy of the tokenizer."""
     return folder / CHECKPOINTS / TOKENIZER
 
 
@@ -73,7 +73,8 @@ def tokenizer_path(folder: Path) -> Path:
 class Metrics:
     """A writer that appends lines of JSON to the metrics of a run.
 
-    The constructor removes lines for steps after `step`, which an earlier run may have written.
+    The constructor removes the lines of steps after `step`. A run that is resumed at `step` writes
+    these lines again.
 
     Attributes:
         file: the open file, without a buffer.
@@ -85,7 +86,7 @@ class Metrics:
         if kept or path.exists():
             with replacing(path) as file:
                 file.writelines(map(_line, kept))
-        self.file = path.open("ab", buffering=0)  # without a buffer, so that no line is lost
+        self.file = path.open("ab", buffering=0)  # a crash would lose lines in a buffer
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Add a line.
@@ -271,7 +272,7 @@ class Checkpoint:
 
     Attributes:
         path: the path of the file.
-        arrays: the parameters and the arrays of the optimizer, all (n,).
+        arrays: the parameters, and the optimizer's arrays `mean` and `square`; each is (n,).
         about: the step, the settings and all other state, as JSON values.
         damaged: for each later checkpoint, the reason why that checkpoint cannot be used.
     """
@@ -283,7 +284,7 @@ class Checkpoint:
 
 
 def write_checkpoint(folder: Path, step: int, arrays: Arrays, about: Mapping[str, Any]) -> None:
-    """Write a checkpoint. Keep the checkpoint before it, and remove all that are older.
+    """Write a checkpoint. Keep only the new checkpoint and the checkpoint before the new one.
 
     Raises:
         OSError: the checkpoint cannot be written; earlier checkpoints stay.
@@ -346,7 +347,7 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
 
 @contextmanager
 def saving(what: str, folder: Path) -> Iterator[None]:
-    """Add the last good checkpoint to the message of an OSError raised while writing `what`."""
+    """Write `what` in a `with` block; after an OSError, name the last good checkpoint."""
     try:
         yield
     except OSError as error:
@@ -418,7 +419,10 @@ def _check_state(about: Any, step: int) -> None:
 
 
 def _check_arrays(arrays: Arrays) -> None:
-    """Raise an error if the arrays are not valid parameters and running means of a run."""
+    """Raise an error if the arrays of a checkpoint are not valid.
+
+    A checkpoint has the arrays `parameters`, `mean` and `square`, of equal shape and dtype.
+    """
     if arrays.keys() != _ARRAYS:
         raise ValueError(
             f"its arrays are {', '.join(sorted(arrays))}, not {', '.join(sorted(_ARRAYS))}"

@@ -16,7 +16,7 @@ from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import check_text
 
 MOST = 10_000_000  # The maximum number of tokens; no machine has memory for more.
-SAMPLE = 1 << 26  # The number of bytes of a corpus from which a tokenizer is trained.
+SAMPLE = 1 << 26  # A tokenizer is trained on at most this many bytes of a corpus.
 _LINES_AT_ONCE = 1000
 
 
@@ -63,7 +63,7 @@ def train_tokenizer(
         check_text(line, call="train_tokenizer", name=f"line {number}")
         for number, line in enumerate(lines, 1)
     )
-    if not sys.executable or getattr(sys, "frozen", False):  # this program cannot start Python
+    if not sys.executable or getattr(sys, "frozen", False):  # no Python to start
         return SubwordTokenizer(tokenizer_process.trained(list(checked), kind, vocabulary))
     text = _in_a_process(checked, kind, vocabulary)
     return SubwordTokenizer(tokenizers.Tokenizer.from_str(text))

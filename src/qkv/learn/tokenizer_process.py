@@ -26,7 +26,10 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def main() -> None:
-    """Read JSON lines up to `null`, each a list of texts; train a tokenizer, and write it."""
+    """Read texts from standard input, train a tokenizer, and write its tokenizer.json.
+
+    Each line of the input is a list of texts in JSON. The last line is `null`.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lines: list[str] = []
     for row in sys.stdin.buffer:
