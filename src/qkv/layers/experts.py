@@ -58,11 +58,11 @@ class Routed(base.Feed, ABC):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for `rows`, for `weight` and for the expert's parameters."""
+        """Return three gradients of one expert: for `rows`, `weight` and the parameters."""
 
     @abstractmethod
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Store the gradients `own` for one expert's parameters in `gradients`."""
+        """Put `own`, the gradients for the parameters of expert `number`, into `gradients`."""
 
     def run(
         self,
@@ -92,12 +92,12 @@ class Routed(base.Feed, ABC):
     ) -> base.Gradient:
         """Return the gradients of `sum(grad * layer(x))`.
 
-        Gradients pass through the weights of the experts' results, but not through the choice of
-        experts.
+        The router gets gradients only from the weights with which it adds the experts' results. The
+        choice of the experts has no gradient.
 
         Args:
-            grad: (..., T, D), the gradient for the layer's result. The gradient for the residual
-                equals `grad`.
+            grad: (..., T, D), the gradient for the layer's result. If a residual was added to the
+                result, the gradient for the residual is also `grad`.
             saved: the second value that `layer.training_forward(x)` returned.
             record: if it is a `GradientRecorder`, no gradients for parameters are computed. The
                 layer records no activations.
@@ -130,7 +130,7 @@ class Routed(base.Feed, ABC):
         if probabilities is None:
             probabilities = np.zeros_like(scores)
             np.put_along_axis(probabilities, chosen, weights, -1)
-        scores -= probabilities * mean  # This step is part of the derivative of the softmax.
+        scores -= probabilities * mean  # Now `scores` is the gradient for the router's scores.
         grad_rows += base.project_back(rows, self.parameters, "router_proj", scores, gradients)
         return base.Gradient(grad_rows.reshape(shape), gradients or {})
 
@@ -209,7 +209,7 @@ class Experts(Routed):
         """Return one tuple of weights and biases for each expert.
 
         Every call returns the same array objects, because `linear` stores a packed copy of each
-        object. It would have to pack new objects again.
+        object. For new objects, `linear` would have to make new copies.
         """
         whole = [self.parameters[f"experts.{name}"] for name in _EXPERT.values()]
         if not self._whole or not all(map(is_, self._whole, whole)):
@@ -228,7 +228,7 @@ class Experts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for `rows`, for `weight` and for the expert's parameters."""
+        """Return three gradients of one expert: for `rows`, `weight` and the parameters."""
         own = dict(zip(_EXPERT, self._each()[number], strict=True))
         gradients = base.for_parameters(record)
         both = base.project(rows, own, "gate_up")  # (rows, 2 * F)
@@ -246,13 +246,13 @@ class Experts(Routed):
         return grad_rows, counts, gradients or {}
 
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Store the gradients `own` for one expert's parameters in `gradients`."""
+        """Put `own`, the gradients for the parameters of expert `number`, into `gradients`."""
         for name, array in own.items():
             gradients[f"experts.{_EXPERT[name]}"][number] = array
 
 
-# The array "experts.gate_up" of the layer holds the parameter "gate_up.weight" of every expert. The
-# dict maps the name of such a parameter to the name of the array, without "experts.".
+# The array "experts.gate_up" of the layer holds the parameter "gate_up.weight" of every expert. So
+# the dict maps "gate_up.weight" to "gate_up".
 _EXPERT = {
     "gate_up.weight": "gate_up",
     "gate_up.bias": "gate_up_bias",
@@ -353,7 +353,7 @@ class GatedExperts(Routed):
     def _expert_back(
         self, number: int, rows: Array, grad: Array, weight: Array, record: Recorder | None
     ) -> tuple[Array, Array, Arrays]:
-        """Return the gradients for `rows`, for `weight` and for the expert's parameters."""
+        """Return three gradients of one expert: for `rows`, `weight` and the parameters."""
         mlp = self._mlp(number)
         out, saved = mlp.run(rows, save=True)
         assert saved is not None
@@ -362,7 +362,7 @@ class GatedExperts(Routed):
         return back.x, (grad * out).sum(-1), back.parameters
 
     def _put(self, gradients: dict[str, Array], number: int, own: Arrays) -> None:
-        """Store the gradients `own` for one expert's parameters in `gradients`."""
+        """Put `own`, the gradients for the parameters of expert `number`, into `gradients`."""
         gradients.update({f"experts.{number}.{name}": array for name, array in own.items()})
 
 

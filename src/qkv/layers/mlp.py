@@ -132,11 +132,11 @@ class MLP(base.Feed):
         """Return the gradients of `sum(grad * mlp(x))`.
 
         Args:
-            grad: (..., T, D), the gradient for the layer's result. The gradient for the residual
-                equals `grad`.
+            grad: (..., T, D), the gradient for the layer's result. If a residual was added to the
+                result, the gradient for the residual is also `grad`.
             saved: the second value that `mlp.training_forward(x)` returned.
-            record: collects the gradients for activations under the activations' names in a trace.
-                With a `GradientRecorder` no gradients for parameters are computed.
+            record: collects the gradient for each activation, such as `hook_pre`. If `record` is a
+                `GradientRecorder`, no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x` (..., T, D) and `.parameters`, keyed by name.

@@ -69,8 +69,8 @@ class _Norm(base.Layer):
         Args:
             grad: (..., D), the gradient for the layer's result.
             saved: the second value that `norm.training_forward(x)` returned.
-            record: collects the gradients for activations under the activations' names in a trace.
-                With a `GradientRecorder` no gradients for parameters are computed.
+            record: collects the gradient for each activation, such as `hook_scale`. If `record` is
+                a `GradientRecorder`, no gradients for parameters are computed.
 
         Returns:
             A `Gradient` with `.x` (..., D) and the `.parameters` "weight" and "bias" (D,).
@@ -108,7 +108,7 @@ class _Norm(base.Layer):
         return back - back.mean(-1, keepdims=True) if self._is_centred else back
 
     def _scaled_by(self, x: Array, scale: Array) -> Array:
-        """Normalize `x` (..., D), but divide by `scale` (..., 1), not by the divisor of `x`."""
+        """Normalize `x` (..., D) with a given divisor `scale` (..., 1)."""
         x = x.astype(compute_type(x.dtype), copy=False)
         centred = x - x.mean(-1, keepdims=True) if self._is_centred else x
         out: Array = centred / scale * self.scaled().astype(x.dtype, copy=False)
@@ -116,7 +116,7 @@ class _Norm(base.Layer):
         return out if bias is None else out + bias.astype(x.dtype, copy=False)
 
     def scaled(self) -> Array:
-        """Return the factors (D,) of normalized vectors: the weight plus the offset."""
+        """Return `weight + offset` (D,), by which a normalized vector is multiplied."""
         weight = self.parameters["weight"]
         if not self.offset:
             return weight
@@ -294,7 +294,7 @@ class LayerScale(base.Layer):
         Args:
             grad: (..., D), the gradient for the layer's result.
             saved: the second value that `scale.training_forward(x)` returned.
-            record: unused, because a scale has no activations of its own.
+            record: unused; a `LayerScale` records nothing.
 
         Returns:
             A `Gradient` with `.x` (..., D) and the `.parameters` "weight" (D,).

@@ -1,8 +1,8 @@
 """Fast decoding steps: run blocks on one new token of each text.
 
 For one token of a small model, checking arguments in Python takes longer than the computation. The
-code here checks no arguments, and looks up constants only once. If `steps_for` returns None, the
-caller must call each block.
+code here checks no arguments, and looks up constants only once. If `steps_for` returns None, this
+module cannot run the blocks: the caller must call each block as usual.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +32,7 @@ class Steps:
 
     Args:
         blocks: the blocks.
-        options: the options of each block's attention.
+        options: for each block, the options of its attention.
         kernel: the prepared kernel.
     """
 
@@ -148,7 +148,7 @@ class _Step:
             mid = x + more.view(self.kernel.kind)
         if self.post_norm and self.norm1 is not None:
             mid = mlp_in = self.norm1(mid)
-        elif self.norm2 is None:  # A parallel block without norm2 shares norm1.
+        elif self.norm2 is None:  # Parallel attention and MLP can share one norm.
             mlp_in = attn_in if self.parallel else mid
         else:
             mlp_in = self.norm2(x if self.parallel else mid)
@@ -183,8 +183,7 @@ class _Step:
         if self.swapped is not None and rotation is not None:
             both = _rotated(both, self.swapped, *rotation)
         cached = put(cache, both[:, heads:, None], values[:, :, None], lengths)
-        # `self.plan` was made for one key. The kernel still uses all cached keys, because it reads
-        # the number of keys from `key`.
+        # The kernel reads the number of keys from the shape of `key`.
         call = self.plan._replace(
             query=both[:, :heads, None],
             key=cached["key"],
@@ -268,7 +267,8 @@ def _swapped(rotary: Rotary, size: int) -> Array:
 def _rotation(rotary: Rotary, size: int, positions: Array) -> Rotation:
     """Return the cosines and signed sines (B, 1, d) with which `_rotated` rotates pairs of columns.
 
-    The new column is `cosine * column + sine * other`; `other` is the other column of the pair.
+    A pair of columns `(a, b)` becomes `(cos * a + sin_a * b, cos * b + sin_b * a)`. The sines of
+    the two columns, `sin_a` and `sin_b`, have opposite signs.
     """
     cos, sin = rotary.rotation(
         np.empty((len(positions), 1, size), np.float32),

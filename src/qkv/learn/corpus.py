@@ -27,7 +27,7 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
 class Source(Protocol):
-    """An endless source of token sequences. Its state determines which sequences come next."""
+    """An endless source of token sequences. Equal states give equal sequences."""
 
     def take(self) -> Array:
         """Return the next sequence, (T,) integers."""
@@ -40,7 +40,9 @@ class Source(Protocol):
 
 
 class Sequences:
-    """An endless source of sequences in memory. Each pass over them has a new random order.
+    """An endless source of sequences in memory.
+
+    The source yields all sequences in a random order, and then all again in a new random order.
 
     Args:
         sequences: arrays of token ids, integers (T,).
@@ -101,7 +103,10 @@ class Location:
 
 @dataclass(frozen=True)
 class Line:
-    """A line with its line end, or a part of a very long line. `last`: the file ends here."""
+    """A line with its line end, or a part of a very long line.
+
+    `last` is true for the last line of a file.
+    """
 
     text: str
     last: bool
@@ -113,7 +118,7 @@ class Files:
     Attributes:
         paths: the paths of the files.
         sizes: the number of bytes in each file.
-        named: how error messages name the files, for example by a path.
+        named: the name of the files in error messages, for example a path.
 
     Raises:
         ValueError: no file is given, or all files are empty.
