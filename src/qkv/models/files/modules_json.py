@@ -36,7 +36,7 @@ class Routing:
     Attributes:
         ways: the modules of each route, in order.
         default: the route of texts without a task; None if no route accepts these texts.
-        chosen: maps (task, kind of input) to the name of a route.
+        chosen: maps (task, kind of input), such as ("query", "text"), to the name of a route.
         files: the paths, inside the model's folder, of the files that define the routes.
     """
 
@@ -161,8 +161,9 @@ def _choice(path: Path, options: Any, ways: Mapping[str, Any]) -> tuple[str | No
                 f"{path}: route_mappings has the key {written!r:.80}: a key must be a task and a "
                 "kind of input"
             ) from None
+        # Skip keys such as ("query", ("text", "image")), which need a text together with an image.
         if isinstance(kind, str | None) and isinstance(task, str | None):
-            chosen[task, kind] = way  # Entries for several kinds of input at once match no text.
+            chosen[task, kind] = way
     for way in (*chosen.values(), *(() if default is None else (default,))):
         if not isinstance(way, str) or way not in ways:
             raise ModelError(

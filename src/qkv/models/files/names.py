@@ -22,7 +22,7 @@ _TABLE, _OUTPUT = "embed.weight", "head.out_proj.weight"
 
 @dataclass(frozen=True)
 class Fused:
-    """The place of a parameter in a tensor that the files store.
+    """The tensor that holds a parameter, and the columns of the parameter in the tensor.
 
     A tensor may hold several parameters side by side, such as query, key and value.
 
@@ -32,7 +32,8 @@ class Fused:
         count: the number of parameters in the tensor.
         groups: the number of equal groups of columns. Each group holds columns of all parameters,
             such as the query, key and value of one head.
-        shares: the relative sizes of the parameters; empty if all have the same size.
+        shares: the relative numbers of columns of the parameters, such as (4, 1, 1). An empty tuple
+            means that all parameters have the same number of columns.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))
@@ -116,10 +117,10 @@ class Family:
         prefix: the prefix of all names in the files of a model with a head.
         old_prefix: the prefix of all names in old files.
         old: maps the end of a name in old files to the end of this name in current files.
-        instead: maps the name of a tensor that files may lack to the name of another tensor. If the
-            first tensor is missing, qkv reads the second.
-        body: the prefixes of the names of all tensors that qkv reads. All other tensors belong to
-            heads that qkv does not compute, and are kept for `save`.
+        instead: maps the name of an optional tensor to the name of a substitute. If the optional
+            tensor is missing, qkv reads the substitute.
+        body: the prefixes of the names of all tensors that qkv reads. Tensors without these
+            prefixes belong to heads that qkv does not compute; `Model.save` writes them too.
         unused: qkv ignores tensors of the body whose names match one of these patterns.
         copies: maps the name of a tensor to the name of a tensor with the same values. A file may
             have only one of these two tensors.
@@ -207,8 +208,8 @@ class Weights:
         parameters: the parameters, keyed by qkv's names; linear weights have the shape (in, out).
         heads: the tensors of heads that qkv does not compute, keyed by their names in the files.
         tensor_names: maps qkv's name of a parameter to the name of its tensor in the files.
-        stored: the tensors in the files. After a copy or a pickle, `stored` is only their digest.
-            If parameters were created or replaced, it is None.
+        stored: the tensors in the files. In a copied or unpickled object, `stored` is only the
+            digest of the tensors. If parameters were created or replaced, `stored` is None.
     """
 
     names: Names
@@ -268,12 +269,13 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
     """
     family = names.family
     stored = _stored_names(family, tensors)
-    tied: dict[str, str] = {}  # Maps the token table to the output matrix, if they are tied.
+    # With tied weights, `tied` maps the name of the token table to the name of the output matrix.
+    tied: dict[str, str] = {}
     if design.head is not None and design.head.tied:
         tied[names.tensor_of(_TABLE)[0]] = names.tensor_of(_OUTPUT)[0]
     instead = {**family.instead, **tied}
     wanted: dict[str, tuple[str, Fused]] = {}  # The tensor of each parameter.
-    # The names come from generators, because the loop stops at the first missing tensor.
+    # Generators avoid a huge list of names if a broken config asks for a huge number of layers.
     for name, shape in chain(design.shapes(), _outputs(tied, stored, tensors)):
         theirs, fused = names.tensor_of(name)
         if theirs not in stored and instead.get(theirs) in stored:
@@ -284,7 +286,8 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
                 "again"
             )
         tensor = tensors[stored[theirs]]
-        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))  # The shape of a scalar is ().
+        # Slices of the shape also work for a scalar, whose shape is ().
+        expected = (*shape[:-1], *map(fused.whole, shape[-1:]))
         expected = expected[::-1] if family.transposed(name) else expected
         if tensor.shape != expected:
             raise ModelError(
@@ -326,10 +329,10 @@ def read_weights(names: Names, design: AnyDesign, tensors: Tensors, dtype: Any =
 def _outputs(
     tied: Mapping[str, str], stored: dict[str, str], tensors: Tensors
 ) -> Iterator[tuple[str, Shape]]:
-    """Check whether the files store a separate output matrix, although the config ties it.
+    """Yield the name and shape of a stored output matrix that differs from the token table.
 
-    If the output matrix equals the token table, remove it from `stored`. If it differs, yield its
-    name and shape.
+    The config of a model with tied weights says that the output matrix equals the token table. If
+    the files store an output matrix that equals the token table, remove the matrix from `stored`.
     """
     for table, output in tied.items():
         if table in stored and output in stored:

@@ -27,7 +27,10 @@ def read_notices(folder: Path) -> dict[str, str]:
 
 
 def _text(path: Path, most: int) -> str:
-    """Return the text of a file; if it is unreadable or larger than `most` bytes, say so."""
+    """Return the text of a file, or a sentence that says why qkv cannot read the file.
+
+    A file of more than `most` bytes counts as unreadable.
+    """
     try:
         if not stays(path):
             raise ModelError(f"{path}: it is a link to a file outside the folder")
