@@ -32,7 +32,7 @@ from qkv.models.vision import DualEncoder, VisionModel
 from qkv.text import SubwordTokenizer
 from qkv.text.tokenizer import BareTokenizer
 
-_BARE = ("Model", "Encoder", "Backbone")  # a class with such an ending has no head
+_BARE = ("Model", "Encoder", "Backbone")  # Endings of the names of classes without a head.
 
 
 @advising("load", LOADING)
@@ -78,7 +78,8 @@ def load(
     try:
         folder, name = find_model(name_or_path, revision), str(name_or_path)
     except (ValueError, FileNotFoundError, NotADirectoryError) as error:
-        if chosen and len(error.args) == 1:  # qkv raised it, not the operating system
+        # An error raised by qkv has one argument; an error of the operating system has two.
+        if chosen and len(error.args) == 1:
             raise type(error)(f"{error} (the name comes from QKV_MODEL)") from error
         raise
     if Path(name).is_dir():
@@ -223,12 +224,12 @@ def _tokenizer(
     read.need_file(path, read.MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
-        tokenizer.tokenize("a")  # some broken files load, but cannot split a text
+        tokenizer.tokenize("a")  # With some broken files, only this call fails.
     except BaseException as error:
-        # if the tokenizers library panics, it raises a BaseException
+        # A panic in the tokenizers library is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = read.first_line(error.__cause__ or error)  # without the name of the call
+        reason = read.first_line(error.__cause__ or error)  # The cause omits the call's name.
         raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 

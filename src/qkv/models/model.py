@@ -98,7 +98,7 @@ class Model(Core):
     def get_embedding_dimension(self) -> int:
         """Return the size of the vectors from `encode`.
 
-        If the model has several routes, it is the size of the first route's vectors.
+        If the model has several routes, return the size of the first route's vectors.
 
         >>> import qkv
         >>> qkv.load("random").get_embedding_dimension()
@@ -124,7 +124,7 @@ class Model(Core):
 class CrossEncoderModel(Model):
     """A model that reads two texts together and scores the pair: one score, or one per class."""
 
-    predict: Any = predict_pairs  # takes pairs of texts, as in sentence-transformers
+    predict: Any = predict_pairs  # A method that scores pairs of texts.
 
     @property
     def num_labels(self) -> int:

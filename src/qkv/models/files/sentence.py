@@ -29,8 +29,8 @@ _NO_FAMILY = (
 )  # Classes for any family.
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-# `save` writes the files in BESIDE next to config.json. It writes the files in TOP into the model's
-# folder.
+# `save` writes the files listed in `BESIDE` into the folder of config.json, and the files listed in
+# `TOP` into the model's folder.
 BESIDE = (*LIMITS, TOKENIZER_CONFIG, "special_tokens_map.json")
 TOP = (read.PROMPTS, read.MODULES)
 
@@ -46,8 +46,8 @@ class Sentence:
         include_prompt: whether pooling includes the tokens of a prompt.
         steps: the modules after the pooling, in order.
         static: whether token vectors are rows of a table, as in `StaticEmbedding`. A static model
-            keeps the spaces around a text and adds no special tokens. It gives a zero vector for a
-            text without tokens.
+            keeps the spaces around a text and adds no special tokens. A static model returns a
+            zero vector for a text without tokens.
         max_seq_length: the maximum number of tokens in a text. If no file sets this number, the
             limit is `model_max_length` in tokenizer_config.json, as in sentence-transformers.
             Without modules.json, only the number of positions limits the length of texts.
@@ -82,7 +82,8 @@ class Sentence:
     def pair_limit(self) -> int | None:
         """The maximum number of tokens in a pair of texts; None for no limit.
 
-        The limit is `max_seq_length`. If no file sets `max_seq_length`, it is `model_max_length`.
+        The limit is `max_seq_length`. If no file sets `max_seq_length`, the limit is
+        `model_max_length`.
 
         Raises:
             ModelError: the value in the file is not a number of tokens.

@@ -48,9 +48,9 @@ def to_rows(matrix: Array) -> Rows:
     """Return int8 rows and scales for a matrix of floats between -127 * 65504 and 127 * 65504.
 
     If int8 numbers and a scale represent a row exactly, the row keeps its values. Other rows are
-    rounded. Their scale is the largest absolute value / 127, in float16, and each rounding error is
-    at most half the scale. A second conversion of the rounded rows returns the same int8 rows and
-    scales.
+    rounded. The scale of a rounded row is the row's largest absolute value / 127, in float16. Each
+    rounding error is at most half the scale. A second conversion of the rounded rows returns the
+    same int8 rows and scales.
 
     >>> rows, scales = to_rows(np.float32([[0.1, -12.7]]))
     >>> rows, scales.round(3)
@@ -110,7 +110,7 @@ KINDS = {np.dtype(kind).name: name for name, kind in TYPES.items()}
 KINDS |= {"uint16": "U16", "bfloat16": "BF16"}
 FLOATS = ("F64", "F32", "F16", "BF16")
 _MOST_DIMENSIONS = 32
-_MOST_NUMBERS = 2**59  # The product of a tensor's non-zero dimensions must be less.
+_MOST_NUMBERS = 2**59  # The product of a tensor's non-zero dimensions must be below this limit.
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,10 @@ class Stored:
         return alike and np.array_equal(self.raw, other.raw)
 
     def read(self) -> Array:
-        """Return the tensor's values as an array in the mapped file, which is read on first use."""
+        """Return the tensor's values as an array.
+
+        The array is a view of the memory-mapped file if NumPy needs no conversion.
+        """
         dtype = np.dtype(TYPES[self.kind]).newbyteorder("<")
         array: Array = self.raw.view(dtype).reshape(self.shape)
         # This call copies the values only if the machine is big-endian or the tensor is unaligned.
@@ -171,8 +174,8 @@ class Int8Rows(Stored):
 class Tensors(dict[str, Stored]):
     """The tensors in a model's files, keyed by name.
 
-    The constructor reads only the headers, so that a model can be checked before its values use
-    memory. `Stored.read` returns the values of a tensor.
+    The constructor reads only the headers of the files, which use little memory. `Stored.read`
+    returns the values of a tensor.
 
     Attributes:
         source: the name of the file in errors.
@@ -263,14 +266,14 @@ def _files(folder: Path, index: Mapping[str, str] | None) -> list[Path]:
 
 
 def header(path: Path) -> dict[str, Stored]:
-    """Return the tensors of a file; the safetensors library checks the header before."""
+    """Check the header of a file with the safetensors library, and return the file's tensors."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="numpy"), path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
             header = json.loads(stream.read(length), object_pairs_hook=_once)
-        # The operating system reads the values on first use.
+        # The operating system reads values from the disk only when NumPy uses the values.
         numbers = np.memmap(path, np.uint8, mode="r").view(np.ndarray)[8 + length :]
     except (SafetensorError, OSError, ValueError) as error:
         raise ModelError(
