@@ -145,11 +145,12 @@ class Design:
         embed_norm: whether the sum of the embeddings is normalised.
         norms: where the norms of a block are. "before": a norm precedes the attention and the MLP.
             "behind": a norm follows the attention and the MLP, before the residual sum. "both":
-            norms are at both of these places. "after": a norm follows each residual sum.
+            the attention and the MLP each have a norm "before" and a norm "behind". "after": a norm
+            follows each residual sum.
         parallel: whether a block's MLP reads the block's input instead of the sum after the
-            attention, as in GPT-NeoX; this requires norms "before".
-        mlp_norm: whether the MLP has its own norm; if not, it shares the attention's norm, as in
-            GPT-J.
+            attention, as in GPT-NeoX. If `parallel` is True, `norms` must be "before".
+        mlp_norm: whether the MLP has its own norm. If False, the MLP shares the attention's norm,
+            as in GPT-J.
         first_norm: whether the first layer's attention has a norm, if `norms` is "before".
         layer_scale: whether the output of each part is multiplied by a learned vector.
         final_norm: whether a norm follows the last block.
@@ -163,10 +164,10 @@ class Design:
         out_bias: whether the output projection of the attention has a bias.
         mlp_bias: whether the linear layers of the MLP have biases.
         experts: the mixture of experts that replaces the MLPs; None for one MLP in each block.
-        buckets: the buckets of the relative position bias, as in T5, which all layers share; None
-            without this bias.
+        buckets: the buckets of the relative position bias, as in T5. All layers share the bias.
+            If `buckets` is None, the model has no relative position bias.
         cross: whether each layer also attends to the encoder's text, between its self-attention and
-            its MLP. This cross-attention has as many heads as the self-attention, and its own norm.
+            its MLP. The cross-attention has its own norm, and as many heads as the self-attention.
         head: the head, which reads the last hidden states; None if the model has no head.
     """
 
@@ -385,11 +386,11 @@ class VisionDesign(Design):
         image: the height and width of an image.
         patch: the height and width of a patch; pixels at the bottom and right edges that do not
             fill a patch are ignored.
-        any_size: whether images may have other sizes; the positions of their patches are
-            interpolated.
+        any_size: whether images may have another size than `image`. For an image of another size,
+            the position vectors of the patches are interpolated.
         patch_bias: whether the linear layer from a patch to its vector has a bias.
-        batched: whether the arrays of the first token and of the positions have leading dimensions
-            of 1 in the files, e.g. (1, 1, D) instead of (D,).
+        batched: whether two arrays in the files, the first token and the positions, have leading
+            dimensions of 1. For example, the first token is (1, 1, D) instead of (D,).
     """
 
     last_is_normed: bool = False

@@ -47,8 +47,8 @@ class Embedding:
             row 0.
         norm: the norm of the sum of a token's rows.
         projection: the linear layer after the norm, from the size E of the tables' rows to D:
-            "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,). It may be empty
-            if E is D.
+            "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,). The dict may be
+            empty if E is D.
         projects_first: whether the projection applies only to the rows of the token table. Rows of
             the other tables have size D and are added after the projection.
         scale: a factor for the rows of the token table.
@@ -87,7 +87,7 @@ class Embedding:
         """Return the vectors (..., D) of ids at positions `at`, and the values for `backward`.
 
         The vectors are float32 if the table is in half precision. `segments` (...) index the rows
-        of `token_types`; a model without this table ignores them.
+        of `token_types`; a model without `token_types` ignores `segments`.
         """
         keep = record or unkept
         x, rows = self._rows(ids)
@@ -211,7 +211,8 @@ class PatchEmbedding(Embedding):
         weight: (D, C, h, w), the linear layer from a patch to its vector.
         bias: (D,), or None.
         grid: the grid of patches, (rows, columns), that `positions` describes. For an image with
-            another grid, the positions are interpolated. With None, they are not interpolated.
+            another grid, the positions are interpolated. If
+            `grid` is None, the positions are never interpolated.
     """
 
     weight: Array
@@ -341,7 +342,7 @@ def for_grid_back(grad: Array, grid: tuple[int, int], wanted: tuple[int, int]) -
 
 
 def _resampled(rows: Array, grid: tuple[int, int], by: list[Array]) -> Array:
-    """Multiply a grid of H x W vectors by matrices (h, H) and (w, W): a grid of h x w vectors."""
+    """Resample a grid of H x W vectors to h x w vectors, with the matrices (h, H) and (w, W)."""
     kind = compute_type(rows.dtype)
     down, across = (matrix.astype(kind) for matrix in by)
     cells = rows.astype(kind, copy=False).reshape(*grid, -1)
