@@ -39,10 +39,11 @@ class Head:
         pool: the pooling of a text's vectors to one vector: a name in `POOLING`, or "patches", "cls
             and mean" or "end". "patches" is the mean of all tokens after the first token. "cls and
             mean" (2 D,) joins the first token's vector and the mean of the other tokens. "end" is
-            the vector of the token that ends a text. With None, each token gets logits.
+            the vector of the token that ends a text. If `pool` is
+            None, the head returns logits for each token.
         end: for the pooling "end", the id of the token that ends a text. The head reads the first
             token with this id; if a text does not have the id, the head reads the text's first
-            token. With None, the head reads the first token with the text's largest id.
+            token. If `end` is None, the head reads the first token with the text's largest id.
         classes: whether each token gets logits for classes instead of words.
         embeds: whether the head pools and gives one vector per text instead of logits.
         projects: whether the head has a last projection.
@@ -238,7 +239,7 @@ def _pooled(rows: Array, cu: Array, how: str) -> Array:
 
 
 def _others(cu: Array) -> Array:
-    """Return the first row of each text (B + 1,) after the removal of every text's first token."""
+    """Return `cu` (B + 1,) for the same texts without their first tokens."""
     return np.cumsum([0, *np.maximum(np.diff(cu) - 1, 0)])
 
 

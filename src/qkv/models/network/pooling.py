@@ -1,4 +1,4 @@
-"""The pooling of a text's vectors, and the modules after it: linear layers, norms, scaling."""
+"""The pooling of a text's vectors, and later modules: linear layers, norms, scaling."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -95,7 +95,9 @@ def to_length_one(vectors: Array) -> Array:
 
 @dataclass(frozen=True)
 class Step:
-    """The base class of modules after the pooling; it returns its input, like Dropout in inference.
+    """The base class of modules after the pooling.
+
+    A call of the base class returns the input unchanged, like Dropout in inference.
 
     Attributes:
         home: the folder of the module's files, inside the model's folder.

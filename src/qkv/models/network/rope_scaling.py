@@ -64,7 +64,7 @@ class Dynamic:
 class Yarn:
     """YaRN: divide the speeds of slow pairs by a factor, keep fast pairs, and blend in between.
 
-    The original context length is `limit` tokens. In a text of this length, pair i makes
+    The original context length is `limit` tokens. In a text of `limit` tokens, pair i makes
     `n = limit * base**(-2i / dims) / (2 pi)` turns. Pairs with more than `fast` turns keep their
     speed; the speed of pairs with fewer than `slow` turns is divided by the factor. With
     `truncate`, both limits are rounded to whole pairs, so that more pairs are blended.
@@ -91,7 +91,7 @@ class Yarn:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, dims - 1)
         if first == last:
-            last += 0.001  # so that the next line does not divide by 0
+            last += 0.001  # Prevents a division by zero in `ramp`.
         ramp = np.clip((np.arange(dims // 2) - first) / (last - first), 0, 1)
         fast = rotary_speeds(base, dims)
         return fast * (1 - ramp) + fast / self.factor * ramp, self.scale

@@ -96,7 +96,7 @@ class Transformer:
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for pickle and copies; it omits the cached result of `_quick`."""
+        """Return the state for pickle and copies, without the cached result of `_quick`."""
         return {**self.__dict__, "_steps": None}
 
     @property
@@ -162,8 +162,8 @@ class Transformer:
     def spans(self, mask: Array) -> Array:
         """Return a mask (B, T) of the columns to compute, given a mask (B, T) of the tokens.
 
-        Masked columns between two tokens are computed too, so that the distance between the tokens
-        stays the same. With ALiBi, only tokens are computed: ALiBi measures distances in tokens.
+        The result also selects masked columns between two tokens, which keeps the distance between
+        the tokens. With ALiBi, the result is `mask`, because ALiBi measures distances in tokens.
         """
         has_alibi = any("alibi_slopes" in options for options in self.options)
         return mask if has_alibi else without_holes(mask)
@@ -399,7 +399,7 @@ def unpacked(rows: Array, mask: Array, dtype: DType | None = None) -> Array:
 
 
 def without_holes(mask: Array) -> Array:
-    """Fill the gaps in a mask (B, T), between the first and the last visible token of each row."""
+    """Return a mask (B, T) that is True from the first to the last True of each row of `mask`."""
     text: Array = np.logical_or.accumulate(mask, axis=1)
     text &= np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
     return text
