@@ -375,7 +375,8 @@ class Transformer:
     def _quick(self) -> Steps | None:
         """Return the fast implementation of a step with one new token per text, or None.
 
-        The implementation is cached. If a layer or the backend changes, it is built again.
+        The implementation is cached. If a layer or the backend changes, the implementation is
+        built again.
         """
         backend, parts, last = body_and_threads(), made_of(self.layers), self._steps
         same = last is not None and last[0] == backend and len(last[2]) == len(parts)

@@ -1,4 +1,4 @@
-"""Divide texts into batches, find the columns that a run computes, and join results."""
+"""Divide texts into batches, and join the results of the batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import count, islice
@@ -16,10 +16,10 @@ POSITIONS = 1024  # The default maximum of positions, including padding, in a ba
 
 
 class Layout(NamedTuple):
-    """The texts of a batch, and the columns of their token ids that the network computes.
+    """The texts of a batch, and the columns of `input_ids` that the network computes.
 
-    The arrays that a caller gives or gets have as many columns as `input_ids`. The network computes
-    no padding, so its arrays may have fewer columns. These are the computed columns.
+    The arguments and results of a call have one column for each column of `input_ids`. The network
+    skips columns of padding, so the network's arrays may have fewer columns, the computed columns.
 
     Attributes:
         texts: the index of each text among all texts of the call.
@@ -51,9 +51,9 @@ class Layout(NamedTuple):
         return self.first is not None and bool(self.first.any())
 
     def shown(self, whole: Array, name: str) -> Array:
-        """Expand an array of the network to the caller's columns.
+        """Return an array of the network with columns for padding, as the caller sees the array.
 
-        The added columns are padding. They hold 0, or -inf if the array holds scores.
+        Columns for padding hold 0, or -inf if the array holds scores.
         """
         out = whole.copy()
         for axis, layout in self._axes(name):
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
         return out
 
     def computed(self, shown: Array, name: str) -> Array:
-        """Return the columns of a caller's array that the network computes."""
+        """Return a caller's array without the columns that the network skips."""
         out = shown
         for axis, layout in self._axes(name):
             if layout.spans is not None:
@@ -141,7 +141,8 @@ def _along(index: Array, axis: int, ndim: int) -> Array:
 def parts(batch: Sequence[Tokenized], batch_size: int | None) -> list[range]:
     """Return the range of texts in each batch.
 
-    A batch has `batch_size` texts. If `batch_size` is None, it has at most `POSITIONS` positions.
+    A batch has `batch_size` texts. If `batch_size` is None, a batch has at most `POSITIONS`
+    positions.
 
     >>> texts = [Tokenized(np.zeros(n, int), [""] * n, [], []) for n in (500, 500, 500, 10)]
     >>> parts(texts, None), parts(texts, 3)
@@ -208,7 +209,7 @@ class Joined:
 def joined(
     batch: Sequence[Tokenized], batch_size: int | None, run: Callable[[range], dict[str, Array]]
 ) -> dict[str, Array]:
-    """Call `run` for each batch, a range of texts, and join the arrays that it returns."""
+    """Call `run` for each batch, a range of texts, and join the arrays that `run` returns."""
     which = parts(batch, batch_size)
     if len(which) == 1:
         return run(which[0])
