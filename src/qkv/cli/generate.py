@@ -69,7 +69,8 @@ def generate(prompts: tuple[str, ...], model: str | None, as_json: bool, **optio
         # The first text is printed token by token. The other texts are printed when all are done.
         later = [prompt + between for prompt in prompts]
         pieces = used.generate(list(prompts), stream=True, **options)
-        begun = list(islice(pieces, 1))  # an error of the model must come before any output
+        # Compute the first token before the prompt is printed: if the model fails, print no prompt.
+        begun = list(islice(pieces, 1))
         _write(later[0])
         for number, piece in chain(begun, pieces):
             if number == 0:

@@ -84,5 +84,6 @@ def _draw(output: str) -> None:
         ImportError,
         OSError,
         ValueError,
-    ) as error:  # matplotlib is missing, the disk is full, or no step was made
+    ) as error:
+        # Curves need matplotlib, free space on the disk, and at least one training step.
         say(f"no curves: {error}")

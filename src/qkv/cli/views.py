@@ -21,7 +21,8 @@ _FILES = (
     ("svg", (".svg",), "Also draw the picture to an SVG file."),
     ("png", (".png",), "Also draw the picture to a PNG file."),
 )
-Paths = Mapping[str, str | None]  # for each file format the path, or None if no file is wanted
+# Maps a file format, such as "svg", to the path of the file to write. None means no file.
+Paths = Mapping[str, str | None]
 _KINDS = {ending: kind for kind, endings, _ in _FILES for ending in endings}
 
 _stretch_option = click.option(
@@ -39,7 +40,7 @@ _pieces_option = click.option(
 
 
 def _which(name: str, default: str) -> Callable[..., Any]:
-    """Make the option `--layer` or `--head`; its help text describes the default by `default`."""
+    """Make the option `--{name}`, with a help text that states the default."""
     return click.option(f"--{name}", type=int, help=f"Which {name}. Default: the one {default}.")
 
 
@@ -250,7 +251,7 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
         try:
             hidden = tuple(dict.fromkeys(options["hide"]))
             return see.guess(question, top_k=top, **{**options, "hide": hidden})
-        except ValueError as error:  # the message must name the option `--top`, not `top_k`
+        except ValueError as error:  # users of the command know `top_k` as `--top`
             message = str(error).removeprefix("predict: ").replace("top_k is", "--top is")
             raise ValueError(message) from error
 
@@ -260,7 +261,7 @@ def guess(text: str | None, top: int, as_json: bool, **options: Any) -> None:
 
 
 def _other_stories(stories: "Stories") -> str:
-    """Explain how the first sentence was chosen, and list the commands for the other sentences."""
+    """Return the text below the first example: commands that show the other examples."""
     commands = [
         " ".join(
             [

@@ -1,4 +1,7 @@
-"""Records of edits: their JSON Schema, and their creation from `edit`, `ablate` and `hide`."""
+"""Records of edits, and the JSON Schema of a record.
+
+The function `edits_of` converts the arguments `edit`, `ablate` and `hide` to records.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +17,7 @@ class Field(NamedTuple):
     """A field of a record, other than `op`.
 
     Attributes:
-        kind: the type of the field's value, as the schema names it, such as "token" or "layer".
+        kind: the schema's name for the type of the field's value, such as "token" or "layer".
         needed: whether a record must have the field.
         choices: the values that the schema lists; empty if the schema lists no values.
     """
@@ -55,12 +58,12 @@ def operations() -> dict[str, dict[str, Field]]:
 
 
 def _name(reference: dict[str, str]) -> str:
-    """Return the last part of a reference: "token" for {"$ref": "#/$defs/token"}."""
+    """Return the name to which a JSON reference points: "token" for {"$ref": "#/$defs/token"}."""
     return reference["$ref"].rpartition("/")[2]
 
 
-# The heads to ablate: (layer, head), or (layer, None) for all heads of a layer. If this is a
-# mapping, its values are the new outputs of the heads: "zero", "mean" or a vector (d,).
+# The heads to ablate: (layer, head), or (layer, None) for all heads of a layer. A mapping such as
+# {(0, 4): "mean"} also gives the new output of each head: "zero", "mean" or a vector (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
 # What to mask: words, positions, and edges. An edge is (query, key), (query, key, layer) or
 # (query, key, layer, head).
@@ -78,7 +81,7 @@ class Record(NamedTuple):
         fields: the fields of the schema, including "op". A record made from `hide=` may name its
             token as a word. A record made from `hide=` or `ablate=` may have negative positions,
             layers and heads, which count from the end.
-        source: what error messages call the record: "hide", "ablate", or "edit[2] (mask)".
+        source: the name of the record in error messages: "hide", "ablate", or "edit[2] (mask)".
     """
 
     fields: Mapping[str, Any]
@@ -123,8 +126,8 @@ def edits_of(
         ablate: the heads to ablate, as (layer, head); head None means all heads of the layer.
         hide: the words, positions and edges to mask.
         call: the name of the called function, for error messages.
-        given: what error messages call the argument `edit`, such as "edits" for records from a
-            file.
+        given: the name of the argument `edit` in error messages. For records from a file, the name
+            is "edits".
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -197,7 +200,7 @@ def _takes(op: str) -> str:
 
 
 def _ablated(ablate: Any, call: str) -> list[Record]:
-    """Return records for the ablated heads. Their numbers may count from the end."""
+    """Convert `ablate` to records. Negative numbers of layers and heads are allowed."""
     many = isinstance(ablate, Iterable) and not isinstance(ablate, str | bytes)
     records = []
     for pair in ablate if many else [ablate]:
@@ -217,7 +220,7 @@ def _ablated(ablate: Any, call: str) -> list[Record]:
 
 
 def _masked(hide: Any, call: str) -> list[Record]:
-    """Return records for the masked words, positions and edges; numbers may count from the end."""
+    """Convert `hide` to records. Negative positions, layers and heads are allowed."""
     many = isinstance(hide, Iterable) and not isinstance(hide, str | bytes | Mapping)
     if isinstance(hide, tuple) and 2 <= len(hide) <= 4 and all(map(is_whole_number, hide)):
         raise TypeError(

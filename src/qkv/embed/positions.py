@@ -1,4 +1,4 @@
-"""Position vectors that are added to token vectors, and ALiBi slopes that act on scores."""
+"""Position vectors, which are added to token vectors, and the slopes of ALiBi."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def sinusoidal_positions(length: int, dim: int, base: float = 10000.0) -> Array:
     Args:
         length: the number of positions, which are counted from 0; may be 0.
         dim: the size of a vector.
-        base: a larger base gives the last columns longer periods.
+        base: determines the periods. With a larger base, the last columns have longer periods.
 
     Returns:
         (length, dim) float64.
@@ -114,14 +114,15 @@ def alibi_slopes(num_heads: int) -> Array:
     """Return the slope of each head: the decrease of its scores per unit of distance.
 
     If the number n of heads is a power of two, head h has the slope `2**(-8 * (h + 1) / n)`. For
-    another number of heads, such as 12, the first 8 slopes are those of 8 heads. The other 4 are
-    every second slope of 16 heads, as in the authors' code.
+    12 heads, the first 8 slopes are `alibi_slopes(8)`, and the last 4 slopes are
+    `alibi_slopes(16)[0:8:2]`. Other numbers of heads are treated in the same way as 12, as in the
+    authors' code.
 
     Args:
         num_heads: the number of heads, at least 1.
 
     Returns:
-        (num_heads,) float64, for `alibi_slopes` of `qkv.attention`.
+        (num_heads,) float64. Pass the array to `qkv.attention` as the argument `alibi_slopes`.
 
     Raises:
         TypeError: `num_heads` is not a whole number.
