@@ -91,15 +91,16 @@ class EditedRun:
         call: the name of the public call, for errors.
         changes: maps the full name of an activation to its replacement. This is an array
             (B or 1, ...), a spliced layer, or a function of an array and an `At`.
-        recorded: the steps of edit records, keyed by full name; they run before `changes`.
+        recorded: maps the full name of an activation to the steps of its edit records. These steps
+            run before `changes`.
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
         masked: the masked keys.
         heads: the number of heads in each layer.
-        is_pair: whether an encoder and a decoder run; all names then begin with "encoder." or
-            "decoder.".
-        asked: the user's edits. The key "edit" holds names of activations, "ablate" holds pairs
-            (layer, head), and "hide" holds words, positions and edges. A key is missing if there
-            are no such edits.
+        is_pair: whether the model has an encoder and a decoder. If so, the full name of each
+            activation begins with "encoder." or "decoder.".
+        asked: the user's edits, as in `Trace.changed`: a dict with up to three keys, "edit",
+            "ablate" and "hide". For example, {"ablate": [(0, 3)]} means that head 3 of layer 0 is
+            ablated, and that no activation is edited and no token masked.
         first: the index of the first text among all texts of the call.
     """
 
@@ -169,9 +170,9 @@ class EditedRun:
     ) -> GradientRecorder:
         """Return a recorder that passes gradients back through the changes, for the backward pass.
 
-        If an array or a function replaces an activation, the gradient for the old activation is 0.
-        This is right for functions, because `check_functions` rejects calls whose gradients would
-        pass through a function.
+        If an array or a function replaces an activation, the gradient for the activation's computed
+        value is 0. Zero is right even for functions, because `check_functions` rejects every call
+        in which gradients would pass through a function.
 
         Args:
             layout: the texts of the batch.
@@ -186,7 +187,9 @@ class EditedRun:
         return record
 
     def masks(self, layout: Layout, keys: int, queries: int | None = None) -> dict[int, Array]:
-        """Return each head's visible keys, (B, Hq or 1, Q or 1, K), for each layer with masks.
+        """Return a boolean mask (B, Hq or 1, Q or 1, K) for each layer that has masked keys.
+
+        A mask is False at the masked keys.
 
         Args:
             layout: the texts of the batch.
@@ -241,8 +244,8 @@ class EditedRun:
 
         Args:
             tokens: the number of tokens in all texts.
-            run: a function that runs all texts. It takes one argument, a function that returns the
-                recorder for the layout of a batch.
+            run: a function that runs all texts. Call `run(make)`, where `make(layout)` returns the
+                recorder for a batch.
         """
         wanted = {
             self._z(layer): layer
@@ -273,8 +276,11 @@ class EditedRun:
     def step(self, number: int, seen: Array, lengths: Array, count: int) -> dict[str, Any]:
         """Return the options of `Transformer.step` for `count` new positions of each text.
 
-        `seen` (B,) is the number of earlier positions, `lengths` (B,) is the number of tokens among
-        the new positions, and `number` is the number of the step.
+        Args:
+            number: the index of the step; the prompt is step 0.
+            seen: (B,), the number of earlier positions of each text.
+            lengths: (B,), the number of new tokens of each text, without padding.
+            count: the number of new positions of each text, with padding.
         """
         if not self.asked:
             return {}
@@ -310,7 +316,7 @@ class EditedRun:
         return {"record": record, "masks": masks, "visible": visible}
 
     def check_summaries(self, top_k: int | None) -> None:
-        """Raise a ValueError if edits change weights that `top_k` summarises."""
+        """Raise a ValueError if `top_k` is given and an edit changes attention weights."""
         names = (name for name in self.changed if activation(name).is_weights)
         name = next(names, None)
         if top_k is not None and name is not None:
@@ -354,7 +360,7 @@ class EditedRun:
         return before
 
     def _changed(self, name: str, batch: "_Batch", whole: Array) -> Array:
-        """Apply the edits of the activation `name` to `whole`, as the network computed it."""
+        """Apply the edits of the activation `name` to its computed array, `whole`."""
         layout = batch.layout
         ablated = self._outputs(name)
         whole = whole.copy() if ablated else whole
@@ -399,7 +405,7 @@ class EditedRun:
 
 
 class _Batch(NamedTuple):
-    """A batch that runs now; `inputs` holds the inputs of spliced layers, keyed by full name."""
+    """The batch that the network computes, its recorder, and the inputs of spliced layers."""
 
     layout: Layout
     record: Recorder

@@ -23,7 +23,8 @@ from qkv.trace.activations import NotInLayer, activation, counted, meant, parse
 from qkv.trace.trace import SIDES
 
 Fitted = tuple[list[Tokenized], EditedRun]  # The texts of a run, and its interventions.
-Counts = Mapping[str, tuple[int, int]]  # Per side: the number of texts, and the longest length.
+# Maps "", "encoder" and "decoder" to the number of texts and the length of the longest text.
+Counts = Mapping[str, tuple[int, int]]
 _HIDES = ("hide", "mask", "causal")  # The records that `Trace.changed` lists under "hide".
 
 
@@ -40,7 +41,8 @@ def fit(
 ) -> Fitted:
     """Check edits against a model and texts.
 
-    Return `(batch, edited)`: the texts, in which some tokens may be swapped, and the interventions.
+    Return `(batch, edited)`. `batch` holds the texts after the "swap" records, and `edited` holds
+    the other interventions.
 
     Args:
         edits: the user's edits.
@@ -48,12 +50,12 @@ def fit(
         body: the network.
         reader: the model's reader of texts.
         more: the maximum number of tokens that the run may add to each text.
-        written: the number of positions in a decoder's first pass. If the model has no decoder,
-            `written` is None.
+        written: the number of positions that the decoder computes in its first forward pass. If the
+            model has no decoder, `written` is None.
         first: the index of the first text among all texts of the call.
-        absent: the entries of `hide` that have been in no batch so far, if the texts come in
-            batches. The function removes the entries that it finds in this batch. If `absent` is
-            None, an entry that no text contains is an error.
+        absent: the entries of `hide` that no earlier batch contains. The function removes from
+            `absent` each entry that `batch` contains. If `absent` is None, an entry of `hide` that
+            no text contains is an error.
 
     Raises:
         TypeError: the replacement of an activation is not an array of numbers.
@@ -79,7 +81,8 @@ def fit(
         for name, change in named.items()
     }
     plan = Plan(call, body, lengths, "encoder." * is_pair, first, reader.known_ids)
-    scales = [record for record in records if record.op == "scale"]  # Only the last has an effect.
+    # If several records scale attention scores, only the last of these records has an effect.
+    scales = [record for record in records if record.op == "scale"]
     for record in (*(record for record in records if record.op != "scale"), *scales[-1:]):
         if record.source != "hide" and record.op in OPS:
             _check_tokens(record, texts, first, call)
@@ -207,12 +210,15 @@ def _of_layer(name: tuple[Any, ...], layer: Any, index: Trace | Seq2SeqTrace) ->
 
 
 def _index(names: Iterable[str], side: str = "") -> Trace:
-    """Return a `Trace` whose arrays hold full names, so that it can look up short names."""
+    """Return a `Trace` that maps each name to its full name, stored as an array of one string.
+
+    `Trace` accepts short names, so `fit` uses such a trace to convert short names to full names.
+    """
     return Trace({name: np.array(side + name) for name in names if activation(name).editable})
 
 
 def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
-    """Do the same as `_index` for a model with encoder and decoder."""
+    """Return a `Seq2SeqTrace` that maps each activation's name to its full name, as an array."""
     assert isinstance(body, EncoderDecoder)
     names = body.decoder.hook_names
     crosses = [name for name in names if parse(name).crosses]
@@ -222,9 +228,10 @@ def _index_of_pair(body: Transformer) -> Seq2SeqTrace:
 
 
 def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]:
-    """Return a function of an array and an `At` that calls the user's function.
+    """Return a function `f(array, at)` that calls the user's function.
 
-    The user's function may take both, or only the array.
+    The user's function is called as `function(array)` or as `function(array, at)`, depending on its
+    parameters.
     """
     try:
         takes = signature(function)
@@ -239,7 +246,7 @@ def _function(name: str, function: Any, call: str) -> Callable[[Array, At], Any]
         raise TypeError(
             f"{call}: edit has a function {takes} for {name}: give f(array) or f(array, at)"
         )
-    # The second parameter receives `at` if it has no default or is named `at`.
+    # A second parameter with a default receives `at` only if the parameter is named `at`.
     if 2 not in fits or (1 in fits and [*takes.parameters][1:2] != ["at"]):
         return lambda array, at: function(array)
     return lambda array, at: function(array, at)
@@ -336,8 +343,7 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
-        ValueError: a token or an entry does not exist. In the error, the first text has the number
-            `first`.
+        ValueError: a token or an entry does not exist. The error counts texts from `first`.
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]
@@ -355,7 +361,7 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
 
 
 def hide_value(record: Record) -> Any:
-    """Return the word, position or edge that a record masks, as in `Trace.changed`.
+    """Return the word, position or edge that a record masks, in the format of `Trace.changed`.
 
     >>> from qkv.edits import edits_of
     >>> records = edits_of([{"op": "causal"}], hide=["cat", (4, 1)], call="trace").records
@@ -553,7 +559,7 @@ def from_start(number: int, count: int, source: str, what: str, whole: str, call
 
 
 def _listed(batch: Sequence[Tokenized], most: int = 20) -> str:
-    """Return the first `most` distinct words of texts as one string, and count the others."""
+    """Join the distinct words of texts; after `most` words, end with, e.g., " and 5 more"."""
     named = (joined_words(plain_tokens(text.tokens, text.special), text.special) for text in batch)
     words = list(dict.fromkeys(chain.from_iterable(named)))
     more = f" and {len(words) - most} more" if len(words) > most else ""

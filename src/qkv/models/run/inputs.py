@@ -38,7 +38,7 @@ def ids_given(
 ) -> tuple[bool, list[Tokenized]] | None:
     """Return `(single, tokens)` if `texts` holds ids, else None; `single` is True for one text.
 
-    In errors, the first text has the number `first`.
+    Errors count texts from `first`.
 
     Raises:
         TypeError: a text is not a one-dimensional row of integers.
@@ -89,8 +89,8 @@ def checked_ids(
 ) -> tuple[Array, Array]:
     """Return ids (B, T) and the mask of tokens (B, T).
 
-    In error messages, `side` (such as "decoder_") precedes the names of arguments. With `counts`,
-    raise an error if there are more columns than the model has positions.
+    In error messages, `side` (such as "decoder_") precedes the names of arguments. If
+    `counts` is True, raise an error if T is larger than the model's number of positions.
     """
     name = f"{side}input_ids"
     ids = as_array(input_ids, call="model", name=name)
@@ -138,8 +138,8 @@ def checked_positions(
 
     Args:
         body: the network.
-        position_ids: (B, T), or (1, T) for all texts. As in transformers, the first position of
-            some models is not 0.
+        position_ids: (B, T), or (1, T) for all texts. `position_ids` count like `position_ids` of
+            the library transformers. For example, the first position of RoBERTa is 2.
         mask: (B, T), the mask of tokens; positions of other ids are ignored.
         name: the name of the model.
 
@@ -187,9 +187,9 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    """Check that the token table has a row for each id, and that special tokens leave room.
+    """Check that the token table has a row for each id, and that a text can contain words.
 
-    Special tokens must be fewer than `limit`, so that a text can have words.
+    A text can contain words only if the tokenizer adds fewer than `limit` special tokens.
     """
     if len(tokenizer) > rows:
         raise ModelError(
@@ -256,7 +256,7 @@ class TextReader:
         sentence: the settings for texts, read from the model's files.
         limit: the maximum number of tokens in a text, including special tokens; None for no limit.
         rows: the number of rows in the token table.
-        fills_gaps: whether the mask token replaces each gap in a text.
+        fills_gaps: whether the mask token replaces each "[MASK]" or "___" in a text.
         has_images: whether the model also reads images; if so, errors say how to give images.
     """
 
@@ -270,7 +270,7 @@ class TextReader:
 
     @property
     def mask(self) -> str | None:
-        """The token that replaces gaps; None if gaps are not replaced."""
+        """The mask token that replaces "[MASK]" or "___" in a text; None if nothing is replaced."""
         return self.tokenizer.mask if self.fills_gaps and self.tokenizer is not None else None
 
     @property
@@ -313,7 +313,7 @@ class TextReader:
         """Separate strings from ids: return `(single, strings, tokens)`.
 
         If `texts` holds strings, `tokens` is empty. If it holds ids, `strings` is empty. `single`
-        is True for one text. In errors, the first text has the number `first`.
+        is True for one text. Errors count texts from `first`.
         """
         if self.has_images:
             self.refuse_images(texts, call)
@@ -326,9 +326,11 @@ class TextReader:
         return False, check_texts(texts, call=call, first=first), []
 
     def read(self, texts: Any, call: str = "trace", first: int = 0) -> tuple[bool, list[Tokenized]]:
-        """Return `(single, tokens)`: whether there is one text, and each text's truncated tokens.
+        """Return `(single, tokens)`, where `tokens` holds the truncated tokens of each text.
 
-        Texts given as ids are not truncated. In errors, the first text has the number `first`.
+        `single` is True if `texts` is one text, and False if `texts` is a sequence of texts.
+
+        Texts given as ids are not truncated. Errors count texts from `first`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:
@@ -354,7 +356,7 @@ class TextReader:
         return self.read(text, call)[1][0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
-        """Return the text; if it was given as ids, give its tokens their names."""
+        """Return the text with the names of its tokens, even if only ids are known so far."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)
