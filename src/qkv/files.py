@@ -101,7 +101,7 @@ def _take_over(part: Path, old: os.stat_result) -> None:
 
 @contextmanager
 def _naming(name: str) -> Iterator[None]:
-    """Change the file name in system errors from the temporary file to the requested file."""
+    """Raise each OSError of the block again, with `name` as the name of the file."""
     try:
         yield
     except OSError as error:

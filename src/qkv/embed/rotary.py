@@ -29,8 +29,9 @@ def apply_rotary(
         interleaved: if True, the numbers 2i and 2i + 1 form a pair, as in RoFormer and GPT-J. If
             False, the numbers i and i + dims / 2 form a pair, as in GPT-NeoX and Llama.
         dims: rotate only the first `dims` of the d numbers; None for all.
-        speeds: (dims / 2,), the angle by which each pair rotates per position. If given, `base` is
-            not used. Some models need such speeds for texts longer than their training texts.
+        speeds: (dims / 2,), the angle by which each pair rotates per position. By default, the
+            angles are computed from `base`. If `speeds` is given, `base` is not used. Some models
+            use `speeds` to read texts that are longer than the texts of their training.
 
     Returns:
         A new array with the shape and type of `x`.
@@ -42,7 +43,7 @@ def apply_rotary(
             `base` is not finite and positive; or `speeds` does not hold one finite number per pair.
 
     Source:
-        Su et al. 2021, RoFormer, equation 34; partial `dims` as in GPT-NeoX.
+        Su et al. 2021, RoFormer, equation 34. The code of GPT-NeoX rotates only `dims` numbers.
 
     Example:
         A quarter turn moves (1, 0) to (0, 1):
@@ -59,7 +60,7 @@ def apply_rotary(
     base, dims = checked_rotary(base, dims, array.shape[-1])
     each = rotary_speeds(base, dims) if speeds is None else _checked_speeds(speeds, dims)
     cos, sin = rotation_at(array, positions, each, interleaved)
-    with np.errstate(over="ignore", invalid="ignore"):  # no warnings for infinite numbers
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite inputs cause no warnings
         return rotate_pairs(array, cos, sin, interleaved=interleaved)
 
 
@@ -68,7 +69,7 @@ def rotation_at(
 ) -> tuple[Array, Array]:
     """Return the factors that `rotate_pairs` applies to `x (..., L, d)`.
 
-    `speeds` is (dims / 2,), or (..., dims / 2) with a row for each position.
+    `speeds` is (dims / 2,), or has one row of dims / 2 numbers for each position.
 
     Returns:
         `(cosines, sines)` times `scale`.
@@ -141,7 +142,7 @@ def rotary_speeds(base: float, dims: int) -> Array:
 
 
 def checked_rotary(base: float, dims: int | None, size: int) -> tuple[float, int]:
-    """Check `base` and `dims` of `apply_rotary` for rows of `size`; return both as numbers."""
+    """Check `base` and `dims` of `apply_rotary` for queries of length `size`; return both."""
     dims = _rotated_size(dims, size)
     return positive_number(base, call="apply_rotary", name="base"), dims
 

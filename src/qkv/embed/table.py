@@ -1,4 +1,4 @@
-"""The table of token vectors, and checks for such tables and for positions."""
+"""The table of token vectors, and functions that check tables, numbers and ids."""
 
 import math
 from typing import Any, Protocol
@@ -65,10 +65,11 @@ class TokenEmbedding:
 
     Args:
         tokenizer: converts texts to ids. The table has at least `len(tokenizer)` rows.
-        dim: the size of a row; may be omitted with `weight`.
+        dim: the size of a row. If `weight` is given, `dim` may be omitted.
         seed: the seed of the table's random numbers, which have a standard normal distribution.
-        weight: a table of floats or integers instead of random numbers. It must have a row for each
-            id of the tokenizer, and may have more rows. A table that is not read-only is copied.
+        weight: a table of floats or integers instead of random numbers. The table must have a row
+            for each id of the tokenizer, and may have more rows. A table that is not read-only is
+            copied.
         dtype: a float type; by default float32 for random numbers, or the type of `weight`.
 
     Raises:

@@ -147,7 +147,8 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
     tokens = list(_folded(markdown.parse(text), str(path)))
     for token in tokens:
         if token.type.startswith("heading_"):
-            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"  # only the page's title is an h1
+            # The page's title is its only h1, so an h1 of the article becomes an h2.
+            token.tag = f"h{min(6, int(token.tag[1]) + 1)}"
         for child in token.children or ():
             if child.type == "image" and token.type != "finding":
                 child.attrs["src"] = _embedded(folder, str(child.attrs["src"]), str(path))
@@ -168,7 +169,7 @@ def _target(image: "Token") -> str:
 
 
 def _folded(tokens: "list[Token]", path: str) -> "Iterator[Token]":
-    """Yield Markdown tokens; replace each paragraph of findings by one token of type "finding"."""
+    """Yield Markdown tokens; turn a paragraph of `![claim](finding.json)` into one token."""
     left = iter(tokens)
     for token in left:
         inline = next(left) if token.type == "paragraph_open" else None

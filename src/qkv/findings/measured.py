@@ -59,7 +59,7 @@ class Finding:
         model: a dict with the "name" of the model and the "sha256" of its stored parameters.
         text: the text as it was given.
         position: the index of a token, from 0. An encoder predicts the word at this position. A
-            decoder predicts the token after it.
+            decoder predicts the token at the next position.
         edits: records that fit the schema `qkv.edits.schema()`.
         claim: a sentence about the effect of the edits.
         before: the five most probable words without edits, with their probabilities.
@@ -172,7 +172,7 @@ class Finding:
         return differences
 
     def _other(self, used: Model) -> str:
-        """Return an error sentence which says that the model's parameters are not the finding's."""
+        """Return the text of an error: the finding was measured with other parameters."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., and "
@@ -196,8 +196,8 @@ def finding(
         model: an encoder with a language-model head, or a decoder.
         text: a string; "[MASK]", "_" or "?" marks a missing word, as in `Model.predict`.
         position: a token's position; negative numbers count from the end. An encoder predicts the
-            word at this position; a decoder predicts the token after it. By default, an encoder
-            uses the first mask token, and a decoder uses the last token.
+            word at this position. A decoder predicts the token at the next position. By default,
+            an encoder uses the first mask token, and a decoder uses the last token.
         ablate: heads to ablate, as in `Model.trace`.
         hide: words, positions and edges to mask, as in `Model.trace`.
         edit: a list of records, or a mapping from activations to arrays, which is converted to
@@ -269,15 +269,15 @@ def publish(
     """Write one page with findings and their model; the page works offline.
 
     The page opens with the claims. For each finding, the page shows the predictions before and
-    after the edits. It runs the embedded model again, and says whether the predictions are still
-    the same. Readers can change the text and the edits.
+    after the edits. The page runs the embedded model again, and says whether the predictions are
+    still the same. Readers can change the text and the edits.
 
     Args:
         path: the HTML file.
         findings: the findings to show, which must all belong to one model.
         article: a Markdown file. Each paragraph `![claim](finding.json)` is replaced by the finding
-            in finding.json; the path is relative to the article's folder. All other findings follow
-            the article.
+            in finding.json; the path is relative to the article's folder. Findings that the article
+            does not name are shown below the article.
         model: the model, its folder or its name; needed if the model does not come with qkv.
         theme: "light", "dark", or "auto" for the theme of the system.
 
