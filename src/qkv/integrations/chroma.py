@@ -1,6 +1,6 @@
 """`TextEncoder`: a qkv model as an embedding function of Chroma.
 
-The class is created on first use, because it inherits from a class of Chroma.
+The class is created on first use, so that Chroma is not imported earlier.
 """
 
 from functools import cache
@@ -41,6 +41,6 @@ def __getattr__(name: str) -> Any:
 
     own: dict[str, Any] = {"__module__": __name__, "__doc__": Encoding.__doc__}
     own |= {"name": staticmethod(lambda: "qkv"), "default_space": lambda self: "cosine"}
-    own["get_config"] = lambda self: self._config  # Chroma stores it with a collection
+    own["get_config"] = lambda self: self._config  # Chroma stores the result with a collection
     own["build_from_config"] = staticmethod(lambda given: __getattr__(name)(**given))
     return register_embedding_function()(type(name, (Encoding, EmbeddingFunction), own))

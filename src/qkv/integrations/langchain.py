@@ -7,7 +7,7 @@ from qkv.models import load
 
 
 class Encoding:
-    """Encodes documents and queries. `TextEncoder` inherits from this class and from LangChain's.
+    """Encodes documents and queries. `TextEncoder` inherits from `Encoding` and `Embeddings`.
 
     Args:
         model: the argument of `qkv.load`.

@@ -33,7 +33,7 @@ class Ran:
         is_causal: whether attention is causal: no query sees later positions.
         padding: `(B, T)`, True for tokens and False for padding; None without padding.
         call: an object that identifies the call of `owner`. If `owner` computes attention twice in
-            one call, both have the same object.
+            one call, the two `Ran` have the same object.
         part: the part of the model that contains the layer, such as the encoder; None if unknown.
         whole: the outermost module that ran.
     """
@@ -116,11 +116,11 @@ class Recording(Trace):
         self._top_k, self._module = top_k, module
         self._wanted = None if module is None else {id(part) for part in module.modules()}
         self._layers: dict[tuple[int, int], _Layer] = {}
-        # maps the id of a layer to the mask of its last run, and to the number of its earlier runs
-        # in the same forward pass
+        # The key is the id of a layer. The value is the mask of the layer's last call, and how many
+        # calls of the layer came before the last call in the same forward pass.
         self._latest: dict[int, tuple[Any, int]] = {}
         self._call: Any = None  # Identifies the last call.
-        self._spans: list[slice] = []  # The range of each text's tokens in its row.
+        self._spans: list[slice] = []  # For each text, the positions of its tokens without padding.
         self._longest = 0
         self._asked: Sequence[Any] | None = None  # tokens that were set before the run
         if tokens is not None:
@@ -321,7 +321,7 @@ def _of_tokens(call: Call, ran: Ran) -> Call:
     lengths = real.sum(axis=1)
     if (real == (np.arange(length) < lengths[:, None])).all():
         return call._replace(query_lengths=lengths)
-    if ran.is_causal:  # padding before the first token sees no key, so it adds no weight
+    if ran.is_causal:  # a causal padding query before the text attends to no token
         return call
     added = np.where(real, 0, -np.inf).astype(call.plan.kind)[:, None, :, None]  # (B, 1, L, 1)
     return call._replace(bias=added if call.bias is None else call.bias + added)

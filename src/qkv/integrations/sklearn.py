@@ -1,6 +1,6 @@
 """`TextEncoder`: a scikit-learn transformer that encodes texts as vectors with a qkv model.
 
-The class is created on first use, because it inherits from classes of scikit-learn.
+The class is created on first use, so that scikit-learn is not imported earlier.
 """
 
 import os
@@ -20,17 +20,18 @@ class Encoding:
 
     `TextEncoder` inherits from this class and from scikit-learn's base classes. `fit` only checks
     its input and learns nothing. A copy or a pickle of an encoder holds only its arguments. The
-    model is loaded on first use. Encoders with the same `model` share it in a process.
+    model is loaded on first use. In one process, encoders with the same `model` load the model
+    once.
 
     Args:
         model: the argument of `qkv.load`: a folder, a short name or a Hub id.
-        prompt_name: the name of a prompt, as for `Model.encode`. This argument and all following
-            ones are options of `Model.encode`.
+        prompt_name: the name of a prompt. All arguments except `model` are options of
+            `Model.encode`.
         prompt: a string that is inserted before each text.
         normalize_embeddings: whether vectors are scaled to length 1.
         truncate_dim: the number of dimensions to which vectors are truncated.
-        batch_size: the number of texts in a batch of texts with 128 tokens. Batches of shorter
-            texts are larger.
+        batch_size: the number of texts in a batch, if each text has 128 tokens. If the texts are
+            shorter, a batch has more texts.
 
     >>> encoding = Encoding("random", truncate_dim=3)
     >>> encoding.fit(["I love you"]).transform(["I love you", "the cat sat"]).shape

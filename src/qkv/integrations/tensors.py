@@ -63,7 +63,7 @@ def mask(*, mask_function: Any = None, attention_mask: Any = None, **others: Any
     Returns:
         A tensor `(B, 1, L, S)` to add to the scores: 0 where a query sees a key, and the lowest
             number of the dtype elsewhere. The numbers are computed only when code reads them.
-            `attend` does not read them: it uses options such as `is_causal` (see `Rules`).
+            The function `attend` does not read the numbers, but uses options such as `is_causal`.
     """
     torch, masking = torch_module(), _masking()
     request = {"q_offset": 0, "kv_offset": 0} | others
@@ -151,10 +151,10 @@ class Rules:
 
 
 def windows(function: Any) -> list[Window | None]:
-    """Return the windows of a mask function: one window per function that it joins by AND.
+    """Return the windows of a mask function; a key is visible if it is inside all windows.
 
-    A window is a pair as in the option `window` of `qkv.attention`. For an unknown function, the
-    list holds None instead of a pair. `_known` describes how functions are recognized.
+    A window is a pair as in the option `window` of `qkv.attention`. Instead of a window, the list
+    contains None for each function that `_known` does not recognize.
     """
     rule = _known().get(getattr(function, "__code__", None))
     if rule is None:
@@ -179,7 +179,8 @@ _BANDS: dict[str, Any] = {
 def _known() -> dict[Any, str]:
     """Return the names of the known mask functions, keyed by their code objects.
 
-    A function is known only if its mask of 9 x 9 positions equals the window in `_BANDS`.
+    A function is known if `_BANDS` has its name, and if its mask for 9 queries and 9 keys is the
+    mask of the window in `_BANDS`.
     """
     torch, masking = torch_module(), _masking()
     query, key = torch.arange(9)[:, None], torch.arange(9)[None]

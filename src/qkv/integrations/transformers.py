@@ -33,8 +33,8 @@ def register() -> None:
     `transformers`. Tensors of float32, float64, float16 and bfloat16 are read and returned without
     copies. Causal masks, sliding windows and padding reach the kernel as options such as
     `is_causal`, so no `(L, S)` mask is made for them. The model's softcaps, sinks, position bias
-    and grouped heads are supported. Training is supported too: all inputs that require gradients
-    get them. The memory for gradients grows linearly with the sequence length.
+    and grouped heads are supported. In training, gradients are computed for all inputs that require
+    gradients. The memory for gradients grows linearly with the sequence length.
 
     Source: the attention interface of transformers,
     https://huggingface.co/docs/transformers/attention_interface
