@@ -20,7 +20,9 @@ ROOM = 8  # From a long text, `ROOM * limit` characters are read first.
 
 @dataclass
 class Cut:
-    """Counts of truncated texts; `+` adds the counts of two parts of a corpus.
+    """Counts of truncated texts, and maxima of their lengths.
+
+    For two parts of a corpus, `a + b` gives the numbers of the whole corpus.
 
     Attributes:
         limit: the maximum number of tokens in a text; None for no limit.
@@ -29,7 +31,7 @@ class Cut:
         torn: the number of texts of which only the first million characters were read.
         longest: the number of tokens in the longest text.
         unread: the length, in characters, of the longest text that was not read to its end.
-        gaps: the number of texts with a mask token after the limit.
+        gaps: the number of truncated texts that lost a mask token by the truncation.
     """
 
     limit: int | None
@@ -52,7 +54,7 @@ class Cut:
         )
 
     def warn(self) -> None:
-        """Warn about truncated texts; in a `counting` context, add to its counts instead."""
+        """Warn about truncated texts; inside `with counting(cut):`, only add them to `cut`."""
         counted = _counted.get()
         if counted is not None:
             vars(counted).update(vars(counted + self))
@@ -77,7 +79,7 @@ _counted: ContextVar[Cut | None] = ContextVar("_counted", default=None)
 
 @contextmanager
 def counting(cut: Cut) -> Iterator[None]:
-    """In this context, count truncated texts in `cut` instead of warning about them."""
+    """In the `with` block, count truncated texts in `cut` instead of warning about the texts."""
     token = _counted.set(cut)
     try:
         yield
@@ -88,13 +90,14 @@ def counting(cut: Cut) -> Iterator[None]:
 class Truncator:
     """Split texts into tokens up to a limit, and count the texts that were too long.
 
-    Only the beginning of a long text is split: enough to know the tokens up to the limit, and at
-    most about a million characters.
+    If a text is much longer than the limit, only its first words are split. From any text, at most
+    about a million characters are split.
 
     Args:
         tokenizer: the model's tokenizer.
         limit: the maximum number of tokens in a text; None for no limit.
-        mask: the token that replaces gaps (see `qkv.text.gaps`). If it is None, gaps stay.
+        mask: the token that replaces each "[MASK]" or "___" in a text (see `qkv.text.gaps`). If
+            `mask` is None, nothing is replaced.
 
     >>> from qkv.text import WordTokenizer
     >>> truncator = Truncator(WordTokenizer("the cat sat"), 2)
@@ -124,7 +127,7 @@ class Truncator:
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Return the truncated tokens of texts; the caller has replaced the gaps."""
+        """Return the truncated tokens of texts in which mask tokens already replace gaps."""
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)
@@ -142,8 +145,8 @@ class Truncator:
 
         The tokens up to the limit are the same as if the whole text were split. This method splits
         the first words of the text, and then about twice as many words. If the first words have the
-        same tokens in both cases, further words cannot change these tokens. This is true only for
-        tokenizers with `keeps_words_apart`, in which no token spans two words.
+        same tokens in both cases, further words cannot change these tokens. Tokenizers without
+        `keeps_words_apart` may join two words in one token, so they split the whole text.
         """
         cut, limit = self.cut, self.cut.limit
         if limit is not None and self._tokenizer.keeps_words_apart:
@@ -176,7 +179,7 @@ def callers() -> int:
 
 
 def _word_end(text: str, most: int) -> int:
-    """Return the index of the last space after a word, at most `most`; 0 if there is none."""
+    """Return the index of the last space that follows a word in `text[: most + 1]`, or 0."""
     end = text.rfind(" ", 0, most + 1)
     while end > 0 and text[end - 1].isspace():
         end = text.rfind(" ", 0, end)

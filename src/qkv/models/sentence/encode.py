@@ -1,4 +1,4 @@
-"""Turn texts into vectors: `Model.encode`, related methods, and the routes of texts."""
+"""Turn texts into vectors: `Model.encode`, and the choice of a model for queries or documents."""
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -31,7 +31,7 @@ OPTIONS = (
 )
 OUTPUTS = ("sentence_embedding", "token_embeddings", None)
 TOKENS = 128  # A batch holds `batch_size` texts if each text has this number of tokens.
-TEXTS = 2048  # The maximum number of texts in a group; a group is sorted by length.
+TEXTS = 2048  # The maximum number of texts that are sorted by length together, as one group.
 LETTERS = 2**19  # The number of characters after which a group ends.
 
 
@@ -39,8 +39,8 @@ class EmptyText(ValueError):
     """The error for an empty text, which has no token to pool.
 
     Attributes:
-        number: the index of the text.
-        reason: the reason, for the error message.
+        number: the index of the empty text.
+        reason: the part of the error message that says why the text is empty.
     """
 
     def __init__(self, number: int, unread: int, call: str = "encode") -> None:
@@ -121,7 +121,7 @@ class Encoder:
         width = self.truncate_dim or self.width
         if not isinstance(sentences, list | tuple | np.ndarray):
             return np.concatenate([np.empty((0, width), self.dtype), *parts])
-        # if the number of texts is known, fill one array: joining parts needs twice the memory
+        # fill one array, because `np.concatenate` would need memory for two copies of the vectors
         vectors, done = np.empty((len(sentences), width), self.dtype), 0
         for part in parts:
             vectors[done : done + len(part)] = part
@@ -169,7 +169,7 @@ class Encoder:
 
     @property
     def kind(self) -> Hashable:
-        """A key: encoders with the same key can run and pool their texts in one batch."""
+        """A value that is equal for two encoders if both can run their texts in one batch."""
         return self.run, id(self.sentence), self._unread
 
     def ids(self, texts: Sequence[str], *, whole: bool = False) -> list[Array]:
@@ -197,7 +197,7 @@ class Encoder:
         Args:
             ids: integers in one row.
             name: the name of the ids in errors.
-            whole: whether to raise an error instead of truncating.
+            whole: whether to raise an error if there are more ids than the limit.
 
         Raises:
             TypeError: the ids are not a one-dimensional row of integers.
@@ -274,7 +274,7 @@ class Encoder:
         )
 
     def _wanted(self, batch: Sequence[Array], **options: Any) -> Any:
-        """Return the outputs of one batch of ids; sentence vectors are not yet scaled or cut."""
+        """Return the outputs of one batch; `_vectors` scales and truncates sentence vectors."""
         if self._one_each:
             return self.pooled(batch, **options)
         rows, cu_lengths = self.run(batch, **options)
@@ -294,7 +294,7 @@ class Encoder:
         ]
 
     def _whole(self, texts: Sequence[str]) -> list[str]:
-        """Put the prompt before the texts, and remove white space around the results."""
+        """Put the prompt before each text, and remove white space at both ends."""
         sentence = self.sentence
         return [sentence.prepared(sentence.stripped(self._before + text)) for text in texts]
 
@@ -314,7 +314,7 @@ def by_length(batch: Sequence[Sized], most: int) -> Iterator[list[int]]:
 
 
 def checked_texts(sentences: Any, call: str) -> Iterable[str]:
-    """Check that all texts are strings; an iterator's texts are checked when they are read."""
+    """Check that all texts are strings; check each text of an iterator only when it is read."""
     check_no_mapping(sentences, call=call)
     if isinstance(sentences, list | tuple | np.ndarray) or not isinstance(sentences, Iterable):
         return check_texts(sentences, call=call)
@@ -404,18 +404,18 @@ def encode(
             files.
         output_value: "sentence_embedding"; "token_embeddings" for the last vectors of all tokens,
             including special tokens; or None for a dict with both.
-        prompt_name: the name of the prompt to put before each text, as the model's files name it;
-            by default, the default prompt in these files, if any.
+        prompt_name: the name of the prompt to put before each text. The model's files name the
+            prompts, and may name a default prompt, which is used if `prompt_name` is None.
         prompt: the text of a prompt, instead of `prompt_name`.
         truncate_dim: the number of leading dimensions of each vector to keep; None keeps all. If
             the model's files ask for vectors of length 1, vectors are scaled before the truncation,
             as in sentence-transformers. `normalize_embeddings=True` scales the truncated vectors.
             Token vectors are not truncated.
-        precision: the format of the vectors. "float32" and None do not convert them. "int8" and
-            "uint8" divide the range of each dimension over these texts into 256 steps, so the steps
-            depend on the texts. "binary" and "ubinary" keep one bit per number: 1 if the number is
-            positive. Eight bits form a uint8 in "ubinary"; "binary" subtracts 128 and gives an
-            int8.
+        precision: the format of the vectors. "float32" and None keep the computed floats. "int8"
+            and "uint8" divide the range of each dimension over these texts into 256 steps, so the
+            steps depend on the texts. "binary" and "ubinary" keep one bit per number: 1 if the
+            number is positive. Eight bits form a uint8 in "ubinary"; "binary" subtracts 128 and
+            gives an int8.
         convert_to_numpy: False for a list of torch tensors, one per text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.
@@ -434,11 +434,11 @@ def encode(
     Returns:
         The vectors (n, D), in the order of the texts; (D,) for one string; (0, D) if there are no
         texts. With "token_embeddings", the result is a list of arrays (T_i, D), or one array (T, D)
-        for one string. With `output_value=None`, it is a list of dicts, or one dict for one string.
-        A dict has "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D), and
-        "sentence_embedding" (D,). The dtype is the one that `precision` names; without `precision`,
-        it is float64 for a float64 model, and float32 for other models. With `truncate_dim`, D is
-        `truncate_dim`. With "binary" and "ubinary", a vector has D / 8 numbers, rounded up.
+        for one string. With `output_value=None`, the result is a list of dicts, or one dict for one
+        string. A dict has "input_ids" and "attention_mask" (T_i,), "token_embeddings" (T_i, D), and
+        "sentence_embedding" (D,). The dtype of vectors is float64 for a float64 model, and float32
+        for other models. `precision` may change this dtype to int8 or uint8. With `truncate_dim`, D
+        is `truncate_dim`. With "binary" and "ubinary", a vector has D / 8 numbers, rounded up.
 
     Raises:
         TypeError: a text is not a string, the texts are a dict, or `trace` does not accept the
@@ -515,7 +515,7 @@ def encode_query(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode` with this task and prompt.
+        The result of `encode` with the task and the prompt of queries.
         If the model has no prompts and no routes, the result equals the result of `encode`.
 
     Raises:
@@ -547,7 +547,7 @@ def encode_document(
         options: the other options of `encode`.
 
     Returns:
-        The result of `encode` with this task and prompt.
+        The result of `encode` with the task and the prompt of documents.
         If the model has no prompts and no routes, the result equals the result of `encode`.
 
     Raises:
@@ -596,7 +596,9 @@ def encode_stream(
 
 
 def text_encoder(model: Core, *, task: str | None = None, **options: Any) -> Encoder:
-    """Return the `Encoder` for these options; a server uses it to run several users' texts at once.
+    """Return the `Encoder` for the options of `encode`.
+
+    A server uses the `Encoder` to run the texts of several users in one batch.
 
     Args:
         model: the model.

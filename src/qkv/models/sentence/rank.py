@@ -81,7 +81,8 @@ def shortened(first: int, second: int, room: float) -> tuple[int, int]:
     """Return how many tokens to keep of each of two texts, so that both together fit into `room`.
 
     As in the `tokenizers` package, the longer text is cut first. If both texts have more than
-    `room / 2` tokens, each gets half of the room, and the longer text gets the odd token.
+    `room / 2` tokens, `room / 2` tokens of each text are kept. If `room` is odd, one more token of
+    the longer text is kept.
 
     >>> shortened(3, 9, 12), shortened(3, 9, 8), shortened(5, 9, 8), shortened(9, 5, 7)
     ((3, 9), (3, 5), (4, 4), (4, 3))
@@ -128,7 +129,8 @@ class Ranker:
         tokenizer: the model's tokenizer.
         before: the prompt before the first text.
         limit: the maximum number of tokens in a pair.
-        tells_texts_apart: whether the network gets the segment of each token.
+        tells_texts_apart: whether an input of the network says, for each token, if the token
+            belongs to the first or to the second text.
         activation: the function that turns logits into scores, or its name in `ACTIVATIONS`; None
             if the logits are the scores.
 
@@ -297,7 +299,7 @@ def applied(activation: Activation, logits: Array, call: str) -> Array:
     """Apply the activation to logits (n, C).
 
     Raises:
-        TypeError: the function does not return an array of this shape.
+        TypeError: the activation function does not return an array of shape (n, C).
     """
     if activation is None:
         return logits
