@@ -18,8 +18,8 @@ class Stream(Request):
     """An iterator, and the computed pieces that the client has not read yet.
 
     Attributes:
-        begin: a function that makes the iterator. It is called again after the iterator was closed.
-            The new iterator continues where the old one ended.
+        begin: a function that makes the iterator. If the iterator was closed to free memory,
+            `begin` makes a new iterator, which continues after the last computed piece.
         size: the approximate number of tokens that the iterator keeps in memory.
         pieces: the iterator, while the stream is open.
         given: the number of pieces computed so far.
@@ -49,12 +49,12 @@ class Stream(Request):
 
     @property
     def is_full(self) -> bool:
-        """Whether `AHEAD` pieces are unread. The stream is then paused."""
+        """Whether `AHEAD` pieces are unread. A full stream is paused."""
         return self.given - self.taken >= AHEAD
 
     @property
     def is_read(self) -> bool:
-        """Whether at most `AHEAD // 2` pieces are unread. A paused stream then continues."""
+        """Whether at most `AHEAD // 2` pieces are unread, so that a paused stream continues."""
         return self.given - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
@@ -79,24 +79,24 @@ class Stream(Request):
 
 
 class Streams:
-    """All streams. Each turn computes a piece for a few of them, and their clients take turns.
+    """All streams. Each turn computes the next piece of up to `most` streams.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
-    open while its iterator is in memory. To free memory for a stream, other streams are closed:
-    those that wait for their clients, and those that have computed `QUANTUM` pieces since they were
-    opened. A closed stream opens again at its next turn. So no client waits until the stream of
-    another client ends.
+    open while its iterator is in memory. To free memory for a stream, two kinds of streams are
+    closed. A stream may be closed if its client does not read. A stream may also be closed after
+    `QUANTUM` computed pieces. A closed stream opens again at its next turn. A short stream does
+    not have to wait for the end of a long stream.
 
     Args:
         most: the maximum number of pieces that one turn computes.
-        tokens: the approximate number of tokens that all open streams together keep in memory. If
-            only one stream is open, it may keep more.
+        tokens: the approximate number of tokens that all open streams together keep in memory. A
+            stream with more tokens than `tokens` is open only while all other streams are closed.
     """
 
     def __init__(self, most: int, tokens: int) -> None:
         self._most, self._tokens = most, tokens
         self._all: dict[Stream, None] = {}
-        self._parked: dict[Stream, None] = {}  # streams that wait until their clients read
+        self._parked: dict[Stream, None] = {}  # streams whose clients have too many unread pieces
         self._due, self._closed = Turns[Stream](), Turns[Stream]()
         self._lines = [self._closed, self._due]  # turns alternate between closed and open streams
 
@@ -106,7 +106,7 @@ class Streams:
 
     @property
     def is_due(self) -> bool:
-        """Whether there is a stream that can compute a piece, or a stream that must be closed."""
+        """Whether the next call of `step` has work: a piece to compute or a stream to close."""
         parked = (stream.dropped or stream.is_read for stream in self._parked)
         return bool(self._due or self._closed) or any(parked)
 
@@ -174,7 +174,7 @@ class Streams:
         return None
 
     def _has_room(self, stream: Stream, chosen: Sequence[Stream]) -> bool:
-        """Close other streams if a stream needs their memory; return whether the stream fits."""
+        """Return whether a stream fits in memory, after closing other streams if needed."""
         kept = [other for other in self._all if other.pieces is not None or other in chosen]
         closable = [other for other in kept if other in self._parked]
         closable += sorted(

@@ -15,8 +15,8 @@ from qkv.models.network.pooling import to_length_one
 from qkv.models.sentence.encode import Encoder
 
 LETTERS = 4  # The estimated number of characters per token.
-Numbered = deque[tuple[int, str | Array]]  # Pairs of a number and a text or its ids (T,).
-CUTTING = 16  # The tokenizer cuts about 16 tokens while the model computes one.
+Numbered = deque[tuple[int, str | Array]]  # (number, text), or (number, ids (T,)).
+CUTTING = 16  # The tokenizer produces about 16 tokens while the model computes one.
 
 
 @dataclass(eq=False, kw_only=True)
@@ -136,7 +136,7 @@ Some = TypeVar("Some", bound=Request)
 
 
 class Turns(Generic[Some]):
-    """A queue of requests; clients take turns, and so do the connections of each client.
+    """A queue of requests. Clients take turns. The connections of one client also take turns.
 
     A connection is a pair `(client, port)`. A connection that is not a pair counts as a client of
     its own.

@@ -88,7 +88,7 @@ async def rerank(request: Request) -> dict[str, Any]:
     while part := await asyncio.to_thread(next, parts, None):
         pairs += part
     scores = np.empty(len(pairs))
-    # other requests are computed between two steps
+    # Between two batches of pairs, the worker can compute other requests.
     for numbers in by_length(pairs, state.limits.batch_tokens):
         scores[numbers] = await state.worker.call(
             partial(ranker.scores, [pairs[number] for number in numbers]), connection=request.client
@@ -116,7 +116,7 @@ def pairs_of(ranker: Ranker, query: str, documents: list[str], most: int) -> Ite
     """
     try:
         [alone] = ranker.pairs(query, [""])
-        tokens = len(alone) * len(documents)  # as if all documents were empty
+        tokens = len(alone) * len(documents)  # a minimum: each document may be empty
         for part in ranker.parts_of_pairs(query, documents if tokens <= most else []):
             tokens += sum(len(pair) - len(alone) for pair in part)
             if tokens > most:

@@ -28,10 +28,10 @@ from qkv.trace.activations import activation, parse
 router = APIRouter()
 
 JSON = "application/json"
-# safetensors has no registered type; hubs and servers use application/octet-stream
+# No media type is registered for safetensors; many servers send application/octet-stream.
 SAFETENSORS = ("application/vnd.safetensors", "application/octet-stream")
 DIGITS = 12  # The approximate number of bytes per number in JSON.
-WORK = 8  # To compute an answer, this many times the maximum size of an answer may be needed.
+WORK = 8  # The memory of one computation is limited to `WORK` times the limit of an answer.
 
 _Numbers = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 _NumberOrNumbers = Annotated[
@@ -39,7 +39,7 @@ _NumberOrNumbers = Annotated[
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
 _FEWER = "ask for fewer layers or heads, or give top_k"
-COPIES = 6  # while an edit changes a layer's weights, this many copies of them are in memory
+COPIES = 6  # copies of a layer's attention weights in memory while an edit changes the weights
 
 
 class TraceBody(Body):
@@ -131,7 +131,7 @@ class Wanted:
         top_k: the number of weights per query; None for all weights.
         resid: whether the vectors between the layers are in the answer.
         at: the positions whose logits are in the answer; None for no logits.
-        inside: the layers whose other activations (`q`, `k` and so on) are in the answer.
+        inside: the layers whose activations (`q`, `k` and so on) are in the answer.
     """
 
     layers: list[int]
@@ -423,7 +423,7 @@ class Changes:
     """A text, and the edits of its forward pass.
 
     Attributes:
-        text: the tokens. "swap" edits have already replaced some of them.
+        text: the tokens, after "swap" edits have replaced tokens.
         records: the edits in the form that `trace` takes.
         run: the edits in the form that the model's forward pass takes.
     """
