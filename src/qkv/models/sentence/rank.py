@@ -173,7 +173,7 @@ class Ranker:
         return self.head.steps.outputs
 
     def pairs(self, query: str, documents: Sequence[str]) -> list[Pair]:
-        """Pair a query with each of these documents, and truncate the pairs to the limit.
+        """Pair a query with each document, and truncate the pairs to the limit.
 
         Raises:
             ValueError: the query has no token, or the limit is too small for the query.
@@ -211,7 +211,11 @@ class Ranker:
         return self.model.sentence.prepared((self.before + text).strip())
 
     def _frame(self, text: str) -> Frame:
-        """Return the special tokens around two texts, if the limit leaves room for both."""
+        """Return the special tokens around two texts.
+
+        Raises:
+            ValueError: the limit is too small for the special tokens and one token of each text.
+        """
         frame = frame_of(self.tokenizer, text, self.model.name, self.call)
         if self.limit is not None and self.limit < len(frame) + 2:
             raise ValueError(
@@ -359,10 +363,11 @@ def activation_of(
 
 
 def similarity(model: Core, a: ArrayLike, b: ArrayLike) -> Any:
-    """Return the similarity of each vector of `a` to each vector of `b`: larger is more similar.
+    """Return the similarity of each vector of `a` to each vector of `b`.
 
-    The measure is `similarity_fn_name`, from the model's files: the cosine (the default), the dot
-    product, or the negative Euclidean or Manhattan distance.
+    A larger number means that two vectors are more similar. The measure is `similarity_fn_name`,
+    from the model's files: the cosine (the default), the dot product, or the negative Euclidean or
+    Manhattan distance.
 
     Args:
         a: (n, D), or (D,) for one vector.
@@ -437,8 +442,8 @@ def rank(
         batch_size: the number of pairs per batch if each pair has 128 tokens, as in `encode`.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
-            activation of torch.nn. With None, it is the activation in the model's files; if they
-            name none, it is a sigmoid.
+            activation of torch.nn. The default is the activation that the model's files name, or a
+            sigmoid if the files name no activation.
         device: None or "cpu".
 
     Returns:
@@ -478,7 +483,9 @@ def ranker(
     prompt: str | None = None,
     activation_fn: Any = None,
 ) -> Ranker:
-    """Return the `Ranker` of `rank`, for a caller that ranks documents of several users together.
+    """Return a `Ranker` with the options of `rank`.
+
+    A server uses the `Ranker` to score the documents of several users in one batch.
 
     Args:
         model: the model.
@@ -518,8 +525,8 @@ def predict_pairs(
         batch_size: the number of pairs per batch if each pair has 128 tokens.
         show_progress_bar: as in `encode`.
         activation_fn: the function that turns logits into scores: a function of an array, or an
-            activation of torch.nn. With None, it is the activation in the model's files; if they
-            name none, it is a sigmoid for a single class.
+            activation of torch.nn. The default is the activation that the model's files name. If
+            the files name no activation, the default is a sigmoid for a single class.
         apply_softmax: whether to apply a softmax to the scores of several classes.
         convert_to_numpy: False for a list of torch tensors, one per pair.
         convert_to_tensor: True for one torch tensor.
@@ -555,7 +562,7 @@ def predict_pairs(
 
 
 def _checked_pairs(inputs: Any) -> tuple[bool, list[tuple[str, str]]]:
-    """Return `(single, pairs)`: whether the input is one pair, and a list of pairs."""
+    """Return `(single, pairs)`; `single` is True if the input is one pair instead of several."""
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable):
         raise TypeError(
             f"predict: inputs is {type(inputs).__name__}: this model reads two texts together: "

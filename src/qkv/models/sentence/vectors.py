@@ -13,7 +13,7 @@ from qkv.models.run.truncation import callers
 from qkv.ops.linear import multiply
 
 PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
-FEW = 100  # the range of fewer vectors is often too narrow for other texts
+FEW = 100  # With fewer vectors, "int8" and "uint8" warn that the steps may not fit other texts.
 
 
 def check_precision(precision: Any, *, call: str, output_value: Any) -> None:
@@ -31,10 +31,10 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     """Return float vectors (n, D) in fewer bits, in the format of sentence-transformers.
 
     For "int8" and "uint8", the range from the least to the largest number of each dimension is
-    divided into 256 steps. Each number is replaced by its step: (n, D). "binary" and "ubinary"
-    replace each number by a bit, which is 1 if the number is positive. Eight bits form a byte, the
-    highest bit first: (n, ceil(D / 8)), uint8. "binary" subtracts 128 and gives int8. "float32"
-    changes no vector.
+    divided into 256 steps. In the result (n, D), the index of the step replaces each number.
+    "binary" and "ubinary" replace each number by a bit, which is 1 if the number is positive. Eight
+    bits form a byte, the highest bit first. The result has the shape (n, ceil(D / 8)) and the dtype
+    uint8. "binary" subtracts 128 and gives int8. "float32" changes no vector.
 
     Raises:
         ValueError: there is only one vector, so dimensions have no range to divide.
@@ -64,7 +64,7 @@ def quantized(vectors: Array, precision: str, *, call: str) -> Array:
     if len(vectors):
         least, largest = vectors.min(0), vectors.max(0)
         step = (largest - least) / vectors.dtype.type(255)
-        step[step == 0] = 1  # if a dimension is constant, its step would be 0
+        step[step == 0] = 1  # avoids a division by 0 if a dimension is constant
         steps[...] = np.clip(np.floor((vectors - least) / step), 0, 255)
     return steps if precision == "uint8" else (steps ^ 0x80).view(np.int8)
 
@@ -80,12 +80,12 @@ def as_tensors(output: Any, torch: Any, *, joined: bool) -> Any:
 
 
 def as_given(array: Array, *inputs: Any) -> Any:
-    """Convert an array to a torch tensor if an input is a tensor or a list of tensors.
+    """Convert `array` to a torch tensor if one of `inputs` is a torch tensor or a list of them.
 
     >>> as_given(np.zeros(2), [[0.5]])
     array([0., 0.])
     """
-    torch = sys.modules.get("torch")  # a caller that passes tensors has imported torch
+    torch = sys.modules.get("torch")  # if torch is not imported, no input is a tensor
     first = [value[0] if isinstance(value, list) and value else value for value in inputs]
     if torch is None or not any(isinstance(value, torch.Tensor) for value in first):
         return array
@@ -135,7 +135,7 @@ def similarity(a: Any, b: Any, how: str) -> Array:
 
 
 def similarity_pairwise(a: Any, b: Any, how: str) -> Array:
-    """Return the similarity (n,) of each vector of `a` (n, D) to the same row of `b` (n, D).
+    """Return the similarity (n,) of row i of `a` (n, D) to row i of `b` (n, D), for each i.
 
     >>> similarity_pairwise([[3.0, 4.0]], [[0.0, 0.0]], "euclidean").tolist()
     [-5.0]

@@ -28,7 +28,7 @@ class ModelOutput:
             classifier of texts; (B, T) for ELECTRA's discriminator; None for other models.
         embeds: (B, E), if the head gives one vector per text or image instead of logits.
         encoder_last_hidden_state: (B, S, D), the encoder's vectors, for an encoder-decoder model.
-            The other arrays of such a model come from the decoder.
+            The other arrays of an encoder-decoder model come from its decoder.
     """
 
     last_hidden_state: Array
@@ -75,17 +75,18 @@ def call(
         position_ids: (B, T) integers, or (1, T) for all texts: the position of each token, for
             learned and rotary positions. Positions of padding are ignored. As in transformers, the
             positions of RoBERTa and MPNet begin at the padding token's id + 1. By default, a
-            token's position is its column. In OPT, padding before the token is not counted. In
-            RoBERTa and MPNet, earlier tokens with the padding token's id are not counted, even if
-            the mask is 1. In models with learned positions that count columns (GPT-2, BERT),
-            padding on the left changes the result: to avoid the change, give
-            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)`. `position_ids` do not change masks,
-            windows, ALiBi and relative biases, which follow the order of the tokens.
+            token's position is its column. In OPT, a token's default position is the number of
+            earlier tokens without padding. In RoBERTa and MPNet, earlier ids that equal the padding
+            token's id do not count towards a token's default position, even if their mask is 1. In
+            GPT-2 and BERT, padding on the left shifts the default positions, which changes the
+            result. To avoid the change, give `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)`.
+            `position_ids` do not change masks, windows, ALiBi and relative biases, which follow the
+            order of the tokens.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
-        edit: activations to change, as in `trace`. Column t of `input_ids` is position t of each
-            array that replaces an activation, of each array that a function gets, and in
-            `at.positions`. An edit that is a function gets all texts at once.
+        edit: activations to change, as in `trace`. In arrays that replace an activation, in arrays
+            that a function gets, and in `at.positions`, position t is column t of `input_ids`. An
+            edit that is a function gets all texts at once.
 
     Raises:
         TypeError: ids are not integers, a mask holds values other than bools, 0 and 1, or `trace`
@@ -113,7 +114,10 @@ def call(
 def fit_ids(
     model: Core, edits: Edits, ids: Array, mask: Array, **others: Any
 ) -> tuple[EditedRun, Array]:
-    """Check that edits fit ids (B, T); return `(edits, ids)`, where edits may have swapped ids."""
+    """Check that edits fit ids (B, T).
+
+    Return `(edited, ids)`: the interventions, and the ids (B, T) after the "swap" records.
+    """
     if not edits:
         return EditedRun(), ids
     texts = [named(*row, model.tokenizer) for row in zip(ids, mask, strict=True)]
@@ -275,8 +279,8 @@ def call_pair(
         hide: words, positions (columns of `input_ids`) and edges to mask, as in `trace`. Neither
             the encoder nor the decoder sees masked words and positions.
         edit: activations to change, as in `trace`; their names begin with "encoder." or "decoder.".
-            Column t of the ids is position t of each array that replaces an activation, and of each
-            array that a function gets.
+            In arrays that replace an activation, and in arrays that a function gets, position t is
+            column t of the ids.
 
     Returns:
         `last_hidden_state` (B, L, D) and `logits` (B, L, V) of the decoder, with 0 at padding.

@@ -1,4 +1,4 @@
-"""Generate text token by token: `Model.generate`, and `rows` and `steps`, which a server calls."""
+"""Generate text token by token: `Model.generate`, and the functions that a server calls."""
 
 import math
 import sys
@@ -103,20 +103,20 @@ def generate(
 
     A text ends with an end token (`eos_token_id` of generation_config.json, or else of
     config.json), before a stop string, or after `max_new_tokens`. With a temperature, tokens are
-    sampled as in transformers. First, the logits are divided by the temperature. Then only the
-    tokens with the `top_k` largest logits are kept. Then the most likely tokens are kept, until
-    the sum of their probabilities reaches `top_p`.
+    sampled as in transformers. First, the logits are divided by the temperature. Second, only the
+    tokens with the `top_k` largest logits are kept. Third, only the most likely of these tokens are
+    kept: as few as possible with a total probability of `top_p` or more.
 
     Args:
         prompt: one text or several; or token ids, (T,) integers for one text, and (B, T) or a list
             of rows for several.
-        max_new_tokens: the maximum number of tokens to add to each prompt. By default 64, or fewer
-            if the model has too few positions.
+        max_new_tokens: the maximum number of tokens to add to each prompt. The default
+            is 64, or less if the model has too few positions.
         temperature: with 0, each new token is the most likely token; otherwise, logits are divided
             by this number. `top_k`, `top_p` and `seed` need a temperature above 0.
         top_k: the number of most likely tokens to sample from.
-        top_p: a number above 0 and at most 1; only the most likely tokens whose probabilities sum
-            to this number can be sampled.
+        top_p: a number above 0 and at most 1. Tokens are sampled only from the smallest set of most
+            likely tokens with a total probability of `top_p` or more.
         seed: the seed of the random numbers, for repeatable results; each text uses its own
             numbers.
         stream: whether to yield the text while it grows, word by word.
