@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-# The signals of kill, a closed terminal, Ctrl-\ and Ctrl-Break. Each system has only some of them.
+# The signals of kill, a closed terminal, Ctrl-\ and Ctrl-Break. SIGBREAK exists only on Windows;
+# SIGHUP and SIGQUIT exist only on Unix.
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGBREAK")
 ENDING = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised after Ctrl-C or another terminating signal, when all work has been saved.
+    """Raised after Ctrl-C or another signal that ends the program, once the work is saved.
 
     Attributes:
         signal: the number of the signal.

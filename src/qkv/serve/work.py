@@ -22,8 +22,8 @@ from qkv.serve.streams import END, Stream, Streams
 from qkv.serve.waiting import Request, Single, Task, Texts, Turns
 
 Result = TypeVar("Result")
-POLL = 0.01  # The seconds between two checks whether the thread has ended.
-SWITCH = 0.0005  # The maximum seconds for which another Python thread delays this thread.
+POLL = 0.01  # After `stop`, look every 10 ms whether the thread has ended.
+SWITCH = 0.0005  # Seconds after which another thread must give the interpreter to this thread.
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class Worker:
         self._submit(request)
         try:
             while (piece := await request.read()) is not END:
-                self._inbox.put(None)  # wake the thread: a full stream may continue now
+                self._inbox.put(None)  # wake the thread, because a paused stream may continue
                 yield piece
         finally:
             self._asked.discard(request)
@@ -232,7 +232,7 @@ class Worker:
             while self._read():
                 try:
                     self._turn()
-                except BaseException as error:  # the worker itself has a bug
+                except BaseException as error:  # an error that `_turn` did not expect
                     self._give_up(error)
         finally:
             self.ready = False
@@ -247,7 +247,10 @@ class Worker:
                 self.counts.failures += 1
 
     def _read(self) -> bool:
-        """Accept new requests. Without work, wait for a request or, after `stop`, return False."""
+        """Accept new requests; if there is no work, wait for a request.
+
+        Return False if the thread must end: `stop` was called, and all requests are answered.
+        """
         while True:
             idle = not (self._texts or self._tasks or self._streams.is_due)
             if idle and self._stopping and self._inbox.empty() and not self._streams:

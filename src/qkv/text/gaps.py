@@ -5,8 +5,9 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# A gap is "[MASK]", "[mask]", underscores that touch no letter or digit, or a "?" that follows a
-# space and is not the end of the text. `GAPS` in see/page/assets/engine/gaps.js must find the same.
+# A gap is "[MASK]" or "[mask]". Underscores are a gap if no letter or digit is next to them, as in
+# "a ___ cat". A "?" is a gap if it follows a space and is not at the end of the text. The pattern
+# `GAPS` in see/page/assets/engine/gaps.js must match the same gaps.
 GAP = r"\[MASK\]|\[mask\]|(?<!\w)_+(?!\w)|(?<= )\?(?![ \t\r\n]*\Z)"
 
 

@@ -12,11 +12,11 @@ USUAL = 40  # The rules may make a long text at most this many times longer.
 
 _LONGEST = 4096  # The maximum number of characters of a token, a pattern or a replacement.
 _ADDED = 100  # The maximum number of special tokens around a text.
-_WORD = 1000  # The maximum number of characters in a word. The library looks up each of its parts.
-# The maximum number of characters into which the rules of each kind may turn one character.
+_WORD = 1000  # The maximum number of characters in a word. Long words take long to tokenize.
+# For each kind of rule, the maximum number of characters that may replace one character.
 _MOST = {"normalizer": 10_000, "pre_tokenizer": 16, "decoder": 16}
 
-# The maximum number of characters into which each rule turns one character. The numbers come from
+# For each rule, the maximum number of characters that replace one character. The numbers come from
 # the tables of Unicode. The number for ByteLevel comes from UTF-8.
 _FACTORS = {
     **{"NFC": 3, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 3, "BertNormalizer": 12},
@@ -99,11 +99,11 @@ def _flat(rule: Any) -> Iterator[Mapping[str, Any]]:
 def _factor(rule: Any) -> float:
     """Return the maximum number of characters that a rule writes for one character."""
     factor = 1.0
-    # rules are recognized by their keys, because the library also accepts rules without a type
+    # The keys of a rule show its kind, because `tokenizers` accepts a rule without a type.
     for part in _flat(rule):
         if "content" in part:
             factor *= _replacing(part)
-        if "prepend" in part:  # the library writes the prefix before every part of a text
+        if "prepend" in part:  # the prefix may come before every character
             factor *= 1 + len(_text(part["prepend"]))
         if "precompiled_charsmap" in part:
             factor *= _table(_text(part["precompiled_charsmap"]))
@@ -120,7 +120,7 @@ def _replacing(rule: Mapping[str, Any]) -> float:
         return max(1.0, made / len(_text(pattern["String"])))
     if "Regex" in pattern and _takes_something(_text(pattern["Regex"])):
         return max(1.0, made)
-    return 1.0 + 2 * made  # the pattern may match the empty text between any two characters
+    return 1.0 + 2 * made  # an empty match is possible between any two characters
 
 
 def _takes_something(pattern: str) -> bool:
@@ -143,7 +143,7 @@ def _table(coded: str) -> float:
     try:
         raw = base64.b64decode(coded)
     except ValueError:
-        return 1.0  # the library rejects a table that is not base64
+        return 1.0  # `tokenizers` rejects the file if the table is not base64
     entries = raw[4 + int.from_bytes(raw[:4], "little") :].split(b"\0")
     return max(1.0, *(len(entry.decode("utf-8", "replace")) for entry in entries))
 

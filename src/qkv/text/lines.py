@@ -10,15 +10,15 @@ _BLOCK = 2**18  # the maximum number of bytes to read at once
 
 
 class Lines:
-    """The lines of a UTF-8 file, including blank lines; each loop reads the file again.
+    """The lines of a UTF-8 file, including blank lines; each iteration reads the file again.
 
     Args:
         file: its path.
         most: the maximum number of characters of a line, as in `read_lines`.
 
     Raises:
-        ValueError: the file is not text, or now has fewer lines than when it was first read. New
-            lines at its end are ignored.
+        ValueError: the file is not text, or now has fewer lines than when it was first read. Lines
+            that were appended to the file are ignored.
     """
 
     def __init__(self, file: str, most: int) -> None:
@@ -53,7 +53,7 @@ def read_lines(stream: BinaryIO, name: str, most: int) -> Iterator[str]:
 
     Args:
         stream: the source of the bytes, read as they arrive.
-        name: the name of the source, with which errors begin.
+        name: the name of the source. Each error message begins with this name.
         most: the maximum length of a line, not counting spaces at its start and end. A longer line
             is cut to `most` + 1 characters, so that the caller sees that the line is too long.
 
@@ -90,14 +90,14 @@ def each_line(stream: Any, most: int | None, at_begin: bool = True) -> Iterator[
 
     Args:
         stream: the source of the bytes.
-        most: as for `read_lines`; None never cuts a line.
+        most: as for `read_lines`. If `most` is None, lines of any length stay whole.
         at_begin: whether a byte order mark may come before the first line.
 
     >>> import io
     >>> list(each_line(io.BytesIO(b"the cat\nsat \xff on\r\nthe mat"), None))
     ['the cat', BadLine('is not UTF-8: byte 5 is 0xff'), 'the mat']
     """
-    size, text = 0, ""  # How many bytes of the current line were read, and their text.
+    size, text = 0, ""  # The number of bytes read from the current line, and the text.
     bad = False  # Whether a `BadLine` was yielded for this line.
     decoder = codecs.getincrementaldecoder("utf-8")()
     for part, ended in _parts(stream):
@@ -144,7 +144,7 @@ def _decoded(part: bytes, ended: bool, size: int, decoder: Any) -> BadLine | tup
 
 
 def _parts(stream: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-    """Yield `(part, ended)`: some bytes of a line, and whether the line ends after these bytes."""
+    """Yield pairs `(part, ended)`: bytes of a line, and whether the line ends after the bytes."""
     read = getattr(stream, "read1", stream.read)  # `read1` does not wait for more bytes.
     returned = False  # Whether the last byte was a carriage return that ended a line.
     begun = False  # Whether a line has begun and not ended.

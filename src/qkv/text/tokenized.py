@@ -81,7 +81,7 @@ def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
 
 
 def is_piece(token: str) -> bool:
-    """Return whether WordPiece's mark "##" says that a token continues the previous word.
+    """Return whether a token begins with "##", as a WordPiece token inside a word does.
 
     >>> [is_piece(token) for token in ("##ing", "ing", "##")]
     [True, False, False]
@@ -92,7 +92,7 @@ def is_piece(token: str) -> bool:
 def plain_tokens(tokens: Sequence[str], special: Sequence[bool]) -> list[str]:
     """Return tokens in readable form: "##" marks a subword that continues a word.
 
-    Other tokenizers mark words differently. Byte-level tokenizers and SentencePiece mark the space
+    Only WordPiece writes "##". Byte-level tokenizers and SentencePiece mark the space
     before a word ("Ġcat", "▁cat"). CLIP's tokenizer marks the end of a word ("cat</w>"). Byte-level
     tokenizers also write non-ASCII bytes as letters ("Ã©" for "é"). Tokens without these marks do
     not change.
@@ -168,7 +168,7 @@ def from_bytes(token: str, errors: str = "strict") -> str:
 
 
 def _letters_of_bytes() -> dict[str, int]:
-    """Return the byte that each letter of a byte-level token stands for, keyed by letter."""
+    """Map each letter of byte-level tokens to the byte that the letter stands for."""
     printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printed]
     return {chr(byte): byte for byte in printed} | {

@@ -93,8 +93,8 @@ class Tokenizer:
 
         Raises:
             TypeError: `text` is not a string.
-            ValueError: `text` holds half a character (a lone surrogate), or the rules of the
-                tokenizer's file do not work on it.
+            ValueError: `text` contains a lone surrogate (half a character), or the `tokenizers`
+                library fails for `text`.
         """
         check_text(text, call="tokenize", name="text")
         with _said("tokenize"):
@@ -106,8 +106,8 @@ class Tokenizer:
 
         Raises:
             TypeError: `texts` is one string, or a text is not a string.
-            ValueError: a text holds half a character (a lone surrogate), or the rules of the
-                tokenizer's file do not work on it.
+            ValueError: a text contains a lone surrogate (half a character), or the `tokenizers`
+                library fails for a text.
         """
         encodings = self._encodings(texts, "tokenize_batch", add_special_tokens=self._frames)
         return [*map(_tokenized, encodings)]
@@ -168,10 +168,9 @@ class Tokenizer:
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids `(T,)`.
 
-        The tokenizer's rules write the spaces of the result, which may differ from the
-        spaces of the original text.
-        Unknown words become the token `unknown`. A tokenizer that also adds this token at the
-        start or end of texts omits it, like all special tokens.
+        The spaces of the result may differ from the spaces of the original text. An unknown word
+        becomes the token `unknown`. If the tokenizer also adds the token `unknown` at the start or
+        end of texts, `decode` omits the token, like all special tokens.
 
         Raises:
             TypeError: `ids` are not integers.
@@ -249,7 +248,7 @@ class SubwordTokenizer(Tokenizer):
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
 
     def _take(self, inner: "tokenizers.Tokenizer", factor: float) -> None:
-        """Use the tokenizer `inner` without copying it; switch off padding and truncation in it."""
+        """Use the tokenizer `inner` without copying, and switch off its padding and truncation."""
         inner.no_padding()
         inner.no_truncation()
         if getattr(inner.model, "dropout", None) is not None:
@@ -365,7 +364,7 @@ def check_no_mapping(texts: Any, *, call: str) -> None:
 
 
 def check_texts(texts: Any, *, call: str, first: int = 0) -> list[str]:
-    """Return `texts` as a list of strings; errors number the texts from `first`."""
+    """Return `texts` as a list of strings; in errors, the first text has number `first`."""
     if isinstance(texts, str | bytes | bytearray):
         raise TypeError(f"{call}: texts is one {type(texts).__name__}: give a list of strings")
     check_no_mapping(texts, call=call)
