@@ -23,7 +23,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
-# The model to use instead of one that does not predict the next token.
+# If a model does not predict the next token, the error recommends this kind of model.
 DECODER = (
     "a decoder with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
 )
@@ -61,7 +61,8 @@ class Generated(str):
 
         Returns:
             For each layer, an array (Hq, K).
-            K is the number of tokens before the new token, or in the encoder's text.
+            K is the number of tokens before the new token.
+            For an encoder-decoder model, K is the number of tokens that the encoder reads.
 
         Raises:
             TypeError: `token` is not an integer.
@@ -117,20 +118,22 @@ def generate(
         top_k: the number of most likely tokens to sample from.
         top_p: a number above 0 and at most 1. Tokens are sampled only from the smallest set of most
             likely tokens with a total probability of `top_p` or more.
-        seed: the seed of the random numbers, for repeatable results; each text uses its own
-            numbers.
+        seed: the seed of the random numbers, for repeatable results. Each text has its own random
+            number generator.
         stream: whether to yield the text while it grows, word by word.
         stop: a new text ends before the first of these strings.
         trace: whether to trace the whole text, and to keep the logit and probability of each new
             token.
         ablate: heads to ablate, as in `trace`, for the prompt and new tokens; "mean" is not
             supported.
-        hide: words of the prompt to mask, and positions and edges of the prompt or new text, as in
-            `trace`; negative positions count from the end of the prompt.
-        edit: activations to change, as in `trace`. A function gets the positions that a step
-            computes, in `at.positions`: all of the prompt when `at.step` is 0, then one new
-            position in each step. The weights of a new position have one column for each key in
-            the layer's cache. An array applies only to the prompt. For an encoder-decoder model,
+        hide: words, positions and edges to mask, as in `trace`. Only words of the prompt can be
+            masked. Positions and edges may be in the prompt or in the new text. Negative positions
+            count from the end of the prompt.
+        edit: activations to change, as in `trace`. A function is called once in each step, with
+            the activations of the positions `at.positions`. Step 0 computes all positions of the
+            prompt; each later step computes one new position. The weights of a new position have
+            one column for each key in the layer's cache. If an array replaces an activation, only
+            the activations of the prompt are replaced. For an encoder-decoder model,
             names begin with "encoder." or "decoder.", and `ablate` and `hide` apply to the encoder.
 
     Returns:
@@ -140,7 +143,7 @@ def generate(
         With `trace=True`, further attributes are `trace`, `logits`, `probabilities`, `looked_at`.
         With `stream=True`, the result is an iterator over strings.
         For several prompts, this iterator yields pairs (index of the prompt, string).
-        A model without a tokenizer writes ids as numbers.
+        If the model has no tokenizer, the new text holds ids, for example "17 4 9".
 
     Raises:
         TypeError: a prompt or an argument has the wrong type.
@@ -200,7 +203,7 @@ def rows(
     stop: Sequence[str] = (),
     seed: int | None = None,
 ) -> "tuple[bool, list[Row]]":
-    """Return `(single, rows)`: whether the input is one prompt, and the rows for `steps`.
+    """Return `(single, rows)`: `single` is True for one prompt, and `steps` runs the `rows`.
 
     Args:
         model: the model.
@@ -229,7 +232,10 @@ def rows(
 
 
 def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Tokenized]]:
-    """Return `(single, strings, tokens)`: whether there is one prompt; `strings` is [] for ids."""
+    """Return `(single, strings, tokens)`; `single` is True for one prompt.
+
+    If the prompts are given as ids, `strings` is [].
+    """
     if not isinstance(prompt, Iterable):
         kind = type(prompt).__name__
         raise TypeError(f"generate: the prompt is {kind}: give a text, or a list of texts")
@@ -248,7 +254,7 @@ def _read_prompts(model: Core, prompt: Any) -> tuple[bool, list[str], list[Token
 def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace | Seq2SeqTrace:
     """Return the trace of prompts with their new tokens."""
     if not model.continues:
-        # all new tokens except the last, which predicted no token
+        # the decoder reads all new tokens except the last, because no token follows the last
         texts = [row.added(model.tokenizer) for row in rows]
         written = [after_start(model, text, len(text) - 1) for text in texts]
         return traced_pair(model, [row.given for row in rows], written, edited)
@@ -264,8 +270,8 @@ def tokens_to_add(
     """Return the maximum number of tokens to add to a prompt of `given` tokens.
 
     Raises:
-        ValueError: `wanted` tokens do not fit, there is no room for one token, or the prompt is
-            empty.
+        ValueError: the prompt is empty, or the model has too few positions for the prompt and
+            `wanted` tokens, or for the prompt and one token.
 
     >>> [tokens_to_add("the prompt", given, None, 256, "tiny", 64) for given in (202, 2)]
     [54, 64]
@@ -334,7 +340,7 @@ class Row:
         return piece
 
     def added(self, tokenizer: Tokenizer | None, begin: int = 0) -> Tokenized:
-        """Return the new tokens; `begin` is the offset of the generated text in the full text."""
+        """Return the new tokens, with offsets in a text in which the new text begins at `begin`."""
         end = begin + len(self.stream.text)
         spans = [(begin + a, min(begin + b, end)) for a, b in self.stream.spelling.spans]
         known = [(tokenizer and tokenizer.token(token)) or str(token) for token in self.ids]
@@ -381,9 +387,10 @@ def steps(
         model: the model.
         rows: the rows that `rows` returned; new tokens are added to them.
         sampling: the method that chooses a token.
-        top: if given, each new token and this number of most likely tokens are measured.
-        measure_prompts: whether to measure the tokens of the prompts too, before the first step;
-            only for a model whose text continues the prompt.
+        top: the number of most likely tokens to measure in each step, in addition to the new token.
+            If `top` is None, no token is measured.
+        measure_prompts: whether to also measure the tokens of the prompts, before the first new
+            token. Encoder-decoder models do not support `measure_prompts`.
         edited: the edits of the run.
 
     Yields:
@@ -427,7 +434,7 @@ def steps(
 
 
 def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[Array, Array]:
-    """Append new ids to each row of ids (B, n); return the ids and lengths (B,) without padding."""
+    """Append new ids to each text; return the padded ids (B, n) and the texts' lengths (B,)."""
     counts = np.array([len(row) for row in new])
     if not counts.any():
         return ids, lengths
@@ -438,7 +445,7 @@ def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[A
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
-    """Measure prompt tokens that are not yet measured, given the prompt's last vectors (n, D)."""
+    """Measure prompt tokens that are not yet measured, from the last layer's vectors (n, D)."""
     ids = row.given.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]

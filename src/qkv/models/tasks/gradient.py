@@ -22,7 +22,8 @@ from qkv.models.tasks.trace import layers_to_run
 from qkv.trace.activations import activation, is_tuple_name, meant, parse, short_name
 
 Name = str | tuple[Any, ...]
-FullNames = dict[Name, str | list[str]]  # one full name, or a list for all layers
+# Maps each name in `at` to one full name, or to a list with one full name for each layer.
+FullNames = dict[Name, str | list[str]]
 TokenId = Callable[[Any], int]
 _CALL = "gradient"
 
@@ -50,16 +51,17 @@ def gradient(
             weights of a sum of the logits in `trace(..., logits=True)`. A mapping
             `{activation: array}` gives the weights of a sum of activations; for a single neuron,
             the array is 1 at the neuron and 0 elsewhere.
-        at: the activations, by their names in a trace: "embed", ("resid_post", 3), ("pattern", 0),
-            "blocks.3.attn.hook_result"; "z", without a layer, stands for z in all layers.
+        at: the names of the activations, as in a trace, for example "embed", ("resid_post", 3) or
+            "blocks.3.attn.hook_result". The name "z" without a layer means z in all layers.
         ablate: heads to ablate, as in `trace`.
         hide: words, positions and edges to mask, as in `trace`.
         edit: activations to change, as in `trace`. The gradient of an edited activation is the
-            gradient of its replacement. A record such as "add", whose result depends on the old
-            value, passes the gradient on. The records "ablate", "set", "patch" and "row", and
-            arrays, stop the gradient. An `SAE` passes the gradient on, and `at` may name the
-            features of the `SAE`. The derivative of a function is unknown, so `at` may name only
-            the function's activation and later activations.
+            gradient of its replacement. Gradients pass through an edit whose result depends on the
+            computed activation, such as an "add" record or an `SAE`. If an array or a record "set",
+            "ablate", "patch" or "row" replaces an activation, no gradient passes through. `at` may
+            name the features of an `SAE`. The derivative of a function is unknown. If a function
+            changes an activation, `at` may name only this activation and activations that are
+            computed after its layer.
 
     Returns:
         The gradients, keyed by the names in `at`.
@@ -72,7 +74,7 @@ def gradient(
         ValueError: `of` names logits, but the model has no head that predicts words; the model is
             an encoder-decoder model, or reads images; a position or token does not exist; an array
             does not have the shape of its activation; a text is empty; a gradient would pass
-            through a function; or as in `trace`.
+            through a function; or `trace` does not accept the text or an edit.
         KeyError: an activation does not exist; the message suggests similar names.
 
     Source:
@@ -127,7 +129,7 @@ class Target:
 
 
 def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: TokenId) -> Target:
-    """Return the target that `of` describes, as in `gradient`, for texts of these lengths.
+    """Convert the argument `of` of `gradient` to a target, for texts of given lengths.
 
     Raises:
         TypeError: `of` has the wrong type.
@@ -215,7 +217,7 @@ def gradients(
 
 
 def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> tuple[Array, Array]:
-    """Return `(rows, weights)` of a sum of logits: the rows (n,), and their weights (n, V).
+    """Convert `of` to a weighted sum of logits: packed rows (n,), and weights of logits (n, V).
 
     >>> weighed((-1, 1, 0), [2, 3], 3, int)
     (array([1, 4]), array([[-1.,  1.,  0.],
@@ -254,8 +256,8 @@ def checked_position(
 ) -> int:
     """Return a position in a text of `length` tokens, counted from 0.
 
-    Negative positions count from the end. In error messages, `which` names the text, `call` the
-    function, and `given` the argument.
+    Negative positions count from the end. Error messages use the names `which` (of the text),
+    `call` (of the function) and `given` (of the argument).
 
     Raises:
         ValueError: the position does not exist.
@@ -274,8 +276,8 @@ def checked_position(
 def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str = "of") -> int:
     """Return the id of `word`, which is an id below `words`, or a string that is one token.
 
-    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). In error
-    messages, `call` names the function, and `given` the argument.
+    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). Error
+    messages use the names `call` (of the function) and `given` (of the argument).
 
     Raises:
         TypeError: `word` is neither an integer nor a string.
@@ -311,8 +313,8 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
 def names_of(at: Any, body: Transformer, given: str, spliced: Sequence[str] = ()) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list for all layers.
 
-    In error messages, `given` names the argument. `spliced` holds the names of activations in
-    layers that edits add.
+    In error messages, `given` names the argument. `spliced` holds the names of activations
+    inside layers, such as an `SAE`, that `edit` adds to the model.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
@@ -341,7 +343,7 @@ def names_of(at: Any, body: Transformer, given: str, spliced: Sequence[str] = ()
 
 
 def _of_all(name: str, body: Transformer, known: Sequence[str]) -> list[str]:
-    """Return the full names of an activation in all layers; empty if a layer lacks it."""
+    """Return an activation's full name in each layer; [] if a layer lacks the activation."""
     count = len(body.layers)
     each = [
         [full for full in meant((name, layer), count) if full in known] for layer in range(count)

@@ -48,10 +48,11 @@ class Factored:
 
 @dataclass(frozen=True, eq=False)
 class HeadWeights:
-    """The weights of each head of a layer, and the model's tables, under TransformerLens's names.
+    """The weights of each head of a layer, and the model's tables, named as in TransformerLens.
 
-    The weights are raw: no norm is folded in, no mean is subtracted, and rotary positions are
-    ignored. A key head that several query heads share is repeated. A missing bias is 0.
+    The weights are not multiplied by the weights of a norm, no mean is subtracted, and rotary
+    positions are ignored. A key head that several query heads share is repeated. A missing bias is
+    0.
 
     Attributes:
         W_Q: (Hq, D, d), turns vectors into queries.
@@ -61,7 +62,7 @@ class HeadWeights:
         b_Q: (Hq, d).
         b_K: (Hq, d).
         b_V: (Hq, dv).
-        b_O: (D,), added once in the layer, not by each head.
+        b_O: (D,), added once to the sum of all heads' outputs.
     """
 
     W_Q: Array
@@ -126,15 +127,16 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
     """Return the raw weights of each head of a layer, without norms and rotary positions.
 
     Args:
-        layer: the number of the layer; -1 is the last layer. In an encoder-decoder model, it
-            is the number of an encoder layer.
+        layer: the number of the layer; -1 is the last layer. In an encoder-decoder model,
+            `layer` counts the layers of the encoder.
 
     Returns:
         The matrices are `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D).
         Key heads that several query heads share are repeated.
         The biases are `.b_Q`, `.b_K`, `.b_V` (Hq, d) and `.b_O` (D,); missing biases are 0.
         The products `.qk` and `.ov` have the factors `.left` (Hq, D, d) and `.right` (Hq, d, D).
-        A product has `.full()` (Hq, D, D), and `.eigenvalues` (Hq, d); its other eigenvalues are 0.
+        A product has `.full()` (Hq, D, D), and `.eigenvalues` (Hq, d).
+        The remaining D - d eigenvalues of each (D, D) matrix are 0, and are not in `.eigenvalues`.
         The model's tables are the same in every layer: `.W_E` (V, D) and `.W_pos` (rows, D).
         `.W_U` (D, V) and `.b_U` (V,) compute logits; they are None if the model predicts no words.
         `.W_pos` is None if the model has no table of positions.
