@@ -207,7 +207,7 @@ def _options(
             )
         return {"is_causal": True}, None, Ran(module, is_causal=True)
     if type(attention_mask) is not tensors.mask_type():
-        # users may pass this mask to the next forward pass too, so it does not identify this pass
+        # Several forward passes may get the same `attention_mask`, so `Ran` gets no mask.
         return {}, attention_mask, Ran(module)
     rules: tensors.Rules = attention_mask.rules
     ran = Ran(module, attention_mask, rules.start, rules.first_key, rules.is_causal, rules.padding)
@@ -240,7 +240,7 @@ def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) 
     Return `(out, weights, lse)`, where `weights` and `lse` are None if they were not requested.
 
     The shapes are `(B, L, Hq, dv)`, `(B, Hq, L, S)` and `(B, Hq, L)`. Calls during a backward pass
-    are not recorded: gradient checkpointing makes them to repeat the forward pass.
+    are not recorded: with gradient checkpointing, the backward pass repeats the forward pass.
     """
     call = check_call(**inputs, call=type(ran.owner).__name__)
     recording = CURRENT.get()
@@ -266,7 +266,7 @@ def _answer(inputs: dict[str, Any], ran: Ran, weights: bool, lse: bool = False) 
 
 
 class Running(NamedTuple):
-    """A torch module during a call. Each call of the module has its own dict `kwargs`."""
+    """A torch module during a call. The dict `kwargs` is a new object in each call."""
 
     module: Any
     args: tuple[Any, ...]

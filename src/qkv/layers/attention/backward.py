@@ -50,7 +50,7 @@ def attention_backward(
         part = summed_to(part, saved.shapes[name])
         norm = {"q": layer.q_norm, "k": layer.k_norm}.get(name)
         if norm is not None:
-            whole = norm.dim != part.shape[-1]  # One norm for all heads together.
+            whole = norm.dim != part.shape[-1]  # The norm takes the joined vectors of all heads.
             vectors = join_heads(part) if whole else part
             inner = record and record.under(f"{name}_norm.")
             vectors = base.part_back(

@@ -86,7 +86,7 @@ class AttentionSaved:
 
     inputs: Inputs
     shapes: dict[str, Shape]  # The shapes of q, k and v after their projections.
-    norms: dict[str, NormSaved]  # The saved norms of q and k.
+    norms: dict[str, NormSaved]  # The values that the norms of q and k save.
     positions: "dict[str, Positions]"  # The positions of q and k, if they were rotated.
     query: Array  # (..., Hq, L, d), after norm and rotation.
     key: Array  # (..., Hkv, S, d), after norm and rotation.
@@ -136,7 +136,7 @@ class Projected(NamedTuple):
 
     parts: dict[str, Array]  # "q", "k" and "v", each (..., H, L, d).
     shapes: dict[str, Shape]  # The shapes of the parts after their projections.
-    norms: dict[str, NormSaved]  # The saved norms of q and k.
+    norms: dict[str, NormSaved]  # The values that the norms of q and k save.
     positions: dict[str, Positions]  # The positions of q and k, if they were rotated.
 
 
@@ -156,7 +156,7 @@ def project_heads(layer: Parts, inputs: Inputs) -> Projected:
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
-        # Each text of a batch may have its own positions, so leading dimensions broadcast first.
+        # Texts may have different positions, so queries get a row for each text before rotation.
         parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
         for name, where in positions.items():
             parts[name] = layer.rotary.rotate(parts[name], *where)
@@ -222,8 +222,8 @@ def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     """Return the positions of the queries and of the keys.
 
     Padded queries have positions (..., 1, L), and padded keys have positions (S,). Packed rows have
-    positions (total,), and each packed text keeps its own length. In a padded batch, all texts get
-    the length of the longest text.
+    positions (total,). For packed rows, `Positions.length` is an array with a length for each row.
+    For padded texts, `Positions.length` is the largest position plus 1.
     """
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)
@@ -267,8 +267,8 @@ def _with_cache(inputs: Inputs, cache: KVCache, parts: Arrays) -> tuple[Call, di
 def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
     """Return the columns of a mask `(..., S)` for the keys that a cache still holds.
 
-    `keys` is the number of these keys. `dropped` () or (B,) is the number of earlier keys that the
-    cache no longer holds.
+    `keys` is the number of keys in the cache. `dropped` is the number of earlier keys that the
+    cache has removed: one number, or (B,) numbers for a batch.
     """
     if not dropped.any():
         return mask if mask.shape[-1] == 1 else mask[..., :keys]
@@ -283,7 +283,7 @@ def _attend(
 
     `parts` are query, key and value; packed rows are `(H, total, d)`. With the option
     `return_weights`, the extra results contain the weights. With the option `return_lse` or with
-    `inputs.save`, they contain the log-sum-exp.
+    `inputs.save`, the extra results contain the log-sum-exp.
     """
     options, cu, record = inputs.options, inputs.cu, inputs.record
     weights = bool(options.get("return_weights"))

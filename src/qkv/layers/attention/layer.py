@@ -122,7 +122,7 @@ class MultiHeadAttention(Parts):
             w_v: (D, Hkv * dv), with the same D as `w_k`.
             w_o: (Hq * dv, D). Without `w_o`, the result is the heads' outputs side by side.
             num_heads: Hq, the number of query heads.
-            layout: "in_out" if the weights have these shapes, "out_in" if they are transposed.
+            layout: "in_out" if all weights have the shapes above, "out_in" if all are transposed.
 
         >>> w_q, w_k, w_v = np.ones((10, 20)), np.ones((10, 20)), np.ones((10, 25))
         >>> layer = MultiHeadAttention.from_weights(w_q, w_k, w_v)
@@ -150,8 +150,8 @@ class MultiHeadAttention(Parts):
                 as "q_proj.bias", are optional.
             num_heads: Hq, the number of query heads.
             rotary: as for `MultiHeadAttention`.
-            q_norm: a norm of the queries before their rotation. It takes the vectors (..., d) of
-                each head, or the joined vectors (..., Hq * d) of all heads.
+            q_norm: a norm of the queries before their rotation. The norm takes the vectors (..., d)
+                of each head, or the joined vectors (..., Hq * d) of all heads.
             k_norm: a norm of the keys, like `q_norm`.
         """
         call = cls.__name__
@@ -180,7 +180,8 @@ class MultiHeadAttention(Parts):
         vars(self).update(vars(sizes))
         self.q_norm = self.k_norm = None
         self.rotary = as_rotary(rotary, call=weights.call)
-        if self.rotary is not None:  # A trial rotation raises an error for wrong fields.
+        if self.rotary is not None:
+            # Rotate zeros, so that wrong fields of `rotary` raise an error now.
             self.rotary.rotate(np.zeros((1, self.d_query)), np.zeros(1), 1)
 
     @base.quiet
@@ -206,14 +207,15 @@ class MultiHeadAttention(Parts):
                 Allowed options are `is_causal`, `q_offset`, `window`, `softcap`, `alibi_slopes`,
                 `sinks`, `scale`, `return_lse`, `attn_mask` and `bias`. `attn_mask` and `bias`
                 broadcast to (B, Hq, T, T), where T is the length of the longest text.
-            cache: the keys and values of the words before `x` (B, L, D), to which the queries of
-                `x` also attend. The call adds the keys and values of `x` to the cache. The cache
-                gives the positions of `x`, so omit `q_offset`.
+            cache: the keys and values of the words before `x`. The queries of `x` attend to these
+                keys and to the keys of `x`. The call adds the keys and values of `x` to the cache.
+                With a cache, `x` is (B, L, D). The cache gives the positions of `x`, so omit
+                `q_offset`.
             lengths: (B,), the number of real words in each row of `x`; only with `cache`.
             residual: (..., L, D), added to the result before rounding to half precision. A float32
                 residual gives a float32 result.
             record: collects the activations.
-            top_k: with `record`, the number of weights to record for each query, the largest first.
+            top_k: if given, `record` keeps only the `top_k` largest weights of each query.
             options: the options of `qkv.attention`. If `out` is given, the layer's result is
                 written to it.
 
@@ -351,7 +353,7 @@ class MultiHeadAttention(Parts):
             grad: the gradient for the layer's result, of the same shape. The gradient for the
                 residual equals `grad`.
             saved: the second value that `layer.training_forward(x, ...)` returned.
-            record: collects the gradients for activations under the activations' names in a trace.
+            record: collects the gradients for activations, keyed by name, such as "hook_q".
                 With a `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
@@ -455,7 +457,7 @@ def self_attention(
         w_v: (D, Hkv * dv).
         w_o: (Hq * dv, D). Without `w_o`, the result is the heads' outputs side by side.
         num_heads: Hq, the number of query heads.
-        layout: "in_out" if the weights have these shapes, "out_in" if they are transposed.
+        layout: "in_out" if all weights have the shapes above, "out_in" if all are transposed.
         options: the options of `qkv.attention`: `is_causal=True`, `return_weights=True`, ...
 
     Returns:
