@@ -14,11 +14,11 @@ from qkv.ops.linear import input_grad, linear, linear_grad
 from qkv.trace import Recorder
 from qkv.trace.recorder import GradientRecorder, padded, unpadded
 
-# Suppress NumPy's warnings, because padding may hold any numbers, also NaN and infinity.
+# Suppress NumPy's warnings, because padding may contain NaN and infinity.
 quiet = np.errstate(all="ignore")
 ByName = dict[str, Array]  # Parameters, or the gradients for parameters.
 Gradients = ByName | None  # The gradients for parameters; None if they are not computed.
-PADDED = ("attn_mask", "bias")  # With one of these options, packed rows are padded.
+PADDED = ("attn_mask", "bias")  # If one of these options is given, packed texts are padded.
 PACKED = (*PADDED, *arguments.PACKED)
 
 
@@ -28,7 +28,7 @@ def first_parameters(
     """Return a random weight (rows, columns) for each name; with `bias`, also a bias of zeros.
 
     Weights are drawn from a normal distribution with variance 1 / rows, so that the output of a
-    layer has the variance of its input. They are drawn in float64 and then converted to `dtype`.
+    layer has the variance of its input. Weights are drawn in float64 and converted to `dtype`.
     """
     rng = np.random.default_rng(seed)
     parameters = {}
@@ -60,7 +60,7 @@ def checked(parameters: Mapping[str, Any], *, call: str) -> dict[str, Array]:
 
 
 def need_shape(array: Array, shape: Shape, *, call: str, name: str, why: str) -> None:
-    """Raise an error unless `array` has this shape; `why` is the reason that the error gives."""
+    """Raise an error that ends with `why`, unless `array` has this shape."""
     if array.shape != shape:
         raise ValueError(f"{call}: {name} has shape {array.shape} and must have {shape}: {why}")
 
@@ -79,7 +79,7 @@ def common_type(types: Iterable[DType], *, call: str) -> DType:
     """Return the type to which NumPy promotes these types."""
     names = dict.fromkeys(types)
     try:
-        return np.result_type(*names)  # in this machine's byte order
+        return np.result_type(*names)  # the result has the byte order of this machine
     except TypeError:
         raise TypeError(
             f"{call}: {' and '.join(str(kind) for kind in names)} have no common type: "
@@ -317,7 +317,7 @@ def check_options(options: Options, *, packed: bool, call: str, returns: bool = 
 
 
 def settings(options: Options, cu: Array | None) -> dict[str, Any]:
-    """Return the options with which `qkv.attention` repeats the computation of a traced layer."""
+    """Return options with which `qkv.attention` gives the same result as a traced layer."""
     kept = {
         name: value.item() if isinstance(value, np.generic) else value
         for name, value in options.items()

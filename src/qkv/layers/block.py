@@ -26,7 +26,8 @@ class BlockSaved(NamedTuple):
 
 _AFTER = "hook_normalized_resid_post"
 # The parts whose outputs are added to the residual connection, in order. Each tuple holds the name
-# of the part's norm, the names of its output norm and scale, and the name of the sum in a trace.
+# of the part's norm, the names of the norm and the scale of the part's output, and the name that a
+# trace gives to the sum.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only decoders have cross-attention
@@ -52,8 +53,8 @@ class Block:
         norm1: the norm of the attention; with `post_norm`, it must not be None.
         mlp: the MLP or the mixture of experts. If the block has only attention, `mlp` and `norm2`
             are None.
-        norm2: the norm of the MLP. It may be None if `out_norm2` is given. In a parallel block, it
-            may also be None because the MLP can share `norm1` with the attention.
+        norm2: the norm of the MLP. If `out_norm2` is given, `norm2` may be None. In a parallel
+            block, `norm2` may also be None: the MLP and the attention can share `norm1`.
         post_norm: whether each norm comes after its part.
         out_norm1: the norm of the attention's output; not allowed with `post_norm`.
         out_norm2: the norm of the MLP's output; not allowed with `post_norm`.
@@ -188,7 +189,7 @@ class Block:
             cache: the keys and values of the words before `x` (B, T, D).
             lengths: (B,), the number of real words in each row; only with `cache`.
             record: collects the activations.
-            top_k: with `record`, the number of weights to record for each query, the largest first.
+            top_k: if given, `record` keeps only the `top_k` largest weights of each query.
             options: the options of `qkv.attention`.
 
         Returns:
@@ -289,7 +290,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The entries of `_ADDED` for this block; if parallel, only the last sum has a name."""
+        """The entries of `_ADDED` for this block. A parallel block adds all parts in one sum."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -305,11 +306,11 @@ class Block:
         Args:
             grad: (..., T, D), the gradient for the block's result.
             saved: the second value that `block.training_forward(x, ...)` returned.
-            record: collects the gradients for activations under the activations' names in a trace.
+            record: collects the gradients for activations, keyed by name, such as "hook_mlp_out".
                 With a `GradientRecorder` no gradients for parameters are computed.
 
         Returns:
-            A `Gradient` with `.x`, with `.parameters`, and with the attention's `.options`.
+            A `Gradient` with `.x`, `.parameters` and, for the options of the attention, `.options`.
 
         >>> import numpy as np
         >>> from qkv.layers import MLP, LayerNorm
@@ -357,7 +358,7 @@ class Block:
                 read = through(other, read)
             read = through(name, read)
             if self.parallel and norm not in self._parts and name != "attn":
-                shared = read  # The norm's output also goes to the attention.
+                shared = read  # The attention reads the output of the same norm.
                 continue
             total = total + through(norm, read if shared is None else read + shared)
         total = keep("hook_resid_pre", total)
@@ -391,7 +392,7 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(x, call=call, name="x").copy()  # The trace keeps this copy.
+        array = base.word_vectors(x, call=call, name="x").copy()  # A trace must not change with x.
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

@@ -32,7 +32,7 @@ class Routed(base.Feed, ABC):
     The router is a linear layer that computes a score for each expert. A token goes to the `top_k`
     experts with the largest scores. The results of these experts are multiplied by weights and
     added. If `normalized`, the weights are the softmax of the `top_k` largest scores. Otherwise,
-    the weights are the entries of these experts in the softmax of all scores.
+    the weight of a chosen expert is its probability in the softmax of all scores.
     """
 
     parameters: dict[str, Array]
@@ -165,7 +165,7 @@ class Experts(Routed):
             parameters are not copied.
         top_k: the number of experts for each token.
         alpha: the factor in the sigmoid, as in the formula above.
-        limit: the number that bounds `g` and `u` in this formula.
+        limit: the number that bounds `g` and `u` in the formula above.
 
     The result has the type to which NumPy promotes `x` and the parameters. Integer inputs are
     converted to the type of the parameters. Half-precision inputs are computed in float32.

@@ -27,8 +27,8 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # The last arguments and result of `rotation`; the next layer usually calls it with the same
-    # arguments.
+    # The last arguments and the last result of `rotation`. The next layer usually calls `rotation`
+    # with the same arguments.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -60,7 +60,7 @@ class Rotary:
             lengths, each = np.unique(about[1], return_inverse=True)
             made = [self.scaling.speeds(base, dims, int(length)) for length in lengths]
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
-            # The shape is (dims / 2,) for one length, (..., dims / 2) for a length per position.
+            # `speeds` becomes (dims / 2,), or (..., dims / 2) if each position has a length.
             speeds = speeds[each.reshape(about[1].shape)]
             scale = made[0][1] if made else scale  # the scale does not depend on the length
         result = rotation_at(x, positions, speeds, self.interleaved, scale)

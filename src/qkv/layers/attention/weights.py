@@ -40,7 +40,7 @@ class Weights:
 
     @classmethod
     def short_named(cls, weights: Sequence[Any], layout: str, *, call: str) -> Self:
-        """Make `Weights` from w_q, w_k, w_v and w_o (or None), which have the layout `layout`."""
+        """Make `Weights` from w_q, w_k, w_v and w_o in this layout; w_o may be None."""
         if layout not in ("in_out", "out_in"):
             raise ValueError(f'{call}: layout is {shown(layout)}: write "in_out" or "out_in"')
         named = zip(SHORT.values(), weights, strict=True)
@@ -57,7 +57,7 @@ class Weights:
         return f"{SHORT[name] if self.short else name} {shape}"
 
     def hint(self, would_fit: bool) -> str:
-        """Return the advice to give the other layout, for an error; "" if this would not help."""
+        """Return the advice "give layout=..." for an error; "" if the advice would not help."""
         if not (self.short and would_fit):
             return ""
         other = "out_in" if self.layout == "in_out" else "in_out"
