@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 Text = TypeVar("Text", bound=Sized)
 
-MASKS = ("[MASK]", "<mask>")  # the tokens that stand for a word to guess
+MASKS = ("[MASK]", "<mask>")  # mask tokens of trained models
 
-_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # a space (in any token spelling) after another character
+_ACROSS = re.compile(r"[^\s▁Ġ⏎][ ▁Ġ]")  # matches a token with a space inside
 
 
 class Tokenizer:
@@ -261,7 +261,8 @@ class SubwordTokenizer(Tokenizer):
 
         Raises:
             FileNotFoundError: the file does not exist.
-            ValueError: the file is not a tokenizer.json, or its rules make texts far too long.
+            ValueError: the file is not a tokenizer.json, or its rules can turn a short text into a
+                very long text.
         """
         import tokenizers as library
 
@@ -276,7 +277,7 @@ class SubwordTokenizer(Tokenizer):
             content = path.read_bytes().decode("utf-8")
             factor = growth(json.loads(content))  # check the rules before they run
             inner = library.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises an Exception without a subclass
+        except Exception as error:  # `from_str` raises a plain Exception
             reason = str(error).splitlines()[0]
             raise ValueError(
                 f"SubwordTokenizer.from_file: {path} is not a tokenizer.json ({reason})"
@@ -329,7 +330,7 @@ def _said(call: str) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        # An error of the library is a plain Exception. A panic of its Rust code is a BaseException.
+        # `tokenizers` raises a plain Exception for an error, a BaseException for a Rust panic.
         if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         reason = " ".join(str(error).split())[:200]
@@ -408,6 +409,6 @@ def _unknown(inner: "tokenizers.Tokenizer") -> str | None:
     if hasattr(model, "unk_token"):
         token: str | None = model.unk_token
         return token
-    # the unknown token of a Unigram model is only in the model's JSON
+    # A Unigram model has no `unk_token`; the JSON of the model has the id of the unknown token.
     index = json.loads(inner.to_str())["model"].get("unk_id")
     return None if index is None else inner.id_to_token(index)

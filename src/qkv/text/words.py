@@ -13,10 +13,11 @@ if TYPE_CHECKING:
 
 UNKNOWN = "[UNK]"
 
-# Letters and digits, with their combining marks and joiners.
+# Letters and digits, with accents and zero-width joiners.
 _LETTERS = r"[\p{L}\p{N}_][\p{L}\p{M}\p{N}_\x{200c}\x{200d}]*"
-# A word may contain straight and curly apostrophes. Any other character except white space is a
-# token together with its combining characters (\X). A format character is a separate token.
+# A word may contain straight and curly apostrophes. Any other character except white space is one
+# token. Combining marks such as accents belong to the token of their character (\X). A format
+# character is a separate token.
 _TOKEN = rf"{_LETTERS}(?:['\x{{2019}}]{_LETTERS})*|(?![\s\p{{Cf}}])\X|\S"
 _MARKER = re.compile(r"\[[A-Z]+\]")
 
@@ -68,7 +69,7 @@ class WordTokenizer(Tokenizer):
 
 
 def _build(vocabulary: dict[str, int], lowercase: bool) -> "tokenizers.Tokenizer":
-    """Return a tokenizer of the library with this vocabulary, which splits texts with `_TOKEN`."""
+    """Return a `tokenizers.Tokenizer` with a vocabulary; the pattern `_TOKEN` splits the texts."""
     import tokenizers as library
 
     inner = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=UNKNOWN))
@@ -84,7 +85,7 @@ def _build(vocabulary: dict[str, int], lowercase: bool) -> "tokenizers.Tokenizer
 
 
 def _cut(text: str, cutter: "tokenizers.Tokenizer") -> list[str]:
-    """Return the words of a text as the vocabulary spells them, without [UNK]."""
+    """Return the words of a text in the tokenizer's spelling; leave out each [UNK]."""
     normalizer: Any = cutter.normalizer
     splitter: Any = cutter.pre_tokenizer
     return [
@@ -134,7 +135,7 @@ def _checked(source: Mapping[Any, Any], cutter: "tokenizers.Tokenizer") -> dict[
 
 
 def _findable(word: str, cutter: "tokenizers.Tokenizer") -> str:
-    """Return a word in the tokenizer's spelling; raise an error if it is never found in a text."""
+    """Return a word in the tokenizer's spelling; raise an error if the word is not one token."""
     normalizer: Any = cutter.normalizer
     spelled: str = normalizer.normalize_str(word)
     if _cut(word, cutter) != [spelled]:

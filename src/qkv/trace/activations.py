@@ -17,12 +17,12 @@ class Activation(NamedTuple):
     """Properties that an activation has in every layer of a model.
 
     Attributes:
-        axes: the names of the axes of its array in a trace.
+        axes: the names of the axes of the activation's array in a trace.
         fill: the value that padding has in the array.
         aliases: other names in TransformerLens.
-        editable: whether an edit may replace it; an editable activation also has a gradient. It is
-            False for the arrays that attention computes for `top_k`.
-        unasked: whether a trace keeps the activation by default (without `names=`).
+        editable: whether an edit may replace the activation. An editable activation also has a
+            gradient. Summaries of attention, such as `top_weights`, are not editable.
+        unasked: whether a trace without `names=` keeps the activation.
         of_keys: whether the activation has one vector per key. In cross-attention, the keys are
             the tokens of the other text.
     """
@@ -43,7 +43,7 @@ class Activation(NamedTuple):
 _EDGES = ("text", "head", "query", "key")
 _BEST = ("text", "head", "query", "rank")
 _INNER = ("text", "token", "F")
-_OTHER = Activation()  # all other activations, such as the residual stream
+_OTHER = Activation()  # activations that are not in `TABLE`, such as the residual stream
 TABLE = {
     "q": Activation(("text", "token", "head", "d"), aliases=("query",)),
     "k": Activation(("text", "token", "kv_head", "d"), aliases=("key",), of_keys=True),
@@ -53,7 +53,7 @@ TABLE = {
     "attn_scores": Activation(_EDGES, -np.inf, ("attn_logits",)),
     "pattern": Activation(_EDGES, aliases=("attn",)),
     "z": Activation(("text", "token", "head", "dv")),
-    # a vector for each head, computed only if this activation is named
+    # a vector per head and token; a trace has `result` only if `names=` lists `result`
     "result": Activation(("text", "token", "head", "D"), unasked=False),
     "top_indices": Activation(_BEST, -1, editable=False),
     "top_weights": Activation(_BEST, editable=False),
@@ -125,7 +125,7 @@ class Parsed(NamedTuple):
 
 
 def meant(name: object, num_layers: int) -> list[str]:
-    """Return the full names that a name may mean, the most likely first. An invalid name gives [].
+    """Return the full names that a name may mean, the most likely first; if none, [].
 
     Args:
         name: a string, `(name, layer)` or `(name, layer, part)`. A negative layer counts from the
@@ -190,7 +190,7 @@ def parse(full: str) -> Parsed:
 
 
 def of_side(side: str, full: str) -> str:
-    """Return the name in an encoder-decoder's trace for a name in one side's trace.
+    """Convert a name in the encoder's or decoder's trace to the name in the trace of both.
 
     >>> of_side("encoder", "blocks.0.attn.hook_q"), of_side("decoder", "hook_embed")
     ('encoder.0.attn.hook_q', 'decoder.hook_embed')
@@ -199,7 +199,7 @@ def of_side(side: str, full: str) -> str:
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """Split a name in an encoder-decoder's trace into its side, and its name within this side.
+    """Split a name in an encoder-decoder's trace: the side, and the name in the side's trace.
 
     >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
     (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))
@@ -209,7 +209,7 @@ def side_of(name: str) -> tuple[str, str]:
 
 
 def spellings(full: str) -> set[str]:
-    """Return all full and short names of this array in a trace.
+    """Return all names, full or short, of an array in a trace.
 
     >>> sorted(spellings("blocks.0.attn.hook_q"))
     ['attn.hook_q', 'attn.q', 'blocks.0.attn.hook_q', 'hook_q', 'q']

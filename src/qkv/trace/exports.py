@@ -26,11 +26,17 @@ def write_trace(path: StrPath, kind: str, arrays: Arrays, about: Mapping[str, An
 
 
 def read_trace(path: StrPath, kinds: Mapping[str, Unpack], *, call: str, what: str) -> Any:
-    """Read a file of `write_trace`. `kinds` maps a kind of trace to the function that makes it.
+    """Read a file of `write_trace`.
+
+    Args:
+        path: the file.
+        kinds: for each kind of trace, the function that makes the trace from arrays and JSON.
+        call: the name of the called function, for errors.
+        what: a description of the expected kinds, for errors.
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError: the file is of another kind or is damaged; `what` describes the expected kinds.
+        ValueError: the file is damaged or has an unexpected kind.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -63,7 +69,7 @@ def dataset(arrays: Arrays, tokens: Sequence[Sequence[str]], about: Mapping[str,
     sizes: dict[str, int] = {}
     variables = {}
     for name, array in arrays.items():
-        # if axes of the same name differ in size, later names get the size as a suffix
+        # A second axis named "token" with another size, such as 7, is renamed to "token_7".
         named = [
             axis if sizes.setdefault(axis, size) == size else f"{axis}_{size}"
             for axis, size in zip(axes(name, array.shape), array.shape, strict=True)
@@ -85,8 +91,8 @@ def frame(rows: Iterable[tuple[int, str, Array]], tokens: Sequence[Sequence[str]
     """Return a `pandas.DataFrame` with a row for each element of the arrays.
 
     Args:
-        rows: tuples `(text, name, array)`. They hold the number of a text, the full name of an
-            activation, and the text's own array (1, ...), without padding.
+        rows: tuples `(text, name, array)`: the number of a text, the full name of an activation,
+            and the activation's array (1, ...) for the text, without padding.
         tokens: the tokens of each text.
     """
     pandas = need("pandas", _EXTRA)

@@ -17,12 +17,12 @@ Use = Callable[[str, Array], None]
 
 
 def unkept(name: str, array: Array) -> Array:
-    """Return `array` unchanged. This function replaces a `Recorder` if no activation is wanted."""
+    """Return `array` unchanged. Without a `Recorder`, layers call `unkept`."""
     return array
 
 
 def kept_unasked(name: str) -> bool:
-    """Return whether an activation is kept even if it is not named.
+    """Return whether a trace without `names=` keeps an activation.
 
     >>> kept_unasked("blocks.0.mlp.hook_post"), kept_unasked("blocks.0.attn.hook_result")
     (True, False)
@@ -36,10 +36,10 @@ class Recorder:
     Args:
         wanted: a function that takes an activation's full name and returns whether to keep the
             activation; the default is `kept_unasked`.
-        changes: the edits, keyed by full name: each is a function that takes an activation's array
-            and returns a replacement. The replacement is kept, and the run continues with it.
-        use: a function that gets the name and the array of each wanted activation. With `use`,
-            arrays are not kept.
+        changes: a function for each edited activation, keyed by full name. The function takes the
+            activation's array and returns a replacement. The run continues with the replacement.
+        use: a function that is called with the name and the array of each wanted activation. If
+            `use` is given, the recorder itself does not keep the arrays.
 
     >>> record = Recorder(lambda name: activation(name) is activation("z"))
     >>> z = record.under("blocks.0.attn.")("hook_z", np.zeros(2))
@@ -61,11 +61,11 @@ class Recorder:
 
     @property
     def keeps(self) -> bool:
-        """Whether arrays are kept; False if `use` gets them."""
+        """Whether arrays are kept; False if arrays are passed to `use` instead."""
         return self._use is None
 
     def wants(self, *names: str) -> bool:
-        """Return whether the array of any of these activations is needed: it is kept or edited."""
+        """Return whether any of these activations is kept or edited."""
         return self.changes(*names) or any(self._wanted(self._prefix + name) for name in names)
 
     def changes(self, *names: str) -> bool:
@@ -128,16 +128,17 @@ class Recorder:
 
 
 class GradientRecorder(Recorder):
-    """Collects gradients of activations during a backward pass.
+    """Collects the gradients of a loss with respect to activations, during a backward pass.
 
     With this recorder, a layer computes no gradients for its parameters.
 
     Args:
         wanted: as for `Recorder`.
-        changes: a function for each edited activation, keyed by full name. It converts the gradient
-            with respect to the edited array to the gradient with respect to the unedited array.
+        changes: a function for each edited activation, keyed by full name. The function applies
+            the chain rule to the edit: it turns the gradient for the edited array into the gradient
+            for the original array.
         added: gradients with respect to activations that a loss reads directly, keyed by full name.
-            They are added to the gradients from later layers.
+            The recorder adds `added` to the gradients from later layers.
 
     >>> record = GradientRecorder(kept_unasked, {"hook_q": lambda grad: 0 * grad}, {"hook_q": 1.0})
     >>> record("hook_q", np.zeros(2)), record.arrays["hook_q"]
@@ -153,7 +154,7 @@ class GradientRecorder(Recorder):
         return super().wants(*names) or any(self._prefix + name in self._added for name in names)
 
     def __call__(self, name: str, array: Array) -> Array:
-        """Keep the gradient for the edited activation; return the gradient for the unedited one."""
+        """Keep the gradient for the edited array; return the gradient for the original array."""
         more = self._added.get(self._prefix + name)
         if more is not None:
             array = array + (more if self._back is None else self._back(more))
@@ -162,16 +163,16 @@ class GradientRecorder(Recorder):
 
 
 def of_rows(record: Recorder | None, cu: Array | None) -> Recorder | None:
-    """Return a recorder that gets packed rows `(total, ...)` and keeps arrays `(B, T, ...)`."""
+    """Return a recorder that converts packed rows `(total, ...)` to padded `(B, T, ...)`."""
     if record is None or cu is None:
         return record
     return record.under("", partial(padded, cu=cu), partial(unpadded, cu=cu))
 
 
 def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
-    """Return a recorder that gets heads `(..., H, T, d)` and keeps arrays `(..., T, H, d)`.
+    """Return a recorder that converts heads `(..., H, T, d)` to `(..., T, H, d)`.
 
-    Packed heads have the shape `(H, total, d)`.
+    If `cu` is given, the heads are packed: their shape is `(H, total, d)`.
     """
     if record is None:
         return None
@@ -185,14 +186,14 @@ def of_heads(record: Recorder | None, cu: Array | None) -> Recorder | None:
 
 
 def texts_and_positions(cu: Array) -> tuple[Array, Array]:
-    """Return `(texts, positions)`: the text of each packed row, and its position in this text."""
+    """Return the text number of each packed row, and the position of the row in the text."""
     lengths = np.diff(cu)
     text = np.repeat(np.arange(len(lengths)), lengths)
     return text, np.arange(cu[-1]) - cu[:-1][text]
 
 
 def padded(rows: Array, cu: Array) -> Array:
-    """Return packed rows `(total, ...)` as `(B, T, ...)`: T is the longest length; padding is 0."""
+    """Convert packed rows `(total, ...)` to `(B, T, ...)`, padded with 0 to the longest text."""
     lengths = np.diff(cu)
     shape = len(lengths), lengths.max(initial=0), *rows.shape[1:]
     if _alike(cu):
@@ -203,7 +204,7 @@ def padded(rows: Array, cu: Array) -> Array:
 
 
 def unpadded(whole: Array, cu: Array) -> Array:
-    """Return an array `(B, T, ...)` as packed rows `(total, ...)`, without the padding."""
+    """Convert an array `(B, T, ...)` to packed rows `(total, ...)`, without the padding."""
     if _alike(cu):
         return whole.reshape(-1, *whole.shape[2:])
     return whole[texts_and_positions(cu)]

@@ -50,8 +50,8 @@ class Trace:
         last_is_normed: whether the last array of `hidden_states` is the output of the final norm,
             as in `transformers`. For models of images, `transformers` returns the array before the
             final norm.
-        others: the layers whose queries or keys are not the tokens of this trace. The dict maps
-            such a layer to a description, for example "cross-attention".
+        others: a dict of the layers whose queries or keys are not the tokens of this trace. Each
+            value describes the layer, for example "cross-attention".
         num_layers: the number of layers of the model; by default the number of kept layers.
         untrained: whether the model's projections of queries and keys are random.
 
@@ -448,7 +448,7 @@ class Seq2SeqTrace:
     `trace["encoder.0.attn.hook_pattern"]`, `trace["decoder.0.attn.hook_pattern"]`,
     `trace["decoder.0.cross_attn.hook_pattern"]`, `trace["decoder.0.hook_resid_mid_cross"]`,
     `trace["decoder.hook_embed"]`. Short names work too: `trace["cross_attn.pattern", 0]`.
-    `trace[i]` is the trace of the texts with number i, without their padding.
+    `trace[i]` is the trace of the i-th pair of texts, without padding.
 
     Args:
         encoder: the trace of the text that the model read.
@@ -456,8 +456,8 @@ class Seq2SeqTrace:
         cross: the activations of cross-attention, keyed by the decoder's names.
         settings: the options of each layer's cross-attention.
 
-    `qkv.head_view(trace)` shows both self-attentions and the cross-attention.
-    `qkv.show(trace.decoder)` shows one of the texts.
+    `qkv.head_view(trace)` shows three attentions: the encoder's, the decoder's, and the
+    cross-attention. `qkv.show(trace.decoder)` shows only the decoder's text.
     """
 
     def __init__(
@@ -626,7 +626,7 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """Return an array for each layer. If a layer has several of `names`, the last one is taken."""
+    """Return one array per layer; if a layer has several of `names`, the last such name wins."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
