@@ -343,7 +343,8 @@ def swapped(edits: Edits, batch: Batch, tokenizer: Tokenizer | None, first: int)
     """Return the texts with some tokens swapped for other entries of the vocabulary.
 
     Raises:
-        ValueError: a token or an entry does not exist. The error counts texts from `first`.
+        ValueError: a token or an entry does not exist. In the error message, the
+            number of text i is `first + i`.
     """
     texts = list(batch)
     swaps = [record for record in edits.records if record.op == "swap"]

@@ -38,7 +38,7 @@ def ids_given(
 ) -> tuple[bool, list[Tokenized]] | None:
     """Return `(single, tokens)` if `texts` holds ids, else None; `single` is True for one text.
 
-    Errors count texts from `first`.
+    In error messages, the number of text i is `first + i`.
 
     Raises:
         TypeError: a text is not a one-dimensional row of integers.
@@ -313,7 +313,7 @@ class TextReader:
         """Separate strings from ids: return `(single, strings, tokens)`.
 
         If `texts` holds strings, `tokens` is empty. If it holds ids, `strings` is empty. `single`
-        is True for one text. Errors count texts from `first`.
+        is True for one text. In error messages, the number of text i is `first + i`.
         """
         if self.has_images:
             self.refuse_images(texts, call)
@@ -330,7 +330,8 @@ class TextReader:
 
         `single` is True if `texts` is one text, and False if `texts` is a sequence of texts.
 
-        Texts given as ids are not truncated. Errors count texts from `first`.
+        Texts given as ids are not truncated. In error messages, the number of text i is
+        `first + i`.
         """
         single, strings, batch = self.split(texts, call, first)
         if strings:

@@ -20,7 +20,7 @@ ROOM = 8  # From a long text, `ROOM * limit` characters are read first.
 
 @dataclass
 class Cut:
-    """Counts of truncated texts, and maxima of their lengths.
+    """Counts of texts and truncated texts, and the largest length of a text.
 
     For two parts of a corpus, `a + b` gives the numbers of the whole corpus.
 
@@ -127,7 +127,7 @@ class Truncator:
         return self.cut.count + self.cut.torn
 
     def _cut(self, texts: Sequence[str]) -> list[Tokenized]:
-        """Return the truncated tokens of texts in which mask tokens already replace gaps."""
+        """Return the truncated tokens of texts, in which `__call__` has inserted mask tokens."""
         cut = self.cut
         limit = math.inf if cut.limit is None else cut.limit
         enough = min(2 * ROOM * limit, MOST)
