@@ -14,12 +14,12 @@ from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
-_SETTING = "attention.{}.{}"  # The name of an option in a file, if its value is an array.
-# Arguments of `Trace`: first those with an entry per text, then those that describe the run.
+_SETTING = "attention.{}.{}"  # The name in a file of an option that is an array.
+# The arguments of `Trace` that have one entry per text, and the arguments that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
-_KIND = "qkv.trace"  # The kind that the file of a `Trace` names.
-_OF_PAIRS = "qkv.seq2seq"  # The kind that the file of a `Seq2SeqTrace` names.
+_KIND = "qkv.trace"  # The key of the metadata in the file of a `Trace`.
+_OF_PAIRS = "qkv.seq2seq"  # The key in the file of a `Seq2SeqTrace`.
 SIDES = ("encoder", "decoder")
 _MASK = "attn_mask"  # The mask of the encoder's text, if some tokens are masked.
 Settings = Mapping[int, Mapping[str, Any]]  # The options of each layer's attention.
@@ -133,7 +133,7 @@ class Trace:
         """Return a copy with new names for the tokens: a list of strings for each text.
 
         Raises:
-            ValueError: the names of a text do not match its number of tokens.
+            ValueError: the number of names differs from the number of tokens.
         """
         counts = [len(text) for text in tokens]
         if counts != self.lengths.tolist():
@@ -150,7 +150,7 @@ class Trace:
         return list(self._arrays)
 
     def keys(self) -> KeysView[str]:
-        """Return all names, so that `dict(trace)` is a dict of all arrays."""
+        """Return the names of all arrays. `dict(trace)` calls `keys` and returns all arrays."""
         return self._arrays.keys()
 
     def items(self) -> ItemsView[str, Array]:
@@ -160,10 +160,10 @@ class Trace:
     def to_xarray(self) -> Any:
         """Return an `xarray.Dataset` with a variable for each array; arrays are not copied.
 
-        The axes are named `text`, `token`, `query`, `key`, `head` and `kv_head`. The axis of a
-        vector's numbers is named after its size: `d`, `dv`, `D`, `F` or `V`. The coordinates
-        `token_text`, `query_text` and `key_text` (B, T) hold the tokens, "" in the padding. The
-        coordinate `length` (B,) holds the number of tokens.
+        The axes are named `text`, `token`, `query`, `key`, `head` and `kv_head`. The last
+        axis of an array of vectors is named `d`, `dv`, `D`, `F` or `V`. The coordinates
+        `token_text`, `query_text` and `key_text` (B, T) hold the tokens. The padding has the token
+        "". The coordinate `length` (B,) holds the number of tokens of each text.
 
         Raises:
             ImportError: xarray is not installed.
@@ -179,8 +179,8 @@ class Trace:
                 layers.
 
         Returns:
-            A table with the columns `text`, `layer` and `value`, a column for each other axis
-            (`head`, `query`, `key`, ...), and columns for tokens (`query_text`, ...).
+            A table. For the weights, the columns are `text`, `layer`, `head`, `query`, `key`,
+            `query_text`, `key_text` and `value`.
 
         Raises:
             ImportError: pandas is not installed.
@@ -246,8 +246,8 @@ class Trace:
 
         "edit" lists names of activations. "ablate" lists pairs of layer and head. "hide" lists
         masked words, positions and edges. An edge is (query, key), (query, key, layer) or (query,
-        key, layer, head); (None, None) means a causal mask. The dict is empty for a run without
-        edits.
+        key, layer, head). The edge (None, None) stands for a causal mask. The dict is empty for a
+        run without edits.
         """
         pairs = [(int(layer), int(head)) for layer, head in self._changed.get("ablate", ())]
         hidden = [
@@ -261,8 +261,8 @@ class Trace:
     def other_layers(self) -> dict[int, str]:
         """Descriptions of the layers in which the queries or keys are not the tokens of this trace.
 
-        If `qkv.record` recorded an encoder-decoder, a description is "cross-attention", or "the
-        decoder's" for the decoder's self-attention.
+        If `qkv.record` recorded an encoder-decoder, a layer of cross-attention has the description
+        "cross-attention". The decoder's self-attention has the description "the decoder's".
         """
         return dict(self._others)
 
@@ -328,7 +328,7 @@ class Trace:
             name: the name within a layer: "pattern", "z", "resid_post", "mlp.post".
 
         Returns:
-            (layers, B, ...), a copy.
+            A new array (layers, B, ...).
 
         Raises:
             KeyError: a layer lacks this activation, or the activation was not kept.
@@ -356,17 +356,17 @@ class Trace:
         )
         layer += self.num_layers if layer < 0 else 0
         lengths, keys = self.lengths, key.shape[-3]
-        own = keys == query.shape[-3]  # The keys may belong to another text.
+        own = keys == query.shape[-3]  # In cross-attention, the keys belong to another text.
         key_lengths = lengths if own else np.full_like(lengths, keys)
         inputs = inputs_of((query, key, self["v", layer]), lengths, key_lengths)
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: StrPath) -> None:
-        """Write the trace to one safetensors file, completely or not at all."""
+        """Write the trace to one safetensors file. If an error occurs, no partial file is left."""
         write_trace(path, _KIND, *self.packed())
 
     def packed(self) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Return `(arrays, about)`: arrays keyed by name, and JSON values. See `unpacked`."""
+        """Return the trace as arrays, keyed by name, and JSON values, which `unpacked` reads."""
         arrays = dict(self._arrays)
         options: dict[str, dict[str, Any]] = {}
         for layer, settings in self._settings.items():
@@ -527,7 +527,7 @@ class Seq2SeqTrace:
         return list(self.keys())
 
     def keys(self) -> KeysView[str]:
-        """Return all names, so that `dict(trace)` is a dict of all arrays."""
+        """Return the names of all arrays. `dict(trace)` calls `keys` and returns all arrays."""
         return self._named().keys()
 
     def items(self) -> ItemsView[str, Array]:
@@ -564,7 +564,7 @@ class Seq2SeqTrace:
         return inputs | self._settings.get(layer, {})
 
     def save(self, path: StrPath) -> None:
-        """Write the trace to one safetensors file, completely or not at all."""
+        """Write the trace to one safetensors file. If an error occurs, no partial file is left."""
         arrays = {f"cross {name}": array for name, array in self._cross.items()}
         settings = {layer: dict(one) for layer, one in self._settings.items()}
         for layer, one in settings.items():
@@ -578,7 +578,7 @@ class Seq2SeqTrace:
 
     @classmethod
     def load(cls, path: StrPath) -> "Seq2SeqTrace":
-        """Read a trace that `save` wrote; same as `qkv.Trace.load`."""
+        """Read a trace that `save` wrote. `qkv.Trace.load` also reads such a trace."""
         kinds, call = {_OF_PAIRS: cls.unpacked}, "Seq2SeqTrace.load"
         what = "a trace of an encoder-decoder"
         trace: Seq2SeqTrace = read_trace(path, kinds, call=call, what=what)
@@ -655,7 +655,7 @@ def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) 
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
-    """Return the attention options of one text: its part of the masks, without padding."""
+    """Return the attention options of one text, with masks that have only this text's rows."""
     own = dict(options)
     for name in ("attn_mask", "bias"):
         added = options.get(name)
