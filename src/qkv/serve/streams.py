@@ -82,10 +82,10 @@ class Streams:
     """All streams. Each turn computes the next piece of up to `most` streams.
 
     A stream that waits for its client gets no turn until the client continues to read. A stream is
-    open while its iterator is in memory. To free memory for a stream, two kinds of streams are
-    closed. A stream may be closed if its client does not read. A stream may also be closed after
-    `QUANTUM` computed pieces. A closed stream opens again at its next turn. A short stream does
-    not have to wait for the end of a long stream.
+    open while its iterator is in memory. To free memory for a stream, another stream is closed
+    if its client does not read. If memory is still short, a stream that has computed `QUANTUM`
+    pieces since it was opened is closed. A closed stream opens again at its next turn. A short
+    stream does not have to wait for the end of a long stream.
 
     Args:
         most: the maximum number of pieces that one turn computes.

@@ -81,7 +81,7 @@ def told_unknown(unknown: Sequence[str], token: str, most: int = 3) -> str:
 
 
 def is_piece(token: str) -> bool:
-    """Return whether a token begins with "##", as a WordPiece token inside a word does.
+    """Return whether a token is a WordPiece token that continues a word, such as "##ing".
 
     >>> [is_piece(token) for token in ("##ing", "ing", "##")]
     [True, False, False]

@@ -125,7 +125,9 @@ class Parsed(NamedTuple):
 
 
 def meant(name: object, num_layers: int) -> list[str]:
-    """Return the full names that a name may mean, the most likely first; if none, [].
+    """Return the full names that a name may mean, or [] for an invalid name.
+
+    The most likely full name is first.
 
     Args:
         name: a string, `(name, layer)` or `(name, layer, part)`. A negative layer counts from the
@@ -190,7 +192,7 @@ def parse(full: str) -> Parsed:
 
 
 def of_side(side: str, full: str) -> str:
-    """Convert a name in the encoder's or decoder's trace to the name in the trace of both.
+    """Convert a name in the trace of one side to the name in the encoder-decoder's trace.
 
     >>> of_side("encoder", "blocks.0.attn.hook_q"), of_side("decoder", "hook_embed")
     ('encoder.0.attn.hook_q', 'decoder.hook_embed')
@@ -199,7 +201,7 @@ def of_side(side: str, full: str) -> str:
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """Split a name in an encoder-decoder's trace: the side, and the name in the side's trace.
+    """Split an encoder-decoder's name into the side, and the name in the trace of that side.
 
     >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
     (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))

@@ -14,12 +14,12 @@ from qkv.trace.activations import cut, is_tuple_name, meant, numbers_of, of_side
 from qkv.trace.exports import Unpack, read_trace, write_trace
 
 _LAST = "ln_final.hook_normalized"
-_SETTING = "attention.{}.{}"  # The name in a file of an option that is an array.
+_SETTING = "attention.{}.{}"  # The name, in a file, of an option whose value is an array.
 # The arguments of `Trace` that have one entry per text, and the arguments that describe the run.
 _PER_TEXT = ("tokens", "ids", "offsets", "special", "texts")
 _OF_RUN = ("single", "model", "changed", "last_is_normed", "others", "num_layers", "untrained")
 _KIND = "qkv.trace"  # The key of the metadata in the file of a `Trace`.
-_OF_PAIRS = "qkv.seq2seq"  # The key in the file of a `Seq2SeqTrace`.
+_OF_PAIRS = "qkv.seq2seq"  # The key of the metadata in the file of a `Seq2SeqTrace`.
 SIDES = ("encoder", "decoder")
 _MASK = "attn_mask"  # The mask of the encoder's text, if some tokens are masked.
 Settings = Mapping[int, Mapping[str, Any]]  # The options of each layer's attention.
@@ -655,7 +655,7 @@ def inputs_of(parts: Iterable[Array], query_lengths: Array, key_lengths: Array) 
 
 
 def _one_row(options: Mapping[str, Any], index: int, texts: int, length: int) -> dict[str, Any]:
-    """Return the attention options of one text, with masks that have only this text's rows."""
+    """Return the attention options of one text, without the mask rows of other texts."""
     own = dict(options)
     for name in ("attn_mask", "bias"):
         added = options.get(name)

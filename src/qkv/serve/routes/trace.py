@@ -39,7 +39,7 @@ _NumberOrNumbers = Annotated[
     BeforeValidator(lambda n: [n] if type(n) is int else n, json_schema_input_type=int | _Numbers),
 ]
 _FEWER = "ask for fewer layers or heads, or give top_k"
-COPIES = 6  # copies of a layer's attention weights in memory while an edit changes the weights
+COPIES = 6  # The copies of a layer's attention weights that an edit keeps in memory.
 
 
 class TraceBody(Body):
