@@ -20,7 +20,8 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
 
-# For each position, the most likely ids, or words, and their probabilities, in descending order.
+# `Ranked` holds pairs (id, probability) for each position, and `Guesses` (word, probability).
+# The most likely pair is the first.
 Ranked = list[list[tuple[int, float]]]
 Guesses = list[list[tuple[str, float]]]
 
@@ -276,7 +277,7 @@ def likeliest(logits: Array, count: int, why: str = CANNOT) -> Ranked:
 def in_words(ranked: Ranked, before: list[list[str]], tokenizer: Tokenizer | None) -> Guesses:
     """Convert ids to words, with their probabilities; "##" continues the word before.
 
-    Without a tokenizer, or if no token has the id, the number itself is the word.
+    Without a tokenizer, or if no token has the id, the word is the id's digits, such as "7".
 
     Args:
         ranked: ids and probabilities for each position.

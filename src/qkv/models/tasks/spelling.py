@@ -8,7 +8,7 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
 CONTEXT = 8  # The number of last prompt tokens that are decoded with the first new tokens.
-_BROKEN = "\ufffd"  # Stands for bytes that form no character, or an incomplete character.
+_BROKEN = "\ufffd"  # Replaces bytes that do not form a complete character.
 
 # Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -124,7 +124,7 @@ def _begun(text: str, stop: str) -> int:
 
 
 def spelled(tokenizer: Tokenizer | None) -> Callable[[list[int]], str]:
-    """Return a function that decodes ids; without a tokenizer, it joins the numbers."""
+    """Return a function that decodes ids; without a tokenizer, ids are joined with spaces."""
     if tokenizer is None:
         return lambda ids: " ".join(map(str, ids))
     # a token table may have more rows than there are tokens
