@@ -127,13 +127,7 @@ def train(
         raise ValueError("train: the optimizer belongs to another network: make AdamW(network)")
     if not isinstance(schedule, Schedule):
         schedule = Schedule(schedule)
-    objectives = objectives if isinstance(objectives, Iterable) else [objectives]
-    parts = [part if isinstance(part, Part) else Part(part) for part in objectives]
-    names = [part.objective.name for part in parts]
-    if not names or len(set(names)) < len(names):
-        raise ValueError(
-            f"train: the objectives are {names}: give one or more, with different names"
-        )
+    parts = _parts(objectives)
     home, wanted = named_folder(folder, "train"), spread(steps) if snapshots is None else snapshots
     optimizer = optimizer or AdamW(network)
     run = Run(
@@ -162,6 +156,18 @@ def train(
         raise Interrupted(message, asked[0])
     skipped, loss = run.watch.skipped, run.watch.loss()
     return Trained(home, run.step, run.tokens, run.seconds, loss, skipped)
+
+
+def _parts(objectives: Objective | Iterable[Objective | Part]) -> list[Part]:
+    """Give each objective its weight in the loss; their names must differ."""
+    objectives = objectives if isinstance(objectives, Iterable) else [objectives]
+    parts = [part if isinstance(part, Part) else Part(part) for part in objectives]
+    names = [part.objective.name for part in parts]
+    if not names or len(set(names)) < len(names):
+        raise ValueError(
+            f"train: the objectives are {names}: give one or more, with different names"
+        )
+    return parts
 
 
 def checked_limits(steps: int | None, minutes: float | None, seed: int) -> tuple[int | None, int]:
