@@ -121,9 +121,9 @@ def path(
     >>> import qkv
     >>> model = qkv.load("books-decoder")
     >>> texts = "queen: a female", "king: a female"
-    >>> found = path(model, *texts, sender="mlp.0", receivers="logits", metric=(-1, 7))
+    >>> score = path(model, *texts, sender="mlp.0", receivers="logits", metric=(-1, 7))
     >>> graph = edges(model, *texts, metric=(-1, 7))
-    >>> bool(abs(found - graph.score("mlp.0", "logits")) < 1e-4)
+    >>> bool(abs(score - graph.score("mlp.0", "logits")) < 1e-4)
     True
     """
     names = [receivers] if isinstance(receivers, str) else receivers
@@ -191,8 +191,9 @@ def discover(
     >>> import qkv
     >>> model = qkv.load("books-decoder")
     >>> texts = "queen: a female", "king: a female"
-    >>> found = discover(model, *texts, metric=(-1, 7), edges=20, method="eap-ig")
-    >>> len(found.edges), discover(model, *texts, metric=(-1, 7), threshold=0).faithfulness > 0.999
+    >>> circuit = discover(model, *texts, metric=(-1, 7), edges=20, method="eap-ig")
+    >>> whole = discover(model, *texts, metric=(-1, 7), threshold=0)
+    >>> len(circuit.edges), whole.faithfulness > 0.999
     (20, True)
     """
     call = "discover"

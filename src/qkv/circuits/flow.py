@@ -91,8 +91,8 @@ def value_weighted(trace: Trace, layer: int, *, model: Model | None = None) -> R
     >>> model = qkv.load("random")
     >>> trace = model.trace("I love you")
     >>> lengths = np.linalg.norm(trace["v", 0][0], axis=-1)  # (T, H)
-    >>> found = value_weighted(trace, 0)
-    >>> bool(np.allclose(found, trace["pattern", 0][0] * lengths.T[:, None]))
+    >>> weighted = value_weighted(trace, 0)
+    >>> bool(np.allclose(weighted, trace["pattern", 0][0] * lengths.T[:, None]))
     True
     >>> value_weighted(trace, 0, model=model).shape
     (2, 3, 3)
@@ -153,10 +153,10 @@ def composition(model: Model, kind: Literal["q", "k", "v"]) -> Result:
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
-    >>> found = composition(model, "v")
+    >>> scores = composition(model, "v")
     >>> one, other = model.head_weights(0).ov.full()[1], model.head_weights(3).ov.full()[2]
     >>> norm = np.linalg.norm
-    >>> bool(np.isclose(found[0, 1, 3, 2], norm(one @ other) / (norm(one) * norm(other))))
+    >>> bool(np.isclose(scores[0, 1, 3, 2], norm(one @ other) / (norm(one) * norm(other))))
     True
     """
     model = check_model(model, "composition")
@@ -228,8 +228,8 @@ def copying_scores(model: Model) -> Result:
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
-    >>> found = copying_scores(model)
-    >>> found.shape == (model.num_layers, model.num_heads), bool(abs(found).max() <= 1)
+    >>> scores = copying_scores(model)
+    >>> scores.shape == (model.num_layers, model.num_heads), bool(abs(scores).max() <= 1)
     (True, True)
     """
     model = check_words(model, "copying_scores")

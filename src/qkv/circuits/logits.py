@@ -44,10 +44,10 @@ def logit_lens(model: Model, trace: Trace) -> Result:
     >>> import qkv
     >>> model = qkv.load("books-decoder")
     >>> trace = model.trace("spoon: a", logits=True)
-    >>> found = logit_lens(model, trace)
-    >>> found.shape == (model.num_layers + 1, len(trace.ids), trace["logits"].shape[-1])
+    >>> logits = logit_lens(model, trace)
+    >>> logits.shape == (model.num_layers + 1, len(trace.ids), trace["logits"].shape[-1])
     True
-    >>> bool(abs(found[-1] - trace["logits"][0]).max() < 1e-4)
+    >>> bool(abs(logits[-1] - trace["logits"][0]).max() < 1e-4)
     True
     """
     model = check_words(model, "logit_lens")
@@ -138,11 +138,11 @@ def attribute_logits(
     >>> import qkv
     >>> model = qkv.load("books-decoder")
     >>> trace = model.trace("spoon: a", logits=True)
-    >>> found = attribute_logits(model, trace, of=(-1, 7), by="neuron")
-    >>> total = found["embed"] + found["heads"].sum() + found["mlp"].sum() + found["bias"]
+    >>> parts = attribute_logits(model, trace, of=(-1, 7), by="neuron")
+    >>> total = parts["embed"] + parts["heads"].sum() + parts["mlp"].sum() + parts["bias"]
     >>> bool(abs(total - trace["logits"][0, -1, 7]) < 1e-4)
     True
-    >>> found["neurons"].shape[0] == model.num_layers
+    >>> parts["neurons"].shape[0] == model.num_layers
     True
     """
     call = "attribute_logits"
@@ -296,9 +296,9 @@ def integrated_gradients(
 
     >>> import qkv
     >>> model = qkv.load()
-    >>> found = integrated_gradients(model, "The sun [MASK].", of=(3, "the"), baseline="[PAD]")
+    >>> shares = integrated_gradients(model, "The sun [MASK].", of=(3, "the"), baseline="[PAD]")
     >>> logits = model.trace("The sun [MASK].", logits=True)["logits"]
-    >>> found.shape == (logits.shape[1], model.dim)
+    >>> shares.shape == (logits.shape[1], model.dim)
     True
     """
     call = "integrated_gradients"

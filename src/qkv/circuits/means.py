@@ -227,8 +227,9 @@ def head_scores(model: Model, texts: inputs.Texts, of: inputs.Names = NAMES) -> 
         3.3.
 
     >>> import qkv
-    >>> found = head_scores(qkv.load("random"), ["the cat sat", "I love you"], ["first", "entropy"])
-    >>> found["first"].shape, bool((found["entropy"] <= np.log(3)).all())
+    >>> texts = ["the cat sat", "I love you"]
+    >>> scores = head_scores(qkv.load("random"), texts, ["first", "entropy"])
+    >>> scores["first"].shape, bool((scores["entropy"] <= np.log(3)).all())
     ((1, 2), True)
     """
     return head_sums(model, texts, of).means()

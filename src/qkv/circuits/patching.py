@@ -241,11 +241,11 @@ def patch(
     >>> model = qkv.load("books-decoder")
     >>> texts = "queen: a female", "king: a female"
     >>> length = len(model.tokenize(texts[0]))
-    >>> found = patch(model, *texts, at="resid_pre", metric=(-1, 7), normalize=True)
-    >>> found.shape == (model.num_layers, length)
+    >>> effects = patch(model, *texts, at="resid_pre", metric=(-1, 7), normalize=True)
+    >>> effects.shape == (model.num_layers, length)
     True
-    >>> found = patch(model, *texts, at="z", metric=(-1, 7), by="position")
-    >>> found.shape == (model.num_layers, model.num_heads, length)
+    >>> effects = patch(model, *texts, at="z", metric=(-1, 7), by="position")
+    >>> effects.shape == (model.num_layers, model.num_heads, length)
     True
     >>> several = patch(model, texts, texts[::-1], at="z", metric=(-1, 7))
     >>> several.shape == (2, model.num_layers, model.num_heads)

@@ -30,10 +30,10 @@ class Result(np.ndarray[Any, Any]):
         ground: the number that means "no effect", usually 0.
         title: the name of the measure.
 
-    >>> found = Result(np.eye(2), ("query", "key"), of="weight", words={"key": ["a", "b"]})
-    >>> found.axes, type(found[0]).__name__, type(found * 2).__name__
+    >>> weights = Result(np.eye(2), ("query", "key"), of="weight", words={"key": ["a", "b"]})
+    >>> weights.axes, type(weights[0]).__name__, type(weights * 2).__name__
     (('query', 'key'), 'ndarray', 'ndarray')
-    >>> found.to_xarray().sel(query=1).dims
+    >>> weights.to_xarray().sel(query=1).dims
     ('key',)
     """
 

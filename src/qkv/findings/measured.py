@@ -66,10 +66,10 @@ class Finding:
         after: the five most probable words with edits, with their probabilities.
 
     >>> import qkv
-    >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
-    >>> found.position, found.edits
+    >>> finding = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
+    >>> finding.position, finding.edits
     (6, [{'op': 'hide', 'token': 4}])
-    >>> found.verify().holds
+    >>> finding.verify().holds
     True
     """
 
@@ -214,8 +214,8 @@ def finding(
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
-    >>> found = qkv.finding(model, "The king and the", ablate=[(0, 1)], claim="Head 0.1 matters.")
-    >>> found.position, [len(found.before), len(found.after)]
+    >>> finding = qkv.finding(model, "The king and the", ablate=[(0, 1)], claim="0.1 matters.")
+    >>> finding.position, [len(finding.before), len(finding.after)]
     (3, [5, 5])
     """
     call = "finding"
@@ -288,9 +288,9 @@ def publish(
             the model.
 
     >>> import qkv, tempfile
-    >>> found = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
+    >>> finding = qkv.finding(qkv.load("books"), "She drank a glass of _.", hide="glass")
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     qkv.publish(f"{folder}/page.html", [found])
+    ...     qkv.publish(f"{folder}/page.html", [finding])
     """
     view_of(findings, article=article, model=model, theme=theme).to_html(path)
 

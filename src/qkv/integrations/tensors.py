@@ -191,19 +191,19 @@ def _known() -> dict[Any, str]:
         )
         return bool((function(0, 0, query, key).expand(9, 9) == visible).all())
 
-    found = {}
+    names = {}
     for name, sides in _BANDS.items():
         function = getattr(masking, name, None)
         if function is None:
             continue
         made = {size: function(size) if "sliding" in name else function for size in (1, 2, 4)}
         if all(is_band(band, *sides(size)) for size, band in made.items()):
-            found[made[1].__code__] = name
+            names[made[1].__code__] = name
     if hasattr(masking, "and_masks"):
         joined = masking.and_masks(masking.sliding_window_overlay(3), masking.causal_mask_function)
         if is_band(joined, 2, 0):
-            found[joined.__code__] = "and"
-    return found
+            names[joined.__code__] = "and"
+    return names
 
 
 @functools.cache

@@ -179,7 +179,7 @@ class Marking:
     of_weight_one: Sequence[Case] = field(default=(), init=False)
     # whether known steps give the same array as the function; an equal error is not enough
     explained: bool = field(default=False, init=False)
-    found: list[Finding] = field(default_factory=list, init=False)
+    findings: list[Finding] = field(default_factory=list, init=False)
     runs: Runs = field(default_factory=list, init=False)
     tried: list[str] = field(default_factory=list, init=False)
     limits: list[str] = field(default_factory=list, init=False)
@@ -188,7 +188,7 @@ class Marking:
     @property
     def wrong(self) -> bool:
         """Has a test found a mistake? Only findings of the kind "wrong" count."""
-        return any(finding.kind == "wrong" for finding in self.found)
+        return any(finding.kind == "wrong" for finding in self.findings)
 
     def run(self, cases: Sequence[Case], call: Callable[[Any], Outcome] | None = None) -> Runs:
         """Call the student's function on each case, through `call` (default: `self.call`)."""
@@ -197,7 +197,7 @@ class Marking:
     def find(self, finding: Finding | None) -> None:
         """Add a finding; ignore None."""
         if finding is not None:
-            self.found.append(finding)
+            self.findings.append(finding)
 
     def explain(self, runs: Runs, known: Sequence[Mistake]) -> Explanation:
         """Find mistakes that, together with the mistakes found earlier, give these results."""
@@ -241,8 +241,8 @@ class Marking:
         if explained is not None:
             self.steps, mistakes = explained
             self.explained = self.explained or any(run.error is None for run in runs)
-            keys = {finding.key for finding in self.found}  # of mistakes found earlier
-            self.found += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
+            keys = {finding.key for finding in self.findings}  # of mistakes found earlier
+            self.findings += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))
             if self.wrong:
@@ -282,31 +282,31 @@ class Marking:
             self.find(self.at_last())
         if not self.wrong:
             self.find(findings.prints(self.runs))
-        found = sorted(self.found, key=lambda finding: list(_LEAD).index(finding.kind))
+        ordered = sorted(self.findings, key=lambda finding: list(_LEAD).index(finding.kind))
         wrong, fragile, conventions = (
-            tuple(dict.fromkeys(finding.key for finding in found if finding.kind == kind))
+            tuple(dict.fromkeys(finding.key for finding in ordered if finding.kind == kind))
             for kind in _LEAD
         )
         points = max(0, 10 - 4 * len(wrong) - len(fragile))
         if not self.explained if self.tried else self.steps is None:
             points = 0  # no known steps give the function's outputs
         return CheckResult(
-            message="\n".join([*self._findings(found), *([] if wrong else self._tests())]),
+            message="\n".join([*self._findings(ordered), *([] if wrong else self._tests())]),
             mistakes=wrong,
             fragile=fragile,
             conventions=conventions,
             points=points,
-            example=found[0].example() if found else {},
+            example=ordered[0].example() if ordered else {},
             task=self.task,
-            hint=found[0].hint if found else (),
+            hint=ordered[0].hint if ordered else (),
         )
 
-    def _findings(self, found: Sequence[Finding]) -> Iterator[str]:
+    def _findings(self, ordered: Sequence[Finding]) -> Iterator[str]:
         """Yield the findings as sentences."""
-        if not found:
+        if not ordered:
             yield f"{self.name} is right."
             return
-        first, *others = found
+        first, *others = ordered
         yield f"{self.name}{_LEAD[first.kind]}: {first.says}."
         yield sentence(f"It shows: {first.shows}")
         if first.variants and first.run is not None and first.run.error is not None:
@@ -328,7 +328,7 @@ class Marking:
 
 
 def mark_values(
-    task: str, name: str, tried: str, found: Iterable[Mistake], unread: Collection[str]
+    task: str, name: str, tried: str, mistakes: Iterable[Mistake], unread: Collection[str]
 ) -> CheckResult:
     """Return the verdict on a student's values, given the mistakes in these values.
 
@@ -336,12 +336,12 @@ def mark_values(
         task: the name of the task.
         name: the name of the values.
         tried: the subject of the tests.
-        found: the mistakes in the values.
+        mistakes: the mistakes in the values.
         unread: keys of mistakes that give 0 points, because the values cannot be tested.
     """
     m = Marking(task, name, lambda case: case, lambda case, steps: case, {})
     m.tried = [tried]
-    known = {mistake.key: mistake for mistake in found}
-    m.found = [of_mistake(mistake, None) for mistake in known.values()]
+    known = {mistake.key: mistake for mistake in mistakes}
+    m.findings = [of_mistake(mistake, None) for mistake in known.values()]
     m.explained = not known.keys() & {*unread}
     return m.result()

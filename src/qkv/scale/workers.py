@@ -77,12 +77,12 @@ def _is_random(name: str) -> bool:
 def _checksum(folder: Path) -> str:
     """Return a checksum of a model's files and of their names."""
     paths = {path for pattern in NEEDED for path in folder.glob(pattern) if path.is_file()}
-    found = hashlib.blake2b(digest_size=16)
+    checksum = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "blake2b").hexdigest()
-        found.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
-    return found.hexdigest()
+        checksum.update(f"{path.relative_to(folder).as_posix()} {digest}\n".encode())
+    return checksum.hexdigest()
 
 
 _models: dict[Named, Model] = {}  # the model that this process used last
@@ -238,8 +238,8 @@ class _Crew:
 
 
 def _host(address: str) -> str:
-    found: str = need("distributed.comm.addressing", "scale").get_address_host(address)
-    return found
+    host: str = need("distributed.comm.addressing", "scale").get_address_host(address)
+    return host
 
 
 def _work(case: Any, task: Callable[..., Any], job: _Job) -> Any:

@@ -10,7 +10,7 @@ from qkv.arrays import whole_number
 from qkv.files import StrPath
 from qkv.marking.errors import type_name, words_of
 from qkv.marking.files.library_calls import answers
-from qkv.marking.files.remote import Found, Remotes
+from qkv.marking.files.remote import Remotes, StudentFunction
 from qkv.marking.files.verdicts import failed, listed, names_of, not_marked
 from qkv.marking.isolated import SECONDS, Ended, Isolated
 from qkv.marking.marker import check, task_of
@@ -177,27 +177,27 @@ class _File(NamedTuple):
                     return _missing(task, values, task.name, own), ""
                 return check(values, task=task.name), ""
             by_task = name == task.name  # `name` is the name of a task or of a function
-            found = remotes.find([*task.looks_for, *task.also] if by_task else [name])
-            if found is None:
+            target = remotes.find([*task.looks_for, *task.also] if by_task else [name])
+            if target is None:
                 return _missing(task, names_of(task) if by_task else name, name, own), ""
-            result = self._checked(task, found, name)
-            return result, _helper(task, found, result)
+            result = self._checked(task, target, name)
+            return result, _helper(task, target, result)
         except Exception as error:  # an error of the marker, not of the student's code
             return failed(error, self.path, name), ""
 
-    def _checked(self, task: Task, found: Found, name: str) -> CheckResult:
+    def _checked(self, task: Task, target: StudentFunction, name: str) -> CheckResult:
         """Check a function, using the first of the task's signatures that the function accepts."""
-        about = {"name": found.name, "signature": task.signature}
-        if not callable(found.function):
-            shows = f"it is a {type_name(found.function)}"
+        about = {"name": target.name, "signature": task.signature}
+        if not callable(target.function):
+            shows = f"it is a {type_name(target.function)}"
             return not_marked("not-a-function", shows, name, **about)
         for way in task.ways:
             try:
-                return check(found.function, way or "qkv", task=name, seed=self.seed)
+                return check(target.function, way or "qkv", task=name, seed=self.seed)
             except TypeError as error:
                 if not words_of(error).startswith("check: "):
                     raise
-        return not_marked("wrong-parameters", f"it is {found.signature}", name, **about)
+        return not_marked("wrong-parameters", f"it is {target.signature}", name, **about)
 
 
 def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult:
@@ -206,14 +206,14 @@ def _missing(task: Task, missing: str, name: str, own: list[str]) -> CheckResult
     return not_marked("missing-function", shows, name, name=missing, signature=task.signature)
 
 
-def _helper(task: Task, found: Found, result: CheckResult) -> str:
+def _helper(task: Task, target: StudentFunction, result: CheckResult) -> str:
     """Return the signature of a function that is probably only a helper, otherwise ""."""
-    if found.name not in task.everyday:
+    if target.name not in task.everyday:
         return ""
-    expected = {*_WORDS.findall(task.signature)} - {found.name}
+    expected = {*_WORDS.findall(task.signature)} - {target.name}
     raises = len(result.mistakes) == 1 and result.mistake in RAISES
-    is_other = raises and not expected & {*_WORDS.findall(found.signature)}
-    return found.signature if is_other or result.mistakes == ("wrong-parameters",) else ""
+    is_other = raises and not expected & {*_WORDS.findall(target.signature)}
+    return target.signature if is_other or result.mistakes == ("wrong-parameters",) else ""
 
 
 def _without_help(result: CheckResult, helped_by: tuple[str, ...]) -> CheckResult:

@@ -17,7 +17,7 @@ from qkv.marking.mistake import Mistake
 from qkv.marking.outcome import RAISED, Elsewhere, Unread
 
 
-class Found(NamedTuple):
+class StudentFunction(NamedTuple):
     """A function of a student's file: its name, its proxy, and its signature as text."""
 
     name: str
@@ -75,12 +75,12 @@ class Remotes:
         """Return an attribute of an object."""
         return self._read(self.ask("get", thing, name=name))
 
-    def find(self, names: Sequence[str]) -> Found | None:
+    def find(self, names: Sequence[str]) -> StudentFunction | None:
         """Return the first function in `names` that the file defines, or None."""
         row = self._value({"do": "find", "names": [*names]})
         if row is None:
             return None
-        return Found(str(row[0]), self._read(row[1]), f"{row[0]}{row[2]}")
+        return StudentFunction(str(row[0]), self._read(row[1]), f"{row[0]}{row[2]}")
 
     def values(self, names: Sequence[str]) -> tuple[Any, ...] | str:
         """Return the values of these names. If a name is undefined, return only the name."""

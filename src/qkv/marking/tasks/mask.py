@@ -186,7 +186,7 @@ def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
         formula.core("qkv"),
         otherwise=lambda wrong: _nothing_but_nan(wrong) or _no_row_left(m),
     )
-    m.explained = m.explained or any(finding.key.startswith("mask-") for finding in m.found)
+    m.explained = m.explained or any(finding.key.startswith("mask-") for finding in m.findings)
     some = np.array([[True, True, True], [True, False, True], [False, True, True]])
     m.cases["a mask"].append(
         replace(m.cases["a mask"][1], mask=some)

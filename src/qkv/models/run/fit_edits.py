@@ -497,10 +497,10 @@ class _Masking:
             is_found = False
             for text, row in zip(batch, keys, strict=True):
                 tokens = plain_tokens(text.tokens, text.special)
-                found = [match for cut in splits for match in find_pieces(tokens, cut)]
+                hits = [match for cut in splits for match in find_pieces(tokens, cut)]
                 marks = zip(text.tokens, text.special, strict=True)
-                found.append([i for i, (token, mark) in enumerate(marks) if mark and token == word])
-                positions = [*chain.from_iterable(found)]
+                hits.append([i for i, (token, mark) in enumerate(marks) if mark and token == word])
+                positions = [*chain.from_iterable(hits)]
                 row.update(positions)
                 is_found |= bool(positions)
             if absent is not None:

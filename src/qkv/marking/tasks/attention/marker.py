@@ -123,7 +123,7 @@ class AttentionMarking(Marking):
 
     def _try_large_ones(self) -> None:
         """Test scores of 1000 and 2000, which reveal a wrong maximum over blocks of keys."""
-        if any(finding.kind == "fragile" for finding in self.found):
+        if any(finding.kind == "fragile" for finding in self.findings):
             return
         self.tried.append(f"scores of 1000 and 2000 for {MOST} keys")
         if not self.call(steps.large_ones(MOST)).is_right:

@@ -470,7 +470,7 @@ def _mark(function: Function) -> Marking:
         m.test(replace(group, if_right=True))
     if not m.wrong:
         m.find(findings.changed_inputs([replace(m.runs[0], changed=call.changed)]))
-    if last_row and LAST_POSITION.key not in {finding.key for finding in m.found}:
+    if last_row and LAST_POSITION.key not in {finding.key for finding in m.findings}:
         m.find(of_mistake(LAST_ROW, m.call(texts()[1])))
     return m
 

@@ -171,11 +171,11 @@ def projections(layer: Any, layout: Layout) -> Projections | None:
         if role is not None and memory not in seen:  # two attributes may hold one array
             seen.add(memory)
             named.setdefault(role, []).append((path, a))
-    found = {}
+    by_role = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        found[role] = weights or [a for _, a in arrays]  # prefer names of weights
-    return _read(found, layout)
+        by_role[role] = weights or [a for _, a in arrays]  # prefer names of weights
+    return _read(by_role, layout)
 
 
 def arrays_of(
@@ -224,9 +224,9 @@ def _role(path: str) -> str | None:
     return "o" if _NAMES["o"] & {*words} else None
 
 
-def _read(found: Mapping[str, list[Array]], layout: Layout) -> Projections | None:
+def _read(by_role: Mapping[str, list[Array]], layout: Layout) -> Projections | None:
     """Join the arrays of each role into one matrix; return None if their sizes do not fit."""
-    parts = dict(found)
+    parts = dict(by_role)
     if "qkv" in parts and not {"q", "k", "v"} & {*parts}:
         split = [_in_three(a, layout.flipped) for a in parts.pop("qkv")]
         for n, role in enumerate("qkv"):

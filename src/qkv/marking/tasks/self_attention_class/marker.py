@@ -87,9 +87,9 @@ def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
     """Add weights to all cases, once per order of axes; omit orders that the weights do not fit."""
     ways = {}
     for flipped in (False, True):
-        found = [layers.weighed(case, flipped) for case in cases]
-        if None not in found:
-            ways[flipped] = [case for case in found if case is not None]
+        weighed = [layers.weighed(case, flipped) for case in cases]
+        if None not in weighed:
+            ways[flipped] = [case for case in weighed if case is not None]
     return ways
 
 
@@ -277,16 +277,16 @@ def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) 
 
 def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
     """Yield mistakes that show in the weights of a layer with two heads."""
-    found = next(read for read in map(layers.read(case), (False, True)) if read is not None)
-    w = found.matrices
+    weights = next(read for read in map(layers.read(case), (False, True)) if read is not None)
+    w = weights.matrices
     halves = [np.split(w[role], 2, axis=1) for role in "qkv"]
-    if found.slices:
+    if weights.slices:
         yield _TEXTS.mistake("class-slices")
-    if found.shared:
+    if weights.shared:
         yield _TEXTS.mistake("class-one-weight")
     elif any(np.ptp(a) == 0 for a in w.values()):
         yield _TEXTS.mistake("class-weights-constant")
-    elif not found.slices and all(np.array_equal(one, other) for one, other in halves[:2]):
+    elif not weights.slices and all(np.array_equal(one, other) for one, other in halves[:2]):
         yield _TEXTS.mistake("class-heads-identical")
     elif any(np.array_equal(w[a], w[b]) for a, b in ("qk", "qv", "kv")):
         yield _TEXTS.mistake("class-projections-identical")
@@ -297,16 +297,16 @@ def _of_weights(layers: Layers, case: Call) -> Iterator[Mistake]:
 def _unscaled(layers: Layers) -> Finding | None:
     """Check that queries, keys and values are about as large as the words."""
     try:
-        found = next(
+        weights = next(
             filter(None, (layers.read(_inputs().wide)(flipped) for flipped in (False, True))), None
         )
     except RAISED:  # the layer does not take this size
         return None
-    if found is None:
+    if weights is None:
         return None
     width = _inputs().wide.x.shape[-1]
     for role in "qkv":
-        times = float(np.sqrt(np.mean(found.matrices[role] ** 2) * width))
+        times = float(np.sqrt(np.mean(weights.matrices[role] ** 2) * width))
         if not _SMALL < times < _LARGE:
             return _TEXTS.finding(
                 "class-weights-unscaled",

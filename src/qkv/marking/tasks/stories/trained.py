@@ -52,12 +52,12 @@ def _later(*, itself: bool) -> Function:
     """Return a wrong score that also uses later occurrences; `itself` adds the current word."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
-        found = []
+        shares = []
         for i, one in enumerate(ids):
             behind = [j + 1 for j in range(len(ids) - 1) if ids[j] == one and (itself or j != i)]
             if behind and one in names:
-                found.append(weights[i, behind].sum())
-        return np.mean(found)
+                shares.append(weights[i, behind].sum())
+        return np.mean(shares)
 
     return of
 
@@ -198,8 +198,8 @@ class Decoder:
             words = self.words(number)
             names = {int(ids[i]) for i in begins(words)}
             flat = weights.reshape(-1, *weights.shape[2:])
-            found = [induction_score(one, ids.tolist(), names) for one in flat]
-            induction.append(np.reshape(found, weights.shape[:2]))
+            of_heads = [induction_score(one, ids.tolist(), names) for one in flat]
+            induction.append(np.reshape(of_heads, weights.shape[:2]))
             previous.append(weights.diagonal(-1, 2, 3).mean(axis=-1))
         return np.mean(induction, axis=0), np.mean(previous, axis=0)
 
@@ -263,11 +263,11 @@ def _model(thing: Any) -> Iterator[Mistake]:
         yield _TEXTS.mistake("story-model-no-copy", least=_SURE)
 
 
-def _head(thing: Any, found: Any) -> Iterator[Mistake]:
-    if found is None or type_name(found) == "ellipsis":
+def _head(thing: Any, answer: Any) -> Iterator[Mistake]:
+    if answer is None or type_name(answer) == "ellipsis":
         raise Unmeasured(EMPTY)
     scores, previous = decoder_of(thing).scores()
-    pair = numbers(found)
+    pair = numbers(answer)
     if pair is None or pair.shape != (2,) or pair.dtype.kind not in "iu":
         yield _TEXTS.mistake("head-no-pair")
         return
@@ -293,10 +293,11 @@ def _among(right: Array, layer: int, head: int) -> bool:
 def _marked(task: str, name: str, tried: str, find: Function, things: Any) -> CheckResult:
     """Grade the values of a student; `find` is a function that yields their mistakes."""
     try:
-        found = [*find(*things)]
+        mistakes = [*find(*things)]
     except Unmeasured as error:
-        found = [error.why]
-    return mark_values(task, name, tried, found, [one.key for one in (EMPTY, _NO_MODEL, _NO_WORDS)])
+        mistakes = [error.why]
+    unread = [one.key for one in (EMPTY, _NO_MODEL, _NO_WORDS)]
+    return mark_values(task, name, tried, mistakes, unread)
 
 
 STORY_MODEL = task(
@@ -361,10 +362,10 @@ class _Removed:
     def cases(self) -> list[tuple[Array, list[tuple[int, int]]]]:
         """Return stories, each with a different list of heads to remove."""
         scores, _ = self.decoder.scores()
-        best = np.unravel_index(scores.argmax(), scores.shape)
-        found = (int(best[0]), int(best[1]))
-        rest = [one for one in self.heads if one != found]
-        some = [[], [found], [rest[0]], rest[-2:], [found, rest[0]]] if rest else [[], [found]]
+        layer, head = np.unravel_index(scores.argmax(), scores.shape)
+        best = (int(layer), int(head))
+        rest = [one for one in self.heads if one != best]
+        some = [[], [best], [rest[0]], rest[-2:], [best, rest[0]]] if rest else [[], [best]]
         return [(self.decoder.ids[number], heads) for number, heads in enumerate(some)]
 
 

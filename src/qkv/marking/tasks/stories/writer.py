@@ -157,10 +157,10 @@ def _mark(function: Function, way: str) -> CheckResult:
     m.tried = [f"{_STORIES} stories"]
     example: dict[str, Any] = {}
     for finding, run in _judged(runs[:-1], runs[-1]):
-        m.found.append(replace(finding, run=None))
+        m.findings.append(replace(finding, run=None))
         example = {**run.case.shown(), "yours": run.error or run.returned}
     m.runs = runs
-    m.explained = not any(finding.key in _NOTHING for finding in m.found)
+    m.explained = not any(finding.key in _NOTHING for finding in m.findings)
     return replace(m.result(), example=example)
 
 
