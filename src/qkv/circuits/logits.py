@@ -218,8 +218,8 @@ def _check_linear(model: Model, by: Any) -> None:
         raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
         raise ValueError(
-            f"attribute_logits: by is 'neuron' and a block of {model.name} has no MLP or has a "
-            "mixture of experts: omit by"
+            f"attribute_logits: by is 'neuron', but a block of {model.name} has no MLP or has a "
+            "mixture of experts: omit the argument by"
         )
     if not has_linear_head(model):
         raise ValueError(

@@ -38,9 +38,9 @@ from qkv.cli.common import json_option, print_json, say
 def train(output: str, resume: bool, as_json: bool, **options: Any) -> None:
     """Train a model on CORPUS, one or more UTF-8 text files.
 
-    The command writes into DIR: the model (for the other commands, give --model DIR), the losses
-    (metrics.jsonl and curves.png), snapshots of earlier steps, and checkpoints. Ctrl-C saves the
-    run, and `qkv train --resume -o DIR` continues it.
+    DIR then contains the model, the losses (metrics.jsonl and curves.png), snapshots of earlier
+    steps, and checkpoints. Other commands use the model with --model DIR. Ctrl-C saves the run, and
+    `qkv train --resume -o DIR` continues it.
     """
     from qkv.learn import Diverged, Interrupted, TextRun, train_on_text
 

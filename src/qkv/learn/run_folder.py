@@ -437,7 +437,7 @@ def _check_arrays(arrays: Arrays) -> None:
         if not np.isfinite(array).all():
             raise ValueError(f"{name} holds numbers that are not finite")
     if (arrays["square"] < 0).any():
-        raise ValueError("square holds numbers below 0")
+        raise ValueError("square holds negative numbers")
 
 
 def _plain(value: Any) -> Any:

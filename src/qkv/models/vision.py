@@ -528,7 +528,8 @@ class DualEncoder(Model):
 
         Raises:
             TypeError: as in `Model` and `VisionModel`.
-            ValueError: `pixel_values` is missing; also as in `Model` and `VisionModel`.
+            ValueError: `pixel_values` is missing; or for the reasons listed in `Model` and
+                `VisionModel`.
         """
         if pixel_values is None:
             raise ValueError(

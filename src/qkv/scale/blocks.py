@@ -64,7 +64,7 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # For each array axis, its axis in an `Index`; None if never cut.
+    axes: tuple[int | None, ...]  # For each axis of `array`, the axis of `Index`; None: not cut.
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""

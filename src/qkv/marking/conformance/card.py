@@ -143,8 +143,8 @@ def _check_names(**values: Collection[str]) -> None:
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
     """Return a function that starts the child process.
 
-    The child of a function that is given by name is a new process, which loads the function. The
-    child of a function object is a fork of this process, which already has the object.
+    If the function is given by name, the child is a new process, which loads the function. If it is
+    given as an object, the child is a fork of this process, which already has the object.
     """
     limits = {**limits, "call": "conform"}
     target, gradient = task["target"], task["gradient"]

@@ -28,7 +28,8 @@ def read_families(file: str, designs: Mapping[str, Describe], **renames: Rename)
         block: maps qkv's name of each part of a block to the end of the part's name in the files.
         layer: the beginning of a block's names in the files; `*` stands for the block's number.
         fused: maps each tensor that holds several parts of a block to qkv's names of these parts.
-        heads: maps each kind of head that does not predict words to the names of its parts.
+        heads: for heads other than the language-model head, maps the kind of head to the names
+            of its parts.
 
     Args:
         file: the name of a TOML file in this folder.

@@ -32,8 +32,9 @@ class Fused:
         count: the number of parameters in the tensor.
         groups: the number of equal groups of columns. Each group holds columns of all parameters,
             such as the query, key and value of one head.
-        shares: the relative numbers of columns of the parameters, such as (4, 1, 1). An empty tuple
-            means that all parameters have the same number of columns.
+        shares: the ratio of the parameters' numbers of columns. For example, (4, 1, 1): the first
+            parameter has four times as many columns as each of the others. An empty tuple means
+            that all parameters have equally many columns.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))

@@ -115,7 +115,7 @@ class Plan:
         return changed
 
     def source(self, record: Record) -> Callable[[], Array]:
-        """Return a function that returns the activation (T, ...) of the text in "from"."""
+        """Return a function that computes the activation (T, ...) of the text `from`."""
         text, name = record.fields["from"], self.name(record.fields["at"], record.fields["layer"])
         if self.read is None:
             way = 'an array in a "set" record, because this model reads no texts'

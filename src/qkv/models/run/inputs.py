@@ -187,9 +187,9 @@ def check_ids(ids: Array, rows: int, call: str) -> None:
 
 
 def check_tokenizer(tokenizer: Tokenizer, rows: int, limit: int | None, name: str) -> None:
-    """Check that the token table has a row for each id, and that a text can contain words.
+    """Check that each id has a row in the token table, and that texts have room for words.
 
-    A text can contain words only if the tokenizer adds fewer than `limit` special tokens.
+    Texts have room for words if the tokenizer adds fewer than `limit` special tokens.
     """
     if len(tokenizer) > rows:
         raise ModelError(

@@ -516,7 +516,7 @@ def encode_query(
 
     Returns:
         The result of `encode` with the task and the prompt of queries.
-        If the model has no prompts and no routes, the result equals the result of `encode`.
+        For a model without prompts and routes, this is the result of `encode`.
 
     Raises:
         TypeError: as in `encode`.
@@ -548,7 +548,7 @@ def encode_document(
 
     Returns:
         The result of `encode` with the task and the prompt of documents.
-        If the model has no prompts and no routes, the result equals the result of `encode`.
+        For a model without prompts and routes, this is the result of `encode`.
 
     Raises:
         TypeError: as in `encode`.

@@ -54,10 +54,10 @@ class Generated(str):
     def looked_at(self, token: int) -> list[Array]:
         """Return the attention weights with which the model predicted new token number `token`.
 
-        The model predicts a token at the position of the previous token. The result therefore has
-        the weights of the previous token, over all tokens up to the previous token. For an
-        encoder-decoder model, the result has the decoder's weights over the encoder's text. The
-        weights over the new text are in row `token` of the weights in `trace.decoder`.
+        The model predicts a token at the position of the previous token. So the previous token is
+        the query of these weights, and the keys are all tokens up to the previous token. In an
+        encoder-decoder model, the keys are the tokens of the encoder's text; the weights over the
+        new text are in row `token` of the weights in `trace.decoder`.
 
         Returns:
             For each layer, an array (Hq, K).

@@ -103,7 +103,7 @@ def removal_of(
 
 
 def moved_in_both(model: Model, traces: Sequence[Trace], gaps: list[int]) -> Moved | None:
-    """Compute the mean effect of removing each head on the guesses at the gaps of two texts."""
+    """Remove each head in turn; return its mean effect on the guesses at the gaps of two texts."""
     if [gap_of(model, trace) for trace in traces] != gaps:
         return None
     layers = removed_in_turn(model)
@@ -180,9 +180,9 @@ def opening_of(model: Model, trace: Trace) -> Opening:
 
     For an encoder, the position is the first mask token. If the text has no mask token, the
     position is the last content word. For a decoder, the position is the last token, and the guess
-    is the next word. The hidden word is a content word. Words whose hiding changes the likeliest
-    guess come first. Among them, the function chooses the word whose hiding moves the most
-    probability (half the sum of the absolute changes).
+    is the next word. The hidden word is a content word. The
+    function prefers words that change the likeliest guess when they are hidden. Among these words,
+    it chooses the word that moves the most probability (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

@@ -278,8 +278,8 @@ def contrasting_head(
     The chosen head stands out if the excess of a link differs by at least 0.1 between the texts. No
     head of an untrained model stands out.
 
-    If the word is the gap in both texts, the head with the largest effect in `moved` is chosen. The
-    effect is the change of the guesses when the head is removed.
+    If the word is the gap (the mask token) in both texts, the head with the largest effect in
+    `moved` is chosen: the head whose removal changes the guesses most.
 
     Raises:
         IndexError: `layer` or `head` is out of range; the message names the range.

@@ -292,8 +292,7 @@ class Image(Panel):
         pixels: `(h, w, 3)` of uint8.
         grid: the numbers of rows and columns of patches.
         frames: the framed patches, each as `(row, column, colour)`.
-        chosen: None for a large image. A small image has true if another panel enlarges it, else
-            false.
+        chosen: for a small image, whether another panel enlarges it; None for a large image.
     """
 
     pixels: Array

@@ -273,7 +273,7 @@ def _tile(panel: panels.HeatMap, tone: Tone) -> Drawing:
 
 
 def _pooled(cells: Array) -> Array:
-    """Reduce blocks of cells to pixels: a pixel has the number of its block furthest from 0."""
+    """Reduce each block of cells to one pixel: the number in the block that is furthest from 0."""
     step = -(-max(cells.shape) // int(_SMALL))
     (n, m), more = cells.shape, [(0, -size % step) for size in cells.shape]
     rows = np.pad(cells, more).reshape(-(-n // step), step, -(-m // step), step)

@@ -16,10 +16,10 @@ from qkv.see.analysis.words import word_spans
 from qkv.see.steps.step import Step
 from qkv.see.steps.walk import Walk
 
-# The payload, which the scripts in assets/ read. A packed array has its `shape` and the base64 of
-# little-endian float32, or of integers with their `bits` (8, 16, 32); see `pack_numbers`. These
-# numbers are not rounded. Weights may also be packed as shares, which keep the first four digits of
-# a weight (see `pack_shares`).
+# The payload, which the scripts in assets/ read. A packed array holds its `shape` and its numbers
+# as base64: little-endian float32, or integers whose size is `bits` (8, 16 or 32); see
+# `pack_numbers`. These numbers are not rounded. Weights may also be packed as shares, which keep
+# the first four digits of each weight (see `pack_shares`).
 #
 # PAYLOAD is the whole payload.
 #
@@ -227,7 +227,7 @@ def check_theme(theme: str, call: str) -> str:
 #   `heads` is H.
 #   `steps` has the steps of all snapshots.
 #   `shown` has the indices in `steps` of the snapshots with weights.
-#   `weights` has shares (shown, layers, H, L, L).
+#   `weights` holds the weights of these snapshots, packed as shares: (shown, layers, H, L, L).
 #   `hidden` is an array of bits, or null.
 #   `scores` is a list of measures. Each measure has a `name`, a phrase for the averaged weight
 #   (`of`), a name for heads with a high score (`head`), and a list of layers x H numbers for each

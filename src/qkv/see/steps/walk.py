@@ -42,8 +42,8 @@ class AttentionInputs:
         trace: the trace of one text.
         layer: the layer.
         parameters: the model's parameters; empty if Q, K and V are taken from the trace.
-        rotary: the rotation of queries and keys. It is None if the layer has no rotation or also
-            changes queries and keys in other ways, such as by norms.
+        rotary: the rotation of queries and keys. None if the layer does not rotate them, or
+            if it also changes them in another way, such as by norms.
         x: the names of the word vectors from which "q", "k" and "v" are computed.
         known: weights and biases of the projections, keyed by short name, for example "W_Q" or
             "b_Q".

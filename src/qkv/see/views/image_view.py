@@ -95,7 +95,7 @@ class ImageView(View):
         return str(self.trace.tokens[self.query])
 
     def shown(self, head: int, size: int = MOST_PIXELS) -> Array:
-        """Draw the image in grey, light where a head's weights are large, `(h, w, 3)` of uint8."""
+        """Draw the image in grey, lighter for a head's larger weights: `(h, w, 3)` of uint8."""
         image = smaller(self.image, size)
         times = max(1, size // max(image.shape[:2]))  # patches must not share pixels
         return laid_over(image.repeat(times, 0).repeat(times, 1), self._shares(head))

@@ -324,7 +324,7 @@ class FindingsView(WithModels):
         return self.heading
 
     def panels(self) -> list[list[Panel]]:
-        """Show the likeliest words of each finding before and after its intervention."""
+        """Show, for each finding, the likeliest words before and after its intervention."""
         names = {"before": "before", "after": "after the edits"}
         return [
             [

@@ -106,8 +106,8 @@ def show(
 
     Unless `layer` and `head` are given, all views choose the head by the same rule. In a text with
     a gap (the model's mask token), the view removes each head in turn and measures the guess at the
-    first gap. The view chooses the head whose removal moves the most probability to other words. If
-    a model has more than 48 heads, only heads of the last layers are removed, up to 48.
+    first gap. The view chooses the head whose removal moves the most probability to other words. In
+    a model with more than 48 heads, the view removes at most 48 heads, from the last layers.
 
     In a text without a gap, the view chooses the head whose link exceeds the usual weight most. A
     link is a head's largest weight between two different content words. The usual weight is the

@@ -231,8 +231,8 @@ def walk(
     walk ends at the word vectors after the last layer.
 
     Args:
-        text_or_trace: a text, or a model's trace of one text. This may also be a layer (a
-            `MultiHeadAttention`, `SelfAttention` or `Block`), which needs `x`. Without `model`, a
+        text_or_trace: a text, or a model's trace of one text. Alternatively, a layer
+            (`MultiHeadAttention`, `SelfAttention` or `Block`) together with `x`. Without `model`, a
             walk over a trace starts from the trace's Q, K and V. After the heads, the walk shows
             the steps whose numbers are in the trace; the note of the last step names the missing
             numbers.

@@ -173,7 +173,8 @@ def drawn(names: str, seed: int, *sizes: Shape, apart: int = 10, batch: Shape = 
         names: the names of the arrays, such as "qkv".
         seed: the seed of the first array in the first case. The second array has the seed
             `seed + 1`, and so on.
-        sizes: for each case, the sizes (L, S, d, dv). For a function of x, the sizes (T, D, d, dv).
+        sizes: (L, S, d, dv) for each case; if the function takes x instead of queries, keys and
+            values, (T, D, d, dv) for each case.
         apart: the difference between the seeds of successive cases.
         batch: the leading dimensions.
     """
