@@ -157,7 +157,7 @@ def test_what_has_no_shares(small):
         attribute_logits(model, trace, (0, 0.5))
     with pytest.raises(ValueError, match=r"attribute_logits: by is 'head': give 'neuron', or omit"):
         attribute_logits(model, trace, (0, 4), by="head")
-    with pytest.raises(ValueError, match=r"by is 'neuron' and a block of .* a mixture of experts"):
+    with pytest.raises(ValueError, match=r"by is 'neuron', but a block of .* a mixture of experts"):
         attribute_logits(small("mixtral"), small("mixtral").trace(IDS), (0, 4), by="neuron")
     two = model.trace([IDS, IDS[:2]])
     with pytest.raises(ValueError, match="of is a list of 3 for 2 texts: give one value for all"):
