@@ -97,7 +97,7 @@ SEALED = [
         for name in ("parameters", "mean", "square")
         for value in (np.nan, np.inf)
     ),
-    ("square below 0", with_array("square", holding(-1.0)), "below 0"),
+    ("square below 0", with_array("square", holding(-1.0)), "negative numbers"),
     ("mean of one", with_array("mean", lambda array: array[:1]), "the parameters are float32"),
     ("mean as a table", with_array("mean", lambda array: array.reshape(2, -1)), "of shape"),
     ("mean as a number", with_array("mean", lambda array: array[:1].reshape(())), "shape ()"),

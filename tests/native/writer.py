@@ -166,7 +166,7 @@ def attention_case(
         placed(value, (kv_heads, 1, keys_read, dv)),
         *(
             placed(None if x is None else _native(x), (kv_heads, group, L, S))
-            for x in (wide.mask if seen.given is None else seen.given, wide.bias)
+            for x in (wide.mask if seen.allowed is None else seen.allowed, wide.bias)
         ),
         placed(out, (kv_heads, group, L, dv)),
         placed(sums, (kv_heads, group, L, 1)),
@@ -215,7 +215,7 @@ def gradient_case(name: str, case: Case, seed: int) -> bytes:
     def placed(x: Array | None, lengths: tuple[Any, ...]) -> bytes:
         return NONE if x is None else Placed(x, (-4, -3, -2, -1), _rows(x, 4), lengths).pack()
 
-    mask = wide.mask if seen.given is None else seen.given
+    mask = wide.mask if seen.allowed is None else seen.allowed
     query, key, value = _grouped_as_given(call)
     inputs = [
         placed(query, (kv_heads, group, L, d)),

@@ -74,8 +74,8 @@ def check_packed(
     `rows` contains query, key and value. `cu` contains `cu_query_lengths` and `cu_key_lengths`.
     """
     arrays = []
-    for name, given in zip(("query", "key", "value"), rows, strict=True):
-        array = as_array(given, call=call, name=name)
+    for name, part in zip(("query", "key", "value"), rows, strict=True):
+        array = as_array(part, call=call, name=name)
         if array.ndim != 3:
             raise ValueError(
                 f"{call}: {name} has shape {array.shape}: packed rows are (total, heads, size)"

@@ -17,7 +17,7 @@ class Visibility(NamedTuple):
 
     Query i of a row has the position `i + offset` among the keys. The query sees key j if
     `i + offset - left <= j <= i + offset + right`, `j < key_length`, `i < query_length`,
-    `given[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. The offset and
+    `allowed[..., i, j]` is True and no array in `numbers` is -inf at `[..., i, j]`. The offset and
     the lengths are arrays `(*lead,)` with one number for each row.
     """
 
@@ -28,7 +28,7 @@ class Visibility(NamedTuple):
     right: int | None
     query_lengths: Array | None
     key_lengths: Array | None
-    given: Array | None  # bool, (*lead, Hkv, G, L, S).
+    allowed: Array | None  # bool, (*lead, Hkv, G, L, S).
     numbers: tuple[Array, ...]  # float, (*lead, Hkv, G, L, S).
 
     def key_range(self, rows: Index, i: slice) -> tuple[int, int]:
@@ -67,8 +67,8 @@ class Visibility(NamedTuple):
             lengths = self.query_lengths[rows]
             if lengths.min(initial=self.length) < i.stop:
                 rules.append(query < _front(lengths))
-        if self.given is not None:
-            rules.append(self.given[index][..., i, j])
+        if self.allowed is not None:
+            rules.append(self.allowed[index][..., i, j])
         rules += [~np.isneginf(numbers[index][..., i, j]) for numbers in self.numbers]
         return functools.reduce(np.bitwise_and, rules) if rules else None
 

@@ -283,14 +283,15 @@ def _correlation(stream: Stream, scores: Arrays) -> float:
         return float((counts * one * other).sum() / np.sqrt(squares))
 
 
-def _known(name: Any, names: Sequence[str], given: str) -> str:
+def _known(name: Any, names: Sequence[str], argument: str) -> str:
     """Return the name if it is known; otherwise raise an error with the nearest names."""
     if not isinstance(name, str):
-        raise TypeError(f"path: {given} has {shown(name)}: give names, for example 'mlp.3'")
+        raise TypeError(f"path: {argument} has {shown(name)}: give names, for example 'mlp.3'")
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
         raise KeyError(
-            f"path: {given} has {shown(name)}, which is unknown; the nearest are {', '.join(near)}"
+            f"path: {argument} has {shown(name)}, which is unknown; the nearest are "
+            f"{', '.join(near)}"
         )
     return name
 

@@ -156,9 +156,9 @@ def check_logit(value: Any, model: Model, length: int, call: str, name: str) -> 
             f"{call}: {name} is {shown(value)}: give (position, token) or (position, token, other "
             "token)"
         )
-    position = checked_position(parts[0], length, call=call, given=name)
+    position = checked_position(parts[0], length, call=call, argument=name)
     words = model._need_words(call)
-    ids = [word_id(model, words, token, call=call, given=name) for token in parts[1:]]
+    ids = [word_id(model, words, token, call=call, argument=name) for token in parts[1:]]
     return Logit(position, ids)
 
 
@@ -171,7 +171,7 @@ class Read(NamedTuple):
     """A text and its token ids."""
 
     number: int  # The index of the text.
-    given: str | Array  # The text as given: a string, or token ids.
+    source: str | Array  # The text as the caller passed it: a string, or token ids.
     ids: Array  # The token ids (T,), truncated as in `trace`.
 
 

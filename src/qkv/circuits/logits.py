@@ -338,7 +338,7 @@ def _baseline(model: Model, baseline: Any, shape: tuple[int, ...], call: str) ->
         return np.zeros(shape)
     if isinstance(baseline, str) or np.ndim(baseline) == 0:
         rows = len(model.embedding.table)
-        token = word_id(model, rows, baseline, call=call, given="baseline")
+        token = word_id(model, rows, baseline, call=call, argument="baseline")
         alone = model.trace(np.full(shape[0], token), names="embed")["embed"][0]
         return np.asarray(alone, np.float64)
     array = as_array(baseline, call=call, name="baseline")

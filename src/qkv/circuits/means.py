@@ -414,7 +414,7 @@ def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
     for window in inputs.windows(one, texts, "diff"):
         if not window:
             continue
-        again = next(inputs.windows(other, [text.given for text in window], "diff", empty=True))
+        again = next(inputs.windows(other, [text.source for text in window], "diff", empty=True))
         for text, same in zip(window, again, strict=True):
             if not np.array_equal(text.ids, same.ids):
                 raise ValueError(

@@ -138,8 +138,8 @@ class Pair:
                 "return one number"
             )
         if number.dtype.kind not in "fiub":
-            given = shown(number.item())
-            raise TypeError(f"{self.call}: metric returned {given}: return one number")
+            value = shown(number.item())
+            raise TypeError(f"{self.call}: metric returned {value}: return one number")
         return float(number)
 
 

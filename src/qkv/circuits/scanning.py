@@ -103,7 +103,7 @@ class Best:
             if number >= 0:
                 text = self.texts[number]
                 tokens = [spelled[token] for token in text.ids.tolist()]
-                yield value, number, text.given, tokens, position, row
+                yield value, number, text.source, tokens, position, row
 
 
 @dataclass(frozen=True, eq=False)

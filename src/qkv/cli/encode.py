@@ -104,21 +104,23 @@ def _spelled_as_typed() -> Iterator[None]:
         raise ValueError(message) from error
 
 
-def _on_cluster(cluster: str, files: tuple[str, ...], output: Any, **given: Any) -> dict[str, Any]:
+def _on_cluster(
+    cluster: str, files: tuple[str, ...], output: Any, **options: Any
+) -> dict[str, Any]:
     """Encode files into a folder, or with `dry_run` estimate the work; return a summary."""
     from qkv import scale
     from qkv.scale.encoding import estimate
     from qkv.scale.workers import connected
 
-    what = given["model"], list(files)
-    how = {"column": given["column"] or "text", "on_error": given["on_error"] or "raise"}
+    what = options["model"], list(files)
+    how = {"column": options["column"] or "text", "on_error": options["on_error"] or "raise"}
     with connected(cluster, "encode") as client:
-        if given["dry_run"]:
+        if options["dry_run"]:
             work = estimate(*what, client=client, **how)
             size = f"{_many(work.rows, 'row')}, {_many(work.parts, 'part')}"
             say(f"{size}, {work.hours:.2g} hours")
             return asdict(work)
-        resume = not given["no_resume"]
+        resume = not options["no_resume"]
         done = scale.encode(*what, output, client=client, resume=resume, **how)
     skipped = f", skipped {len(done.skipped):,}" if done.skipped else ""
     say(f"{_many(done.rows, 'row')}{skipped}, {_many(done.parts, 'part')}, wrote {output}")

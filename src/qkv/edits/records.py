@@ -117,7 +117,7 @@ class Edits:
 
 
 def edits_of(
-    edit: Edit, ablate: Ablate = (), hide: Hide = (), *, call: str, given: str = "edit"
+    edit: Edit, ablate: Ablate = (), hide: Hide = (), *, call: str, argument: str = "edit"
 ) -> Edits:
     """Convert the arguments `edit`, `ablate` and `hide` to one `Edits` object.
 
@@ -126,8 +126,8 @@ def edits_of(
         ablate: the heads to ablate, as (layer, head); head None means all heads of the layer.
         hide: the words, positions and edges to mask.
         call: the name of the called function, for error messages.
-        given: the name of the argument `edit` in error messages. For records from a file, the name
-            is "edits".
+        argument: the name of the argument `edit` in error messages. For records from a file, the
+            name is "edits".
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -139,12 +139,14 @@ def edits_of(
     is_list = isinstance(edit, list | tuple)
     if edit is not None and not is_list and not isinstance(edit, Mapping):
         raise TypeError(
-            f"{call}: {given} is {shown(edit)}: give a mapping from an activation to a function or "
-            'an array, as {("resid_post", 0): f}, or a list of records, as '
+            f"{call}: {argument} is {shown(edit)}: give a mapping from an activation to a function "
+            'or an array, as {("resid_post", 0): f}, or a list of records, as '
             '[{"op": "hide", "token": 2}]'
         )
     own = (
-        [_record(one, f"{given}[{n}]", call) for n, one in enumerate(edit or ())] if is_list else []
+        [_record(one, f"{argument}[{n}]", call) for n, one in enumerate(edit or ())]
+        if is_list
+        else []
     )
     records = (*own, *_ablated(ablate, call), *_masked(hide, call))
     return Edits(call, records, dict(edit) if isinstance(edit, Mapping) else {})

@@ -58,7 +58,7 @@ def read(path: StrPath) -> dict[str, Any]:
     if fault:
         raise ValueError(f"{path}: {fault}")
     try:
-        edits_of(value["edits"], call=str(path), given="edits")
+        edits_of(value["edits"], call=str(path), argument="edits")
     except TypeError as error:
         raise ValueError(str(error)) from None
     return dict(value)

@@ -386,5 +386,5 @@ def _measured(
             f"to {len(tokens) - 1}"
         )
     top = min(TOP, model._need_words(call))
-    runs = [edits_of(some, call=call, given="edits") for some in ([], list(edits))]
+    runs = [edits_of(some, call=call, argument="edits") for some in ([], list(edits))]
     return [model.guesses(tokens, [position], top, run)[0] for run in runs]

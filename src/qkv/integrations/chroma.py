@@ -42,5 +42,5 @@ def __getattr__(name: str) -> Any:
     own: dict[str, Any] = {"__module__": __name__, "__doc__": Encoding.__doc__}
     own |= {"name": staticmethod(lambda: "qkv"), "default_space": lambda self: "cosine"}
     own["get_config"] = lambda self: self._config  # Chroma stores the result with a collection
-    own["build_from_config"] = staticmethod(lambda given: __getattr__(name)(**given))
+    own["build_from_config"] = staticmethod(lambda config: __getattr__(name)(**config))
     return register_embedding_function()(type(name, (Encoding, EmbeddingFunction), own))

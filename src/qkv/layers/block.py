@@ -212,7 +212,7 @@ class Block:
         return self.run(array, cu=cu, save=True, **options)
 
     def _checked(
-        self, x: ArrayLike, cu_lengths: Any, options: Options, **given: Any
+        self, x: ArrayLike, cu_lengths: Any, options: Options, **fields: Any
     ) -> tuple[Array, Array | None, Call | None]:
         """Check the arguments; return `x` and `cu_lengths` as arrays, and the attention's plan."""
         call = type(self).__name__
@@ -220,7 +220,7 @@ class Block:
         array = base.vectors_of(x, self.attn.embed_dim, call=call, of="block")
         if cu_lengths is not None:
             cu_lengths = check_starts(call, "cu_lengths", cu_lengths, "x", len(array))
-        _, plan, _ = self.attn.check(array, None, cu_lengths, options, **given)
+        _, plan, _ = self.attn.check(array, None, cu_lengths, options, **fields)
         return array, cu_lengths, plan
 
     def run(

@@ -225,7 +225,7 @@ class Blocks:
             right=call.right,
             query_lengths=query_lengths,
             key_lengths=key_lengths,
-            given=None,
+            allowed=None,
             numbers=(),
         )
         return rules.key_range(self._rows_at(row), queries)

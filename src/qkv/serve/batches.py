@@ -58,7 +58,7 @@ class Batches:
         for number, text in enumerate(texts):
             if not isinstance(text, str):
                 try:
-                    text = encoder.given(text, f"input {number}", whole=whole)
+                    text = encoder.checked_ids(text, f"input {number}", whole=whole)
                     encoder.check(text, number)
                 except (TypeError, ValueError) as error:
                     raise _error_of(number, text, error) from error

@@ -22,7 +22,7 @@ class Stream(Request):
             `begin` makes a new iterator, which continues after the last computed piece.
         size: the approximate number of tokens that the iterator keeps in memory.
         pieces: the iterator, while the stream is open.
-        given: the number of pieces computed so far.
+        computed: the number of pieces computed so far.
         taken: the number of pieces that the client has read.
         turns: the number of pieces computed since the stream was opened.
     """
@@ -30,7 +30,7 @@ class Stream(Request):
     begin: Callable[[], Iterator[Any]]
     size: int = 0
     pieces: Iterator[Any] | None = None
-    given: int = 0
+    computed: int = 0
     taken: int = 0
     turns: int = 0
     _told: asyncio.Queue[tuple[Any, BaseException | None]] = field(default_factory=asyncio.Queue)
@@ -50,12 +50,12 @@ class Stream(Request):
     @property
     def is_full(self) -> bool:
         """Whether `AHEAD` pieces are unread. A full stream is paused."""
-        return self.given - self.taken >= AHEAD
+        return self.computed - self.taken >= AHEAD
 
     @property
     def is_read(self) -> bool:
         """Whether at most `AHEAD // 2` pieces are unread, so that a paused stream continues."""
-        return self.given - self.taken <= AHEAD // 2
+        return self.computed - self.taken <= AHEAD // 2
 
     def step(self) -> tuple[Any, BaseException | None]:
         """Compute the next piece; return the piece (or END) and the error (or None)."""
@@ -65,7 +65,7 @@ class Stream(Request):
             value, error = next(self.pieces, END), None
         except BaseException as raised:
             value, error = END, raised
-        self.given += 1
+        self.computed += 1
         self.turns += 1
         return value, error
 

@@ -24,7 +24,7 @@ ROUNDING = 4e-4
 
 def run_lines(view: WalkView) -> dict[str, np.ndarray]:
     """Run all printed lines in order, and return their results."""
-    names = dict(view.walk.given)
+    names = dict(view.walk.inputs)
     kind = view.walk.arrays["scores"].dtype
     for step in view.steps:
         exec(step.code, names)
@@ -615,7 +615,7 @@ def test_every_cell_of_a_block_and_of_the_lesson_has_a_sum_that_adds_up() -> Non
 def test_joined_heads_say_whose_column_they_are() -> None:
     view = walk(layer_of(8, **GROUPED), x=normal(3, 8), tokens=["a", "cat", "sat"])
     step = next(step for step in view.steps if step.name == "joined")
-    value = view.walk.given["contexts"][2][1, 1]  # two columns for each head
+    value = view.walk.inputs["contexts"][2][1, 1]  # two columns for each head
     expected = f"joined[cat, 5] = context of head 2, column 1 = {value:.3f}"
     assert view.walk.spell(step, (1, 5)) == expected
 

@@ -83,7 +83,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
     ['global', 'local', 'global']
     """
     known = ("global", "local")
-    types = config.given("attention_types", [[[*known], 12]])
+    types = config.value("attention_types", [[[*known], 12]])
     key = config.key("num_hidden_layers")
     must = f'pairs like [["global", "local"], 12] that give {count} kinds in total ({key})'
     fine = isinstance(types, list)
@@ -94,7 +94,7 @@ def gpt_neo_kinds(config: Config, count: int) -> list[str]:
         fine = fine and is_whole(pair[1]) and 0 <= pair[1] * len(pair[0]) <= count - len(kinds)
         kinds += [*pair[0]] * pair[1] if fine else []
     config.need(fine and len(kinds) == count, "attention_types", types, must, 80)
-    again = config.given("attention_layers", kinds)  # Old files have the kinds under both keys.
+    again = config.value("attention_layers", kinds)  # Old files have the kinds under both keys.
     if again != kinds:
         raise ModelError(
             f"{config.source}: attention_layers is {again!r:.80} and attention_types gives "

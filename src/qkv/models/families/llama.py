@@ -264,7 +264,7 @@ def qwen3_moe(config: Config) -> Design:
 def _without_experts(config: Config, count: int) -> frozenset[int]:
     """Return the indices of the layers that have a plain MLP instead of experts."""
     key = "mlp_only_layers"
-    listed, step = config.given(key, []), config.size("decoder_sparse_step")
+    listed, step = config.value(key, []), config.size("decoder_sparse_step")
     fine = isinstance(listed, list) and all(type(number) is int for number in listed)
     config.need(fine, key, listed, "a list of layer numbers")
     return frozenset(n for n in range(count) if n in listed or (n + 1) % step)

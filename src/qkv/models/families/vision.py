@@ -163,7 +163,7 @@ def _tower_values(config: Config, side: str) -> dict[str, Any]:
     source, family = f"{config.source}: {side}_config", _tower(side)
     merged = config.table(f"{side}_config")
     Config(merged, source).only("model_type", family.model_type)
-    if config.given(f"{side}_config_dict", None) is not None:
+    if config.value(f"{side}_config_dict", None) is not None:
         second = family.config(config.table(f"{side}_config_dict"), f"{source}_dict")
         family.design(second)
         rest = {key: value for key, value in merged.items() if key not in second.used}

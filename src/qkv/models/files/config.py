@@ -234,7 +234,7 @@ class Config:
 
     def table(self, key: str) -> dict[str, Any]:
         """Return the JSON object at a key; `{}` if the value is null or missing."""
-        value = self.given(key, {})
+        value = self.value(key, {})
         self.need(isinstance(value, dict), key, value, "a JSON object")
         return dict(value)
 
@@ -244,7 +244,7 @@ class Config:
         >>> Config({}, "config.json").kinds(["full_attention"] * 2)
         ('full_attention', 'full_attention')
         """
-        value = self.given("layer_types", [*default])
+        value = self.value("layer_types", [*default])
         fine = isinstance(value, list) and len(value) == len(default)
         self.need(fine, "layer_types", value, f"a list of {len(default)}, one for each layer", 80)
         known = (FULL, SLIDING)
@@ -252,7 +252,7 @@ class Config:
             self._support(kind in known, f"layer_types has {kind!r:.80}", known)
         return tuple(value)
 
-    def given(self, key: str, default: Any) -> Any:
+    def value(self, key: str, default: Any) -> Any:
         """Return an unchecked value, or `default` if the value is null or missing."""
         self.used.add(key)
         value = self.values.get(key)

@@ -189,7 +189,7 @@ class Encoder:
         limit = f"{self.limit} tokens" if self.limit else f"{MOST:,} characters"
         return f"has more than the {limit} that {self.model.name} reads: shorten it"
 
-    def given(self, ids: Any, name: str, *, whole: bool = False) -> Array:
+    def checked_ids(self, ids: Any, name: str, *, whole: bool = False) -> Array:
         """Check ids (T,) that a user gives instead of a text, and truncate them to the limit.
 
         The ids include special tokens. Truncation keeps the special tokens at the end.

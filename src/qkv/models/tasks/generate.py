@@ -179,9 +179,11 @@ def generate(
     single, added = rows(model, prompt, max_new_tokens=max_new_tokens, stop=stop_strings, seed=seed)
     more = [row.max_new_tokens for row in added] if model.continues else ()
     written = None if model.continues else 1
-    prompts, edited = model._fit(edits, [row.given for row in added], more=more, written=written)
+    prompts, edited = model._fit(
+        edits, [row.prompt_tokens for row in added], more=more, written=written
+    )
     for row, tokens in zip(added, prompts, strict=True):
-        row.given = tokens
+        row.prompt_tokens = tokens
     steps_taken = steps(model, added, sampling, top=0 if trace else None, edited=edited)
     if stream:
         new_texts = (pair for step in steps_taken for pair in step)
@@ -257,7 +259,7 @@ def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace
         # the decoder reads all new tokens except the last, because no token follows the last
         texts = [row.added(model.tokenizer) for row in rows]
         written = [after_start(model, text, len(text) - 1) for text in texts]
-        return traced_pair(model, [row.given for row in rows], written, edited)
+        return traced_pair(model, [row.prompt_tokens for row in rows], written, edited)
     batch = [row.whole(model.tokenizer) for row in rows]
     ran = model.run(batch, edited, kept_unasked)
     masks = edited.masks(Layout(range(len(batch))), max(map(len, batch)))
@@ -265,28 +267,28 @@ def _traced_rows(model: Core, rows: "Sequence[Row]", edited: EditedRun) -> Trace
 
 
 def tokens_to_add(
-    which: str, given: int, wanted: int | None, limit: int | None, name: str, usual: int
+    which: str, count: int, wanted: int | None, limit: int | None, name: str, usual: int
 ) -> int:
-    """Return the maximum number of tokens to add to a prompt of `given` tokens.
+    """Return the maximum number of tokens to add to a prompt of `count` tokens.
 
     Raises:
         ValueError: the prompt is empty, or the model has too few positions for the prompt and
             `wanted` tokens, or for the prompt and one token.
 
-    >>> [tokens_to_add("the prompt", given, None, 256, "tiny", 64) for given in (202, 2)]
+    >>> [tokens_to_add("the prompt", count, None, 256, "tiny", 64) for count in (202, 2)]
     [54, 64]
     """
-    if not given:
+    if not count:
         raise ValueError(f"generate: {which} is empty: give at least one token")
-    left = sys.maxsize if limit is None else limit - given
+    left = sys.maxsize if limit is None else limit - count
     if left < min(usual, 1):
         raise ValueError(
-            f"generate: {which} has {given} tokens and {name} takes texts of at most {limit}: "
+            f"generate: {which} has {count} tokens and {name} takes texts of at most {limit}: "
             "no room is left for a new token: shorten it"
         )
     if wanted is not None and wanted > left:
         raise ValueError(
-            f"generate: {which} has {given} tokens and max_new_tokens is {wanted}: "
+            f"generate: {which} has {count} tokens and max_new_tokens is {wanted}: "
             f"{name} takes texts of at most {limit}: give at most {left}"
         )
     return wanted or min(usual, left)
@@ -298,7 +300,7 @@ class Row:
 
     Attributes:
         prompt: the text of the prompt.
-        given: the tokens of the prompt.
+        prompt_tokens: the tokens of the prompt.
         max_new_tokens: the maximum number of new tokens.
         stream: converts new tokens to text.
         rng: the random numbers for sampling tokens.
@@ -309,7 +311,7 @@ class Row:
     """
 
     prompt: str
-    given: Tokenized
+    prompt_tokens: Tokenized
     max_new_tokens: int
     stream: TextStream
     rng: np.random.Generator
@@ -325,7 +327,7 @@ class Row:
     @property
     def is_measured(self) -> bool:
         """Whether all tokens of the prompt except the first are measured."""
-        return len(self.measured_prompt) >= len(self.given) - 1
+        return len(self.measured_prompt) >= len(self.prompt_tokens) - 1
 
     def add(self, token: int, eos_ids: frozenset[int]) -> str:
         """Add a token, and return the words that are now complete."""
@@ -350,12 +352,12 @@ class Row:
 
     def whole(self, tokenizer: Tokenizer | None) -> Tokenized:
         """Return the tokens of the prompt and the new tokens, with offsets in `prompt + text`."""
-        given, new = self.given, self.added(tokenizer, len(self.prompt))
+        prompt, new = self.prompt_tokens, self.added(tokenizer, len(self.prompt))
         return Tokenized(
-            ids=np.concatenate([given.ids, new.ids]),
-            tokens=given.tokens + new.tokens,
-            offsets=given.offsets + new.offsets,
-            special=given.special + new.special,
+            ids=np.concatenate([prompt.ids, new.ids]),
+            tokens=prompt.tokens + new.tokens,
+            offsets=prompt.offsets + new.offsets,
+            special=prompt.special + new.special,
             text=self.prompt + self.stream.text,
         )
 
@@ -399,7 +401,7 @@ def steps(
     body, eos_ids, edited = model.network, model._eos_ids, edited or EditedRun()
     if not measure_prompts and all(row.finish_reason for row in rows):
         return
-    texts = [row.given.ids for row in rows]
+    texts = [row.prompt_tokens.ids for row in rows]
     caches, ids, lengths = body.begin(texts, **edited.begin(texts))
     ids, lengths = _behind(ids, lengths, [row.ids for row in rows])
     seen = np.zeros(len(rows), np.int64)
@@ -422,7 +424,7 @@ def steps(
         for number, row in enumerate(rows):
             if row.finish_reason is not None:
                 continue
-            count = len(row.given) + len(row.ids)
+            count = len(row.prompt_tokens) + len(row.ids)
             _check_finite(logits[number], count, edited.why)
             token = sampling(logits[number], row.rng)
             if top is not None:
@@ -439,14 +441,14 @@ def _behind(ids: Array, lengths: Array, new: Sequence[Sequence[int]]) -> tuple[A
     if not counts.any():
         return ids, lengths
     whole = np.zeros((len(ids), int((lengths + counts).max())), np.int64)
-    for row, given, count, more in zip(whole, ids, lengths, new, strict=True):
-        row[:count], row[count : count + len(more)] = given[:count], more
+    for row, prompt, count, more in zip(whole, ids, lengths, new, strict=True):
+        row[:count], row[count : count + len(more)] = prompt[:count], more
     return whole, lengths + counts
 
 
 def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> Iterator[None]:
     """Measure prompt tokens that are not yet measured, from the last layer's vectors (n, D)."""
-    ids = row.given.ids[1:].tolist()
+    ids = row.prompt_tokens.ids[1:].tolist()
     for begin in range(len(row.measured_prompt), len(ids), AT_ONCE):
         part = ids[begin : begin + AT_ONCE]
         logits = body.logits(vectors[begin : begin + len(part)])  # (n, V)

@@ -252,12 +252,12 @@ def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> t
 
 
 def checked_position(
-    position: Any, length: int, *, which: str = "the text", call: str = _CALL, given: str = "of"
+    position: Any, length: int, *, which: str = "the text", call: str = _CALL, argument: str = "of"
 ) -> int:
     """Return a position in a text of `length` tokens, counted from 0.
 
     Negative positions count from the end. Error messages use the names `which` (of the text),
-    `call` (of the function) and `given` (of the argument).
+    `call` (of the function) and `argument` (of the argument).
 
     Raises:
         ValueError: the position does not exist.
@@ -267,17 +267,17 @@ def checked_position(
     """
     if not -length <= position < length:
         raise ValueError(
-            f"{call}: {given} has position {position} and {which} has {length} tokens: give "
+            f"{call}: {argument} has position {position} and {which} has {length} tokens: give "
             f"{-length} to {length - 1}"
         )
     return int(position) % length
 
 
-def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str = "of") -> int:
+def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, argument: str = "of") -> int:
     """Return the id of `word`, which is an id below `words`, or a string that is one token.
 
     A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). Error
-    messages use the names `call` (of the function) and `given` (of the argument).
+    messages use the names `call` (of the function) and `argument` (of the argument).
 
     Raises:
         TypeError: `word` is neither an integer nor a string.
@@ -288,12 +288,12 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
             raise ValueError(f"{call}: there is no token {word}: the ids run from 0 to {words - 1}")
         return int(word)
     if not isinstance(word, str):
-        raise TypeError(f"{call}: {given} has the token {shown(word)}: give an id, or a string")
+        raise TypeError(f"{call}: {argument} has the token {shown(word)}: give an id, or a string")
     tokenizer = model.tokenizer
     if tokenizer is None:
         raise ValueError(
-            f"{call}: {given} has the token {word!r:.60} and {model.name} has no tokenizer: give "
-            "its id"
+            f"{call}: {argument} has the token {word!r:.60} and {model.name} has no tokenizer: "
+            "give its id"
         )
     [ids] = tokenizer.ids_batch([model.prepared(word)])
     names = [tokenizer.token(int(token)) for token in ids]
@@ -310,11 +310,11 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, given: str
     )
 
 
-def names_of(at: Any, body: Transformer, given: str, spliced: Sequence[str] = ()) -> FullNames:
+def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] = ()) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list for all layers.
 
-    In error messages, `given` names the argument. `spliced` holds the names of activations
-    inside layers, such as an `SAE`, that `edit` adds to the model.
+    In error messages, `argument` is the name of the argument. `spliced` holds the names of
+    activations inside layers, such as an `SAE`, that `edit` adds to the model.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
@@ -325,13 +325,13 @@ def names_of(at: Any, body: Transformer, given: str, spliced: Sequence[str] = ()
     single = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
-        raise TypeError(f"{_CALL}: {given} is {shown(at)}: give names, such as {names}")
+        raise TypeError(f"{_CALL}: {argument} is {shown(at)}: give names, such as {names}")
     known = [name for name in body.hook_names if activation(name).editable] + [*spliced]
     full_names: FullNames = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
             raise TypeError(
-                f"{_CALL}: {given} has {shown(name)}: give names, such as ('resid_post', 3)"
+                f"{_CALL}: {argument} has {shown(name)}: give names, such as ('resid_post', 3)"
             )
         full = meant(name, len(body.layers))
         fits = next((spelled for spelled in full if spelled in known), None)

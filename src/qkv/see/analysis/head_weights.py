@@ -366,8 +366,8 @@ def _scale(trace: Trace, layer: int) -> float | None:
     # The scores also contain a float mask, so they are not a multiple of the raw scores.
     if mask is not None and np.asarray(mask).dtype != bool:
         return None
-    given = settings.get("scale")
-    return 1 / math.sqrt(trace["q", layer].shape[-1]) if given is None else float(given)
+    scale = settings.get("scale")
+    return 1 / math.sqrt(trace["q", layer].shape[-1]) if scale is None else float(scale)
 
 
 def value_norms(v: Array, out_proj: Array) -> Array:

@@ -24,23 +24,23 @@ Chosen = tuple[str, str, list[list[list[int]]]]
 WHOLE = 2 * LONG
 
 
-def traced(given: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace, Model | None]:
+def traced(source: Any, tokens: Tokens, model: Named, call: str) -> tuple[Trace, Model | None]:
     """Return `(trace, model)` for a text, a trace or weights; the model may be None."""
-    if isinstance(given, Trace | Seq2SeqTrace):
-        trace = one_text(given, call)
+    if isinstance(source, Trace | Seq2SeqTrace):
+        trace = one_text(source, call)
         return trace, None if model is None else model_of(model, [" ".join(trace.tokens)])
     if tokens is not None:
-        heads = heads_from(given, tokens, call=call)
+        heads = heads_from(source, tokens, call=call)
         arrays = {
             f"blocks.{layer}.attn.hook_pattern": weights[None]
             for layer, weights in zip(heads.layers, heads.weights, strict=True)
         }
         return Trace(arrays, tokens=[heads.queries.tokens], special=[heads.queries.special]), None
-    if hasattr(given, "__array__") or (
-        isinstance(given, (list, tuple)) and hasattr(given[0] if given else None, "__array__")
+    if hasattr(source, "__array__") or (
+        isinstance(source, (list, tuple)) and hasattr(source[0] if source else None, "__array__")
     ):
         raise TypeError(f"{call}: weights need tokens: give tokens=[...] too")
-    (text,) = texts_of([given], call)
+    (text,) = texts_of([source], call)
     used = reader_of(model, [text], call)
     size = min(len(used.tokenize(text)), used.max_seq_length or WHOLE + 1)
     if size > WHOLE:
@@ -234,12 +234,12 @@ _SLACK = 1e-2
 
 
 def heads_from(
-    given: Any, tokens: Iterable[str], keys: Tokens = None, *, call: str, name: str = "attention"
+    weights: Any, tokens: Iterable[str], keys: Tokens = None, *, call: str, name: str = "attention"
 ) -> Heads:
     """Convert plain arrays of weights to `Heads`.
 
     Args:
-        given: the weights, as one array `(layers, heads, L, S)` or as a list with one array or
+        weights: the weights, as one array `(layers, heads, L, S)` or as a list with one array or
             tensor per layer, `(heads, L, S)` or `(1, heads, L, S)`. The library `transformers`
             returns such a list.
         tokens: the L queries.
@@ -247,7 +247,7 @@ def heads_from(
         call: the name of the called function, for error messages.
         name: the name of the argument, for error messages.
     """
-    arrays = _layers(given, call, name)
+    arrays = _layers(weights, call, name)
     size, width = arrays[0].shape[1:]
     queries = _axis(tokens, size, call, name, "queries")
     others = None if keys is None else _axis(keys, width, call, name, "keys")

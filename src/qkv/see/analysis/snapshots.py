@@ -87,15 +87,15 @@ def read_run(run: Any) -> Run:
 def _of_mapping(run: Mapping[Any, Any]) -> Run:
     if not run:
         raise ValueError("replay: run is empty: give at least one step, {100: model}")
-    for step, given in run.items():
+    for step, snapshot in run.items():
         if not is_whole_number(step) or step < 0:
             raise TypeError(
                 f"replay: {step!r:.40} is not a training step: give a non-negative integer"
             )
-        if not isinstance(given, Model | Trace):
+        if not isinstance(snapshot, Model | Trace):
             raise TypeError(
-                f"replay: step {step} is a {type(given).__name__}: give a model or a trace; for an "
-                "encoder-decoder, give trace.encoder or trace.decoder"
+                f"replay: step {step} is a {type(snapshot).__name__}: give a model or a trace; for "
+                "an encoder-decoder, give trace.encoder or trace.decoder"
             )
     steps = sorted(int(step) for step in run)
     return Run("", steps, [], lambda step: run[step])
@@ -116,11 +116,11 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
     first: tuple[int, Any, Trace] | None = None
     with progress("snapshots", len(run.steps)) as advance:
         for step in run.steps:
-            given = run.open(step)
-            if isinstance(given, Trace):
+            snapshot = run.open(step)
+            if isinstance(snapshot, Trace):
                 if text is not None:
                     raise TypeError("replay: the traces already have a text: leave text out")
-                trace = one_text(given, "replay")
+                trace = one_text(snapshot, "replay")
                 if not any(("pattern", layer) in trace for layer in range(trace.num_layers)):
                     raise ValueError(
                         f"replay: the trace of step {step} holds no weights: trace "
@@ -129,10 +129,10 @@ def traces(run: Run, text: Text, most: int) -> Iterator[tuple[int, Trace]]:
                 _check_size(len(trace.layers) * trace.num_heads, len(trace.tokens), most)
             else:
                 if first is not None and not isinstance(first[1], Trace):
-                    _check_configs(first[0], first[1].config, step, given.config)
-                trace = _traced(given, text, most, again=first is not None)
+                    _check_configs(first[0], first[1].config, step, snapshot.config)
+                trace = _traced(snapshot, text, most, again=first is not None)
             if first is None:
-                first = (step, given, trace)
+                first = (step, snapshot, trace)
             _check_alike(first[0], first[2], step, trace)
             yield step, trace
             advance(1)

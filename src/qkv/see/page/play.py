@@ -93,9 +93,9 @@ def _folder_of(model: Model) -> Path | None:
     folder = shipped().get(model.name)
     if folder is None:
         return None
-    own, given = load(folder).parameters, model.parameters
-    same = own.keys() == given.keys() and all(
-        np.array_equal(own[name], array) for name, array in given.items()
+    own, parameters = load(folder).parameters, model.parameters
+    same = own.keys() == parameters.keys() and all(
+        np.array_equal(own[name], array) for name, array in parameters.items()
     )
     return folder if same else None
 

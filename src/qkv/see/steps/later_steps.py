@@ -26,7 +26,7 @@ def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
     if block.norm2 is not None:
         read = _compared_norm(walk, "X", "N2", block.norm2, "ln2.hook_normalized")
     output = _mlp_steps(walk, read, block)
-    walk.write("both added", attended=attended, given=output, cell=(walk.position, 0))
+    walk.write("both added", attended=attended, output=output, cell=(walk.position, 0))
     walk.compare(f"blocks.{walk.layer}.hook_resid_post")
     return "Y"
 
@@ -41,7 +41,7 @@ def block_steps(walk: Walk, block: Block) -> str:
     read = _compared_norm(walk, inner, "N2", second, "ln2.hook_normalized")
     output = _mlp_steps(walk, read, block)
     row = "MLP added before the norm" if after else "MLP added"
-    walk.write(row, read=inner, given=output, note="", cell=(walk.position, 0))
+    walk.write(row, read=inner, output=output, note="", cell=(walk.position, 0))
     walk.compare(f"blocks.{walk.layer}.hook_resid_post")
     return _compared_norm(walk, walk.steps[-1].name, "Y", last, "hook_normalized_resid_post")
 
@@ -68,19 +68,21 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
     shift = f"shift{mark}" if "bias" in norm.parameters else None
     learned = {gain: norm.scaled()} | ({shift: norm.parameters["bias"]} if shift else {})
     eps = float(norm.eps)
-    walk.given |= learned | {least: eps}
+    walk.inputs |= learned | {least: eps}
     walk.arrays |= learned
     row = "rms norm" if isinstance(norm, RMSNorm) else "norm"
     note, others = PHRASES.get(name, ""), {"side": "queries", "cell": (walk.position, 0)} | others
-    given = biased(shift)
-    walk.write(row, of=of, name=name, gain=gain, least=least, eps=eps, note=note, **given, **others)
+    values = biased(shift)
+    walk.write(
+        row, of=of, name=name, gain=gain, least=least, eps=eps, note=note, **values, **others
+    )
     return name
 
 
 def activation_step(walk: Walk, x: str, name: str, activation: str, **others: Any) -> None:
     """Add the step of an activation function; `others` are passed on to `Walk.write`."""
     if activation == "gelu":
-        walk.given["erf"] = np.vectorize(math.erf, otypes=[walk.arrays[x].dtype])
+        walk.inputs["erf"] = np.vectorize(math.erf, otypes=[walk.arrays[x].dtype])
     walk.write(activation.replace("_bloom", "_tanh"), x=x, name=name, **others)
 
 

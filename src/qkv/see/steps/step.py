@@ -186,30 +186,30 @@ ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
 PHRASES: Mapping[str, str] = _DATA["phrases"]
 
 
-def fill(text: Any, given: Mapping[str, Any]) -> Any:
+def fill(text: Any, values: Mapping[str, Any]) -> Any:
     """Replace placeholders with values in a row of steps.json, or in a part of a row.
 
     >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
     {'of': 'Q', 'rows': [3]}
     """
     if isinstance(text, Mapping):
-        return {name: fill(part, given) for name, part in text.items()}
+        return {name: fill(part, values) for name, part in text.items()}
     if isinstance(text, list):
-        return [fill(part, given) for part in text]
+        return [fill(part, values) for part in text]
     if not isinstance(text, str):
         return text
     if alone := re.fullmatch(r"\{(\w+)\}", text):
-        return given[alone[1]]
-    return re.sub(r"\{(\w+)\}", lambda found: str(given[found[1]]), text)
+        return values[alone[1]]
+    return re.sub(r"\{(\w+)\}", lambda field: str(values[field[1]]), text)
 
 
-def phrase(name: str, **given: Any) -> str:
+def phrase(name: str, **values: Any) -> str:
     """Return one of the phrases with its placeholders replaced.
 
     >>> phrase("head", head=3)
     'head 3'
     """
-    return str(fill(PHRASES[name], given))
+    return str(fill(PHRASES[name], values))
 
 
 def biased(bias: str | None) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Walk:
         steps: the steps, in order.
         arrays: the results and inputs of the steps, keyed by name; the weights of projections have
             only this head's columns.
-        given: the inputs of the code, keyed by name. Running each `step.code` in order on these
+        inputs: the inputs of the code, keyed by name. Running each `step.code` in order on these
             inputs computes the values of the steps.
         compared: `(index of the step, name of the model's array, the array)` for each step that is
             compared with the model.
@@ -306,7 +306,7 @@ class Walk:
     cell: tuple[int, int]
     steps: list[Step] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
-    given: dict[str, Any] = field(default_factory=lambda: {"np": np})
+    inputs: dict[str, Any] = field(default_factory=lambda: {"np": np})
     compared: list[tuple[int, str, Array]] = field(default_factory=list)
     words: list[tuple[str, float]] = field(default_factory=list)
     next_word: bool = False
@@ -314,12 +314,12 @@ class Walk:
     def __post_init__(self) -> None:
         self.same = self.keys is self.tokens
         names = [("T", self.tokens)] if self.same else [("L", self.tokens), ("S", self.keys)]
-        self.given |= {"trace": self.trace} | {name: len(rows) for name, rows in names}
+        self.inputs |= {"trace": self.trace} | {name: len(rows) for name, rows in names}
 
     @property
     def known(self) -> dict[str, Any]:
         """Return all inputs and results so far, keyed by name, for the code of the next step."""
-        return self.given | {step.name: step.values for step in self.steps}
+        return self.inputs | {step.name: step.values for step in self.steps}
 
     @property
     def position(self) -> int:
@@ -411,7 +411,7 @@ class Walk:
         cell: tuple[int, int] | None = None,
         shown: dict[int, str] | None = None,
         hidden: Array | None = None,
-        **given: Any,
+        **fields: Any,
     ) -> Array:
         """Add a step from its row in steps.json, and run the step's code.
 
@@ -420,9 +420,9 @@ class Walk:
             cell: the cell whose sum is written out.
             shown: `Step.shown`.
             hidden: `Step.hidden`.
-            given: values for the row's placeholders.
+            fields: values for the row's placeholders.
         """
-        made = fill(ROWS[row], given)
+        made = fill(ROWS[row], fields)
         name, side, columns = made["name"], made["side"], made.pop("columns")
         known = self.known
         # safe: the code comes from steps.json; only names and numbers are inserted
@@ -447,6 +447,6 @@ def linear_step(walk: Walk, row: str, parameters: Arrays, **others: Any) -> Arra
     weight = ROWS[row]["op"]["right"]
     bias = weight.replace("W", "b", 1) if "bias" in parameters else None
     learned = {weight: parameters["weight"]} | ({bias: parameters["bias"]} if bias else {})
-    walk.given |= learned
+    walk.inputs |= learned
     walk.arrays |= learned
     return walk.write(row, **biased(bias), **others)

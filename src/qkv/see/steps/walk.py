@@ -220,9 +220,9 @@ def walk_layer(
     parameters = {f"blocks.0.attn.{name}": array for name, array in attn.parameters.items()}
     at = AttentionInputs(trace, 0, parameters, _plain_rotary(layer))
     walk = Walk(trace, 0, head, names, key_names, _largest(trace, 0, head))
-    given = [("word vectors", "X", "qkv"), ("other vectors", "C", "kv")]
-    for (row, name, of), vectors in zip(given, inputs, strict=False):
-        walk.given[name] = vectors.astype(trace["q", 0].dtype)
+    sources = [("word vectors", "X", "qkv"), ("other vectors", "C", "kv")]
+    for (row, name, of), vectors in zip(sources, inputs, strict=False):
+        walk.inputs[name] = vectors.astype(trace["q", 0].dtype)
         walk.write(row)
         at.start(name, of)
     _norm_first(walk, at, layer)
@@ -269,9 +269,9 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
     If the walk ends before the output, the name is empty.
     """
     trace, where = at.trace, f"blocks.{at.layer}."
-    walk.given |= at.known
+    walk.inputs |= at.known
     context = _head_steps(walk, at)
-    walk.given["contexts"] = _contexts(walk, at, context)
+    walk.inputs["contexts"] = _contexts(walk, at, context)
     width, head = context.shape[1], walk.head
     walk.write(
         "joined", heads="[head 0 | head 1 | ⋯]" if at.count > 1 else "head 0", count=at.count,
@@ -282,17 +282,17 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
         return ""
     walk.arrays |= {name: at.known[name] for name in ("W_O", "b_O") if name in at.known}
     walk.write("out", **biased("b_O" if "b_O" in at.known else None), cell=(walk.position, 0))
-    given, block = "out", layer if isinstance(layer, Block) else None
+    output, block = "out", layer if isinstance(layer, Block) else None
     if block is not None and block.out_norm1 is not None:
-        given = normed(walk, given, "A", block.out_norm1)
+        output = normed(walk, output, "A", block.out_norm1)
     walk.compare(f"{where}hook_attn_out")
     if block is not None and block.parallel and "X" in walk.arrays:
-        return parallel_steps(walk, block, given)
+        return parallel_steps(walk, block, output)
     if ("resid_mid", at.layer) not in trace:
-        return given if isinstance(block, AttentionOnly) else ""
+        return output if isinstance(block, AttentionOnly) else ""
     if "X" not in walk.arrays:
         return ""
-    walk.write("attention added", given=given, cell=(walk.position, 0))
+    walk.write("attention added", output=output, cell=(walk.position, 0))
     walk.compare(f"{where}hook_resid_mid")
     return block_steps(walk, block) if type(block) is Block else ""
 
@@ -306,7 +306,7 @@ def _contexts(walk: Walk, at: AttentionInputs, context: Array) -> list[Array]:
         walk.write("instead", layer=layer, head=head)
     contexts.setdefault(head, context)
     for other in set(range(at.count)) - set(contexts):  # these steps are computed, but not shown
-        aside = replace(walk, head=other, steps=[], given=walk.known, arrays=dict(walk.arrays))
+        aside = replace(walk, head=other, steps=[], inputs=walk.known, arrays=dict(walk.arrays))
         contexts[other] = _head_steps(aside, at)
     return [contexts[other] for other in range(at.count)]
 
@@ -351,11 +351,11 @@ def _one_text(x: Any, name: str) -> Array:
     return array
 
 
-def _names(given: Sequence[str] | None, x: Array, what: str) -> list[str]:
-    """Return the given names of the rows; without names, return the row indices as strings."""
-    if given is None:
+def _names(words: Sequence[str] | None, x: Array, what: str) -> list[str]:
+    """Return the names of the rows; without names, return the row indices as strings."""
+    if words is None:
         return [str(i) for i in range(len(x))]
-    names = [str(name) for name in given]
+    names = [str(name) for name in words]
     if len(names) != len(x):
         raise ValueError(
             f"walk: there are {len(x)} vectors and {len(names)} {what}: give one for each"
@@ -377,17 +377,17 @@ def _projection_step(walk: Walk, at: AttentionInputs, name: str) -> None:
     first, whose = own * at.shared, ""
     if name != "q" and at.shared > 1:
         whose = phrase("key head", of=own, first=first, last=first + at.shared - 1)
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "what": PHRASES[letter], "letter": letter, "columns": "dv" if name == "v" else "d",
         "side": "queries" if name == "q" else "keys",
     }  # fmt: skip
     if not at.known:
-        walk.write("traced projection", hook=name, layer=at.layer, of=own, whose=whose, **given)
+        walk.write("traced projection", hook=name, layer=at.layer, of=own, whose=whose, **values)
         return
     part, bias = at.part(name, walk.head), f"b_{letter}" if f"b_{letter}" in at.known else None
     walk.arrays |= {n: array[..., part] for n, array in at.known.items() if n[-1] == letter}
     walk.write(
-        "projection", **given, **biased(bias), x=at.x[name], start=part.start, stop=part.stop,
+        "projection", **values, **biased(bias), x=at.x[name], start=part.start, stop=part.stop,
         last=part.stop - 1, part=f" + {bias}[{part.start}:{part.stop}]" if bias else "",
         whose=f"{whose}," if whose else phrase("head", head=walk.head),
         cell=(walk.cell[0] if name == "q" or walk.same else walk.cell[1], 0),
@@ -398,10 +398,10 @@ def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     """Add the step that rotates queries or keys by position; return the name of the result."""
     letter, side = name.upper(), "queries" if name == "q" else "keys"
     what = PHRASES[letter].partition(":")[0]
-    given: dict[str, Any] = {"what": what, "letter": letter, "side": side}
+    values: dict[str, Any] = {"what": what, "letter": letter, "side": side}
     if at.rotary is None:
         of = at.of(name, walk.head)
-        walk.write("traced rotated", hook=name, layer=at.layer, of=of, **given)
+        walk.write("traced rotated", hook=name, layer=at.layer, of=of, **values)
         return f"{letter}_rotated"
     base, dims = at.rotary.base, at.d if at.rotary.dims is None else at.rotary.dims
     start, count = (at.offset, at.length) if name == "q" else (0, at.keys)
@@ -409,7 +409,7 @@ def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
     if at.rotary.interleaved:
         first, second = f"0:{dims}:2", f"1:{dims}:2"
     walk.write(
-        "rotated", **given, base=f"{base:g}", value=float(base), dims=dims,
+        "rotated", **values, base=f"{base:g}", value=float(base), dims=dims,
         places=f"{f'{start}, {start} + ' if start else ''}{walk.count(side)}",
         first=first, second=second, interleaved=at.rotary.interleaved,
         positions=list(range(start, start + count)),
@@ -443,21 +443,21 @@ def _attention_steps(walk: Walk, at: AttentionInputs, query: str, key: str) -> A
 
 def _mask_step(walk: Walk, at: AttentionInputs, scaled: Array, hidden: Array) -> Array:
     """Add the step that sets masked scores to -inf, or adds the numbers of a float mask."""
-    given: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
-    given["why"] = _why_hidden(at)
+    values: dict[str, Any] = {"of": "scaled", "added": "", "line": "scaled", "mask": None}
+    values["why"] = _why_hidden(at)
     if at.added is not None:
-        walk.given["mask"] = walk.arrays["mask"] = at.added[walk.head].astype(scaled.dtype)
-        given |= {"added": "scaled + mask[i, j], ", "line": "scaled + mask", "mask": "mask"}
+        walk.inputs["mask"] = walk.arrays["mask"] = at.added[walk.head].astype(scaled.dtype)
+        values |= {"added": "scaled + mask[i, j], ", "line": "scaled + mask", "mask": "mask"}
     row, offset = "masked" if hidden.any() else "mask added", at.offset
     later = ~np.tri(at.length, at.keys, offset, dtype=bool)
     if at.settings.get("is_causal") and np.array_equal(hidden, later):
         row, sizes = "masked later", ["T"] if walk.same else ["L", "S"]
         if offset:
             sizes = [*sizes, *(["T"] if walk.same else []), str(offset)]
-        given |= {"sizes": ", ".join(sizes), "later": f"j > i + {offset}" if offset else "j > i"}
+        values |= {"sizes": ", ".join(sizes), "later": f"j > i + {offset}" if offset else "j > i"}
     else:
-        walk.given["hidden"] = hidden
-    return walk.write(row, **given, hidden=hidden)
+        walk.inputs["hidden"] = hidden
+    return walk.write(row, **values, hidden=hidden)
 
 
 def _why_hidden(at: AttentionInputs) -> str:
@@ -478,7 +478,7 @@ def _embedding_steps(walk: Walk, model: Model) -> None:
     trace, parameters, norm = walk.trace, model.parameters, model.embedding.norm
     table = parameters["embed.weight"]
     ids = list(trace.ids)
-    walk.given |= {"table": table, "ids": ids}
+    walk.inputs |= {"table": table, "ids": ids}
     shown = ", ".join(map(str, ids[:12])) + (", …" if len(ids) > 12 else "")
     size = f"; the table is (V={table.shape[0]}, D={table.shape[1]})"
     walk.write("words", rows=ids, ids=shown, table=size)
@@ -488,7 +488,7 @@ def _embedding_steps(walk: Walk, model: Model) -> None:
         terms.append("P")
     if "hook_token_type_embed" in trace:
         segment = parameters["token_type_embed.weight"][0]
-        walk.given["segment"] = walk.arrays["segment"] = segment
+        walk.inputs["segment"] = walk.arrays["segment"] = segment
         terms.append("segment")
         note = PHRASES["segment"]
     if len(terms) > 1:
@@ -504,8 +504,8 @@ def _position_step(walk: Walk, parameters: Arrays) -> None:
     """Add the step of the position vectors, which are rows of a table or sine waves."""
     length, dim = walk.arrays["E"].shape
     if "pos_embed.weight" in parameters:
-        walk.given["position_table"] = parameters["pos_embed.weight"]
+        walk.inputs["position_table"] = parameters["pos_embed.weight"]
         walk.write("positions", rows=list(range(length)))
         return
-    walk.given["qkv"] = SimpleNamespace(sinusoidal_positions=sinusoidal_positions)
+    walk.inputs["qkv"] = SimpleNamespace(sinusoidal_positions=sinusoidal_positions)
     walk.write("waves", length=length, dim=dim, type=walk.trace["hook_pos_embed"].dtype.name)

@@ -260,14 +260,14 @@ def play(
                 "ablate and hide"
             )
         text, state = _of_address(state)
-    given = [] if text is None else texts_of([text], "play")
-    used = model_of(model, given or [OPENING])
+    texts = [] if text is None else texts_of([text], "play")
+    used = model_of(model, texts or [OPENING])
     need_engine(used)
-    text = given[0] if given else OPENING if used.generates else TEXT.format(used.mask)
+    text = texts[0] if texts else OPENING if used.generates else TEXT.format(used.mask)
     other = None
     if model is None and used.name == DEFAULT:
         # a decoder cannot fill gaps, so it gets only texts without gaps
-        whole = given and not masked(text, used.mask).gaps
+        whole = texts and not masked(text, used.mask).gaps
         other = play(text if whole else None, model=DECODER, theme=theme)
     trace = readable_trace(used.trace(text))
     asked, tokens = edits_of(edit, ablate, hide, call="play"), used.tokenize(text)

@@ -294,14 +294,14 @@ def head_view(
             f"head_view: html_action is {html_action!r}: choose {' or '.join(_ACTIONS)}"
         )
     check_theme(theme, "head_view")
-    given = {
+    attentions = {
         "attention": attention,
         "encoder_attention": encoder_attention,
         "decoder_attention": decoder_attention,
         "cross_attention": cross_attention,
     }
     words = {"tokens": tokens, "encoder": encoder_tokens, "decoder": decoder_tokens}
-    parts = _of_given(given, words, include_layers)
+    parts = _of_arguments(attentions, words, include_layers)
     if prettify_tokens:
         parts = [_readable(part) for part in parts]
     if sentence_b_start is not None:
@@ -322,35 +322,38 @@ def head_view(
     return view
 
 
-def _of_given(given: Mapping[str, Any], words: Mapping[str, Any], layers: Indices) -> list[Heads]:
-    """Read the attention from the given arguments, as a list of `Heads`."""
-    given = {name: arrays for name, arrays in given.items() if arrays is not None}
-    if not given:
+def _of_arguments(
+    attentions: Mapping[str, Any], words: Mapping[str, Any], layers: Indices
+) -> list[Heads]:
+    """Read the attention from the arguments, as a list of `Heads`."""
+    attentions = {name: arrays for name, arrays in attentions.items() if arrays is not None}
+    if not attentions:
         raise TypeError("head_view: attention is missing: give attention and tokens")
-    attention = given.get("attention")
-    if attention is not None and len(given) > 1:
+    attention = attentions.get("attention")
+    if attention is not None and len(attentions) > 1:
         raise TypeError(
-            f"head_view: attention is for one text, but {[*given][1]} is for two: give only one"
+            f"head_view: attention is for one text, but {[*attentions][1]} is for two: give only "
+            "one"
         )
     if isinstance(attention, Trace) and words["tokens"] is not None:
-        given = {"attention": _weights_of(attention)}
+        attentions = {"attention": _weights_of(attention)}
     elif isinstance(attention, str | Trace | Seq2SeqTrace):
         return [
             _only(part, layers, f"the trace holds {part.layers}") for part in _of_trace(attention)
         ]
-    return _of_arrays(given, words, layers)
+    return _of_arrays(attentions, words, layers)
 
 
-def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
+def _of_trace(source: str | Trace | Seq2SeqTrace) -> list[Heads]:
     """Read the attention of a text or a trace; an encoder-decoder has three kinds of attention."""
-    if not isinstance(given, Seq2SeqTrace):
-        trace, _ = traced(given, None, None, "head_view")
+    if not isinstance(source, Seq2SeqTrace):
+        trace, _ = traced(source, None, None, "head_view")
         return [replace(heads_of(trace), scores={}, scale={})]
-    if len(given) > 1:
+    if len(source) > 1:
         raise ValueError(
-            f"head_view: this trace holds {len(given)} pairs: give one of them, trace[0]"
+            f"head_view: this trace holds {len(source)} pairs: give one of them, trace[0]"
         )
-    pair = given[0]
+    pair = source[0]
     read, written = (
         replace(heads_of(readable_trace(side)), scores={}, scale={}, name=name)
         for side, name in ((pair.encoder, "Encoder"), (pair.decoder, "Decoder"))
@@ -363,14 +366,16 @@ def _of_trace(given: str | Trace | Seq2SeqTrace) -> list[Heads]:
     return parts
 
 
-def _of_arrays(given: Mapping[str, Any], words: Mapping[str, Any], layers: Indices) -> list[Heads]:
+def _of_arrays(
+    attentions: Mapping[str, Any], words: Mapping[str, Any], layers: Indices
+) -> list[Heads]:
     """Read attentions from plain arrays, each with its tokens."""
     known = {
         name: tokens if tokens is None or isinstance(tokens, str) else list(tokens)
         for name, tokens in words.items()
     }
     parts = []
-    for name, arrays in given.items():
+    for name, arrays in attentions.items():
         side = name.partition("_")[0]
         rows = {"attention": "tokens", "cross": "decoder"}.get(side, side)
         columns = "encoder" if side == "cross" else None

@@ -197,12 +197,12 @@ class Completion:
             raise Refused(400, f"completions: {problem}", param="prompt") from error
         total = 0
         for number, row in enumerate(self.rows):
-            total += len(row.given)
+            total += len(row.prompt_tokens)
             if row.max_new_tokens < new_tokens and "max_tokens" in body.model_fields_set:
                 raise body.refused(
                     "max_tokens",
-                    f"is {new_tokens} and prompt {number // body.n} has {len(row.given)} tokens: "
-                    f"{model.name} takes texts of at most {model.design.max_seq_length}: "
+                    f"is {new_tokens} and prompt {number // body.n} has {len(row.prompt_tokens)} "
+                    f"tokens: {model.name} takes texts of at most {model.design.max_seq_length}: "
                     f"give at most {row.max_new_tokens}",
                 )
         if total > limits.tokens:
@@ -241,7 +241,7 @@ class Completion:
     @property
     def usage(self) -> Usage:
         """The number of prompt tokens, and the number of completion tokens so far."""
-        read = sum(len(row.given) for row in self.rows[:: self.body.n])
+        read = sum(len(row.prompt_tokens) for row in self.rows[:: self.body.n])
         written = sum(len(row.ids) for row in self.rows)
         return Usage(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
 
@@ -301,7 +301,7 @@ class Completion:
 
 def _tokens(rows: Sequence[Row]) -> int:
     """Return the number of tokens of a batch, including padding and new tokens."""
-    return len(rows) * max(len(row.given) + row.max_new_tokens for row in rows)
+    return len(rows) * max(len(row.prompt_tokens) + row.max_new_tokens for row in rows)
 
 
 @dataclass
@@ -319,7 +319,7 @@ class _Writer:
     names: Spelling = field(init=False)
 
     def __post_init__(self) -> None:
-        before = self.row.given.ids.tolist() if self.model.continues else []
+        before = self.row.prompt_tokens.ids.tolist() if self.model.continues else []
         self.names = Spelling(spelled(self.model.tokenizer), before)
         self.echoing = self.body.echo
 
@@ -352,13 +352,15 @@ class _Writer:
         row = self.row
         names, text = Spelling(spelled(self.model.tokenizer)), ""
         measured = [None, *row.measured_prompt]
-        for token, probabilities in zip(row.given.ids.tolist(), measured, strict=True):
+        for token, probabilities in zip(row.prompt_tokens.ids.tolist(), measured, strict=True):
             self._add(logs, names, token, probabilities)
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
         if text != row.prompt:  # for example, in lower case
-            starts = np.maximum.accumulate([start for start, _ in row.given.offsets]).tolist()
+            starts = np.maximum.accumulate(
+                [start for start, _ in row.prompt_tokens.offsets]
+            ).tolist()
         logs.text_offset += [min(start, len(row.prompt)) for start in starts]
 
     def _write_new(self, logs: Logprobs, *, whole: bool) -> None:

@@ -464,6 +464,6 @@ def changes_of(model: Model, text: Tokenized, records: Sequence[Any]) -> Changes
     >>> changes_of(model, text, [{"op": "ablate", "layer": 0, "head": 1}]).run.ablated
     {0: {1: 0}}
     """
-    edits = edits_of(records, call="trace", given="edits")
+    edits = edits_of(records, call="trace", argument="edits")
     [changed], run = model._fit(edits, [text])
     return Changes(changed, [record.fields for record in edits.records if record.op != "swap"], run)

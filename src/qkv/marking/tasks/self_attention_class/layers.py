@@ -370,14 +370,14 @@ class Layers:
         """Run the layer of a case on the words of this case."""
         layer = self.of(case)
         alone = self.batched and case.x.ndim == 2
-        given = {name: a[None] if alone else a for name, a in self._arrays(case).items()}
-        x = given.pop("x")
+        arguments = {name: a[None] if alone else a for name, a in self._arrays(case).items()}
+        x = arguments.pop("x")
         options, _ = self.takes(case)
         if "causal" in options:
-            given[options["causal"]] = case.causal
+            arguments[options["causal"]] = case.causal
         if hasattr(layer, "state_dict"):
-            x, given = as_tensors(x), as_tensors(given)
-        returned = _called(layer)(x, **given)
+            x, arguments = as_tensors(x), as_tensors(arguments)
+        returned = _called(layer)(x, **arguments)
         if not alone:
             return returned
         if isinstance(returned, tuple):
