@@ -26,7 +26,7 @@ class ModelOutput:
         last_hidden_state: (B, T, D), 0 at padding.
         logits: (B, T, V) if the model predicts words, with 0 at padding; (B, classes) for a
             classifier of texts; (B, T) for ELECTRA's discriminator; None for other models.
-        embeds: (B, E), if the head gives one vector per text or image instead of logits.
+        embeds: (B, E), if the head computes one vector per text or image instead of logits.
         encoder_last_hidden_state: (B, S, D), the encoder's vectors, for an encoder-decoder model.
             The other arrays of an encoder-decoder model come from its decoder.
     """
@@ -79,15 +79,15 @@ def call(
             earlier tokens; padding does not count. In RoBERTa and MPNet, earlier ids that equal the
             padding token's id do not count towards a token's default position, even if their mask
             is 1. In GPT-2 and BERT, padding on the left shifts the default positions, which changes
-            the result. To avoid the change, give
-            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)`.
+            the result. To avoid the change, pass
+            `np.maximum(np.cumsum(attention_mask, 1) - 1, 0)` as `position_ids`.
             `position_ids` do not change masks, windows, ALiBi and relative biases, which follow the
             order of the tokens.
         ablate: heads to ablate, as in `trace`.
         hide: words and positions to mask, as in `trace`; positions are columns of `input_ids`.
         edit: activations to change, as in `trace`. In arrays that replace an activation, in arrays
-            that a function gets, and in `at.positions`, position t is column t of `input_ids`. An
-            edit that is a function gets all texts at once.
+            that a function gets, and in `at.positions`, position t is column t of `input_ids`. If
+            an edit is a function, one call gets the activations of all texts.
 
     Raises:
         TypeError: ids are not integers, a mask holds values other than bools, 0 and 1, or `trace`
@@ -115,9 +115,9 @@ def call(
 def fit_ids(
     model: Core, edits: Edits, ids: Array, mask: Array, **others: Any
 ) -> tuple[EditedRun, Array]:
-    """Check that edits fit ids (B, T).
+    """Check that edits can be applied to token ids (B, T).
 
-    Return `(edited, ids)`: the interventions, and the ids (B, T) after the "swap" records.
+    Return `(edited, ids)`: the checked edits, and the ids (B, T) after the "swap" records.
     """
     if not edits:
         return EditedRun(), ids
@@ -238,7 +238,7 @@ def run_layers(
 
 
 def _layer(number: Any, count: int, name: str) -> int:
-    """Return the number of a layer, counted from 0, or `count`, the number of layers."""
+    """Return a layer number from 0 to `count`, the number of layers; convert negative ones."""
     if not is_whole_number(number):
         raise TypeError(f"{_CALL}: {name} is {shown(number)}: give a whole number")
     if not -count <= number <= count:

@@ -131,10 +131,11 @@ def generate(
             count from the end of the prompt.
         edit: activations to change, as in `trace`. A function is called once in each step, with
             the activations of the positions `at.positions`. Step 0 computes all positions of the
-            prompt; each later step computes one new position. The weights of a new position have
-            one column for each key in the layer's cache. If an array replaces an activation, only
-            the activations of the prompt are replaced. For an encoder-decoder model,
-            names begin with "encoder." or "decoder.", and `ablate` and `hide` apply to the encoder.
+            prompt; each later step computes one new position. The attention weights of a new
+            position have one column for each key in the layer's cache. If an array replaces an
+            activation, only the activations of the prompt are replaced. For an encoder-decoder
+            model, names begin with "encoder." or "decoder.", and `ablate` and `hide` apply to the
+            encoder.
 
     Returns:
         A `Generated`, or a list of `Generated` for several prompts.
@@ -459,7 +460,7 @@ def _prompt_measured(body: Transformer, row: Row, vectors: Array, top: int) -> I
 
 
 def _check_finite(logits: Array, count: int, why: str = CANNOT) -> None:
-    """Raise an error if logits (V,), after `count` tokens, are not finite."""
+    """Raise an error if the logits (V,) that follow `count` tokens are not finite."""
     if not np.isfinite(logits.max()):
         raise FloatingPointError(
             f"generate: the model's logits after {count} tokens are not finite: {why}"
