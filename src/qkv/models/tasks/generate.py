@@ -23,11 +23,11 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
-# If a model does not predict the next token, the error recommends this kind of model.
+# The kind of model that the error recommends if a model does not predict the next token.
 DECODER = (
     "a decoder with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
 )
-AT_ONCE = 32  # The number of prompt tokens with logits in memory at once.
+AT_ONCE = 32  # The maximum number of prompt tokens whose logits are in memory at once.
 DEFAULT_NEW = 64  # The default number of new tokens.
 
 

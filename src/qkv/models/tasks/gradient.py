@@ -47,10 +47,10 @@ def gradient(
         of: the number to differentiate. `(position, token)` is the logit of a token at a position
             of each text; `(position, token, other)` is the difference between the logits of two
             tokens. -1 is the last position. A token is an id, or a string that is one token of the
-            vocabulary (GPT-2 knows "the" and " the"). An array of floats (B, T, V) gives the
-            weights of a sum of the logits in `trace(..., logits=True)`. A mapping
-            `{activation: array}` gives the weights of a sum of activations; for a single neuron,
-            the array is 1 at the neuron and 0 elsewhere.
+            vocabulary (GPT-2 knows "the" and " the"). With an array of floats (B, T, V), the
+            number is a weighted sum of the logits in `trace(..., logits=True)`, and the array holds
+            the weights. With a mapping `{activation: array}`, the number is a weighted sum of
+            activations; for a single neuron, the array is 1 at the neuron and 0 elsewhere.
         at: the names of the activations, as in a trace, for example "embed", ("resid_post", 3) or
             "blocks.3.attn.hook_result". The name "z" without a layer means z in all layers.
         ablate: heads to ablate, as in `trace`.
@@ -59,9 +59,9 @@ def gradient(
             gradient of its replacement. Gradients pass through an edit whose result depends on the
             computed activation, such as an "add" record or an `SAE`. If an array or a record "set",
             "ablate", "patch" or "row" replaces an activation, no gradient passes through. `at` may
-            name the features of an `SAE`. The derivative of a function is unknown. If a function
-            changes an activation, `at` may name only this activation and activations that are
-            computed after its layer.
+            name the features of an `SAE`. If a function changes an activation, `at` may name only
+            this activation and activations that are computed after its layer, because qkv does not
+            know the derivative of the function.
 
     Returns:
         The gradients, keyed by the names in `at`.

@@ -135,7 +135,7 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
         Key heads that several query heads share are repeated.
         The biases are `.b_Q`, `.b_K`, `.b_V` (Hq, d) and `.b_O` (D,); missing biases are 0.
         The products `.qk` and `.ov` have the factors `.left` (Hq, D, d) and `.right` (Hq, d, D).
-        A product has `.full()` (Hq, D, D), and `.eigenvalues` (Hq, d).
+        For a product, `.full()` returns the (Hq, D, D) matrices; `.eigenvalues` are (Hq, d).
         The remaining D - d eigenvalues of each (D, D) matrix are 0, and are not in `.eigenvalues`.
         The model's tables are the same in every layer: `.W_E` (V, D) and `.W_pos` (rows, D).
         `.W_U` (D, V) and `.b_U` (V,) compute logits; they are None if the model predicts no words.
