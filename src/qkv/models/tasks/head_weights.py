@@ -51,8 +51,8 @@ class HeadWeights:
     """The weights of each head of a layer, and the model's tables, named as in TransformerLens.
 
     The weights are not multiplied by the weights of a norm, no mean is subtracted, and rotary
-    positions are ignored. A key head that several query heads share is repeated. A missing bias is
-    0.
+    positions are ignored. If query heads share a key/value head, its weights are repeated for each
+    query head. A missing bias is 0.
 
     Attributes:
         W_Q: (Hq, D, d), turns vectors into queries.
@@ -132,7 +132,7 @@ def head_weights(model: Core, layer: int) -> HeadWeights:
 
     Returns:
         The matrices are `.W_Q`, `.W_K`, `.W_V` (Hq, D, d) and `.W_O` (Hq, d, D).
-        Key heads that several query heads share are repeated.
+        If query heads share a key/value head, its weights are repeated for each query head.
         The biases are `.b_Q`, `.b_K`, `.b_V` (Hq, d) and `.b_O` (D,); missing biases are 0.
         The products `.qk` and `.ov` have the factors `.left` (Hq, D, d) and `.right` (Hq, d, D).
         For a product, `.full()` returns the (Hq, D, D) matrices; `.eigenvalues` are (Hq, d).

@@ -276,7 +276,7 @@ def likeliest(logits: Array, count: int, why: str = CANNOT) -> Ranked:
 
 
 def in_words(ranked: Ranked, before: list[list[str]], tokenizer: Tokenizer | None) -> Guesses:
-    """Convert ids to words, with their probabilities; "##" continues the word before.
+    """Convert ids to words, with their probabilities; "##" begins a subword inside a word.
 
     Without a tokenizer, or if no token has the id, the word is the id's digits, such as "7".
 

@@ -18,7 +18,8 @@ class Sampling:
         temperature: divides the logits; 0 chooses the token with the largest logit.
         top_k: only tokens with the largest `top_k` logits may be chosen, including ties with the
             last of these logits.
-        top_p: only the most likely tokens whose probabilities sum to `top_p` may be chosen.
+        top_p: only the smallest set of most likely tokens with a total probability of `top_p` or
+            more may be chosen.
 
     Raises:
         TypeError: a value is not a number.

@@ -24,7 +24,7 @@ class Spelling:
 
     Attributes:
         spans: for each decoded token, where its characters begin and end in the text. Tokens that
-            form one character together have the same span.
+            form one character together all have the span of this character.
 
     >>> spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
     >>> [spelling.add(byte) for byte in "né".encode()], spelling.spans
