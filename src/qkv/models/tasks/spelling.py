@@ -7,7 +7,7 @@ from typing import Any
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # The number of last prompt tokens that are decoded with the first new tokens.
+CONTEXT = 8  # The number of tokens at the end of the prompt to decode with the first new tokens.
 _BROKEN = "\ufffd"  # Replaces bytes that do not form a complete character.
 
 # Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...

@@ -82,7 +82,8 @@ def layers_to_run(known: Sequence[str], keep: Callable[[str], bool], side: str =
     Args:
         known: every name that a trace of the model may hold.
         keep: a function that decides whether a name is kept.
-        side: only names of this side, "encoder" or "decoder", count; by default, all names count.
+        side: "encoder" or "decoder", to consider only its names; by default, all names are
+            considered.
 
     >>> known = ["hook_embed", "blocks.0.attn.hook_q", "blocks.1.hook_mlp_out", "ln_final.hook_x"]
     >>> [layers_to_run(known, [name].__contains__) for name in known]
@@ -191,7 +192,7 @@ def trace(
     """Run texts and keep every activation, keyed by name.
 
     A text longer than `max_seq_length` is truncated, with a warning; its last special token is
-    kept. In padding after shorter texts, arrays are 0 and scores are -inf.
+    kept. At padding after shorter texts, scores are -inf and all other arrays are 0.
 
     To test whether a head or a word matters, run the texts without the head (`ablate`) or the word
     (`hide`). You can also change any activation (`edit`). All later activations are computed from
@@ -215,18 +216,18 @@ def trace(
             Activations that are not kept need memory only for one batch.
         ablate: heads to ablate, as pairs (layer, head), or (layer, None) for all heads of a layer.
             The `hook_z` of an ablated head becomes 0, so the head adds nothing; its `hook_pattern`
-            does not change. You can also give a mapping from pairs to the new `hook_z`: "zero", an
+            does not change. You can also pass a mapping from pairs to the new `hook_z`: "zero", an
             array (d,), or "mean", the mean over all tokens of all these texts in an unedited run.
-            If `ablate` has a head twice, the last entry counts.
+            If `ablate` contains a head twice, the last entry for this head applies.
         hide: the tokens to mask for all queries, including the tokens' own queries. Words, and
             special tokens such as "[SEP]", are masked at every occurrence; positions are masked in
             each text that is long enough, and -1 is the last position. A masked token still sees
-            other tokens; the result of a query that sees no token is 0. You can also give a list of
+            other tokens; the result of a query that sees no token is 0. You can also pass a list of
             edges: (query, key) masks one key for one query in all layers, (query, key, layer) in
             one layer, and (query, key, layer, head) in one head.
         edit: a list of records, such as `{"op": "mask", "query": 4, "key": 1}`, which apply to each
             text; HTTP requests and the page use the same records (`qkv.edits.schema()` describes
-            them). You can also give a mapping from activations to functions or arrays. An
+            them). You can also pass a mapping from activations to functions or arrays. An
             activation is a full name, or a tuple such as ("resid_post", 3); "resid_post" and
             ("resid_post", None) stand for all layers, and ("resid_post", (1, 2)) for two layers. A
             function f(array) or f(array, at) gets a copy of the array as the trace shows it, (B, T,
@@ -463,7 +464,7 @@ def trace_pair(
             "decoder.z" stands for all layers of the decoder, and ("decoder.z", 3) for one layer.
         kept: `layers`, `names` and `top_k` of `Model.trace`, which apply to both the encoder and
             the decoder; without a target, also `batch_size`. A name that begins with "encoder." or
-            "decoder.", such as "decoder.hook_resid_post", is kept for that side only.
+            "decoder.", such as "decoder.hook_resid_post", is kept for that network only.
 
     Returns:
         A `Trace` of the encoder or, with a target, a `Seq2SeqTrace` of the encoder and the decoder.
