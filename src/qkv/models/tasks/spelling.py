@@ -7,7 +7,7 @@ from typing import Any
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
-CONTEXT = 8  # The number of tokens at the end of the prompt to decode with the first new tokens.
+CONTEXT = 8  # The maximum number of preceding tokens that are decoded with new tokens.
 _BROKEN = "\ufffd"  # Replaces bytes that do not form a complete character.
 
 # Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...
@@ -23,8 +23,8 @@ class Spelling:
         before: the tokens that the text continues.
 
     Attributes:
-        spans: for each decoded token, where its characters begin and end in the text. Tokens that
-            form one character together all have the span of this character.
+        spans: for each decoded token, where its characters begin and end in the text. If
+            several tokens form one character, they have the same span.
 
     >>> spelling = Spelling(lambda ids: bytes(ids).decode(errors="replace"))
     >>> [spelling.add(byte) for byte in "né".encode()], spelling.spans

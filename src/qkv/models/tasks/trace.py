@@ -192,7 +192,8 @@ def trace(
     """Run texts and keep every activation, keyed by name.
 
     A text longer than `max_seq_length` is truncated, with a warning; its last special token is
-    kept. At padding after shorter texts, scores are -inf and all other arrays are 0.
+    kept. At padding after shorter texts, scores and `lse` are -inf, `top_indices` are -1, and other
+    arrays are 0.
 
     To test whether a head or a word matters, run the texts without the head (`ablate`) or the word
     (`hide`). You can also change any activation (`edit`). All later activations are computed from
