@@ -26,7 +26,7 @@ def parallel_steps(walk: Walk, block: Block, attended: str) -> str:
     if block.norm2 is not None:
         read = _compared_norm(walk, "X", "N2", block.norm2, "ln2.hook_normalized")
     output = _mlp_steps(walk, read, block)
-    walk.write("both added", attended=attended, output=output, cell=(walk.position, 0))
+    walk.write("both added", attended=attended, given=output, cell=(walk.position, 0))
     walk.compare(f"blocks.{walk.layer}.hook_resid_post")
     return "Y"
 
@@ -41,7 +41,7 @@ def block_steps(walk: Walk, block: Block) -> str:
     read = _compared_norm(walk, inner, "N2", second, "ln2.hook_normalized")
     output = _mlp_steps(walk, read, block)
     row = "MLP added before the norm" if after else "MLP added"
-    walk.write(row, read=inner, output=output, note="", cell=(walk.position, 0))
+    walk.write(row, read=inner, given=output, note="", cell=(walk.position, 0))
     walk.compare(f"blocks.{walk.layer}.hook_resid_post")
     return _compared_norm(walk, walk.steps[-1].name, "Y", last, "hook_normalized_resid_post")
 

@@ -292,7 +292,7 @@ def _from_projections_on(walk: Walk, at: AttentionInputs, layer: Any) -> str:
         return output if isinstance(block, AttentionOnly) else ""
     if "X" not in walk.arrays:
         return ""
-    walk.write("attention added", output=output, cell=(walk.position, 0))
+    walk.write("attention added", given=output, cell=(walk.position, 0))
     walk.compare(f"{where}hook_resid_mid")
     return block_steps(walk, block) if type(block) is Block else ""
 
