@@ -20,10 +20,10 @@ def test_odd_texts(text: str, gaps: list[tuple[int, int]]) -> None:
 def test_every_place_is_found_again() -> None:
     found = masked("ab ___ cd ?. ef", "[MASK]")
     assert found.text == "ab [MASK] cd [MASK]. ef"
-    assert found.original((i, i + 1) for i in (0, 2, 9, 19, 22)) == [
+    assert found.original_spans((i, i + 1) for i in (0, 2, 9, 19, 22)) == [
         (0, 1), (2, 3), (6, 7), (11, 12), (14, 15),
     ]  # fmt: skip
-    assert found.original([(3, 9)]) == [(3, 6)]
-    assert found.original([(4, 6)]) == [(3, 6)]  # a part of the mask token is the gap
-    assert found.original([(13, 19)]) == [(10, 11)]
+    assert found.original_spans([(3, 9)]) == [(3, 6)]
+    assert found.original_spans([(4, 6)]) == [(3, 6)]  # a part of the mask token is the gap
+    assert found.original_spans([(13, 19)]) == [(10, 11)]
     assert masked("a _", None).text == "a _"

@@ -392,7 +392,7 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(x, call=call, name="x").copy()  # the trace keeps it
+        array = base.word_vectors(x, call=call, name="x").copy()  # share no memory with x
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

@@ -72,7 +72,7 @@ def steps_for(
     here, threads = body_and_threads()
     if here is None or (dtype != np.float32 and not stays_bfloat16(dtype)):
         return None
-    for block, of_block in zip(blocks, options, strict=True):
+    for block, block_options in zip(blocks, options, strict=True):
         if (
             type(block) is not Block
             or type(block.attn) not in (MultiHeadAttention, SelfAttention)
@@ -82,8 +82,8 @@ def steps_for(
             or block.scale2 is not None
             or (block.attn.q_norm is None) != (block.attn.k_norm is None)
             or not takes(dtype, block.attn.d_query)
-            or not of_block.keys() <= _OPTIONS
-            or of_block.get("is_causal") is not True
+            or not block_options.keys() <= _OPTIONS
+            or block_options.get("is_causal") is not True
         ):
             return None
         arrays = [part for part in made_of([block]) if isinstance(part, np.ndarray)]

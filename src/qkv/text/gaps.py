@@ -27,7 +27,7 @@ class Masked:
     starts: list[int]
     mask: str
 
-    def original(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    def original_spans(self, spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Convert spans of `text` to spans of the original text."""
         return [(self._original(start, 0), self._original(end, 1)) for start, end in spans]
 
@@ -49,7 +49,7 @@ def masked(text: str, mask: str | None) -> Masked:
     >>> masked("The oak is a small ?. Is it ?", "[MASK]").text
     'The oak is a small [MASK]. Is it ?'
     >>> text = masked("snake_case ___ [mask]", "<mask>")
-    >>> text.text, text.original([(11, 17)])
+    >>> text.text, text.original_spans([(11, 17)])
     ('snake_case <mask> <mask>', [(11, 14)])
     """
     if mask is None:

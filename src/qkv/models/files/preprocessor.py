@@ -87,8 +87,9 @@ class Pixels:
                 _numbers(config, key, _CLIP[key] if crops else half, channels) for key in _CLIP
             )
             if not np.array(std, np.float32).all():
-                std = config.values["image_std"]
-                raise ModelError(f"{path}: image_std is {std}: no number may be 0")
+                raise ModelError(
+                    f"{path}: image_std is {config.values['image_std']}: no number may be 0"
+                )
         resample = config.whole("resample", 3 if crops else 2)
         if resample > 5:
             raise ModelError(f"{path}: resample is {resample}: give a method of Pillow, 0 to 5")

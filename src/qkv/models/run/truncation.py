@@ -117,7 +117,7 @@ class Truncator:
             lost = (one.starts[-1:] >= [end] for one, end in zip(read, ends, strict=True))
             self.cut.gaps += sum(lost)
         return [
-            replace(tokens, offsets=one.original(tokens.offsets)) if one.gaps else tokens
+            replace(tokens, offsets=one.original_spans(tokens.offsets)) if one.gaps else tokens
             for one, tokens in zip(read, batch, strict=True)
         ]
 

@@ -72,9 +72,8 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
     walk.arrays |= learned
     row = "rms norm" if isinstance(norm, RMSNorm) else "norm"
     note, others = PHRASES.get(name, ""), {"side": "queries", "cell": (walk.position, 0)} | others
-    values = biased(shift)
     walk.write(
-        row, of=of, name=name, gain=gain, least=least, eps=eps, note=note, **values, **others
+        row, of=of, name=name, gain=gain, least=least, eps=eps, note=note, **biased(shift), **others
     )
     return name
 
