@@ -20,9 +20,8 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.text.tokenized import marks_blanks, plain_tokens, told_unknown
 from qkv.text.tokenizer import check_text
 
-# `Ranked`: a list of pairs (id, probability) for each position. `Guesses`: pairs of a word and its
-# probability.
-# The most likely pair is the first.
+# `Ranked` is a list of pairs (id, probability) for each position; `Guesses` is a list of pairs
+# (word, probability) for each position. The most likely pair is the first.
 Ranked = list[list[tuple[int, float]]]
 Guesses = list[list[tuple[str, float]]]
 

@@ -180,9 +180,9 @@ def opening_of(model: Model, trace: Trace) -> Opening:
 
     For an encoder, the position is the first mask token. If the text has no mask token, the
     position is the last content word. For a decoder, the position is the last token, and the guess
-    is the next word. The hidden word is a content word. The
-    function prefers words that change the likeliest guess when they are hidden. Among these words,
-    it chooses the word that moves the most probability (half the sum of the absolute changes).
+    is the next word. The hidden word is a content word. The function prefers words whose hiding
+    changes the likeliest guess. Among these words, it chooses the word whose hiding moves the most
+    probability (half the sum of the absolute changes).
     """
     special = list(trace.special)
     tokens = plain_tokens(trace.tokens, special)

@@ -89,7 +89,7 @@ export function playStore(data, heard) {
   let asked = 0; // the number of requested states
   let given = state !== start; // requested by an address, and not yet checked
   let unruled = given ? namesNoHead(address) : data.start.layer === undefined; // the rule still has to choose the head
-  let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // whether the reader chose the head, and the query; the choice stays when the text changes
+  let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // picked: the reader chose the head, which stays when the text changes; asking: the reader chose the query
   const ruled = new Map(); // the head that the rule chose, by text
   if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
   const closed = new AbortController();
