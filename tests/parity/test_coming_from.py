@@ -10,7 +10,7 @@ import torch
 
 from qkv.layers import Block
 
-from .coming_from import HEADS, LAYERS, D, Theirs, near, row
+from .coming_from import HEADS, LAYERS, D, Difference, Theirs, near, row
 
 SIZE = D // HEADS
 
@@ -150,7 +150,7 @@ def likeliest(theirs: Theirs) -> Any:
 @row(14)
 def difference(theirs: Theirs) -> Any:
     logits = theirs.seen()["logits", 0][0, -1]
-    return logits[theirs.answer] - logits[theirs.other]
+    return Difference(logits[theirs.answer], logits[theirs.other])
 
 
 @row(15)
@@ -171,14 +171,18 @@ def shares(theirs: Theirs) -> Any:
     found = theirs.seen("resid_pre", "mlp_out")
     blocks = theirs.decoder.transformer.h
     up = theirs.decoder.lm_head.weight
-    bias = theirs.decoder.transformer.ln_f.bias @ (up[theirs.answer] - up[theirs.other])
+    bias = theirs.decoder.transformer.ln_f.bias
     return {
         "embed": share(theirs, found["resid_pre", 0][0, -1]),
         "heads": share_of_heads(theirs),
         "mlp": torch.stack(
             [share(theirs, found["mlp_out", layer][0, -1]) for layer in range(LAYERS)]
         ),
-        "bias": bias + sum(share(theirs, block.attn.c_proj.bias) for block in blocks),
+        "bias": Difference(
+            bias @ up[theirs.answer]
+            + sum(share(theirs, block.attn.c_proj.bias) for block in blocks),
+            bias @ up[theirs.other],
+        ),
     }
 
 
