@@ -71,7 +71,7 @@ class Parameters(MutableMapping[str, Array]):
             )
         array, old = as_array(value, call="parameters", name=name), self._arrays[name]
         if not is_float(array.dtype):
-            raise TypeError(f"parameters: {name} is {array.dtype}: parameters are floats")
+            raise TypeError(f"parameters: {name} is {array.dtype}: assign an array of floats")
         if array.shape != old.shape:
             raise ValueError(
                 f"parameters: {name} has shape {array.shape} and must have {old.shape}, "
@@ -232,7 +232,7 @@ class Core:
 
     @property
     def sentence(self) -> Sentence:
-        """The settings for texts from the model's files, e.g. prompts, lower case and pooling."""
+        """The settings that the model's files give for texts, e.g. prompts, lower case, pooling."""
         return self.reader.sentence
 
     @property
@@ -261,7 +261,7 @@ class Core:
         return [self, *self._others.values()]
 
     def _checked_limit(self, limit: int | None) -> int | None:
-        """Return a valid token limit; raise a ValueError if the model has fewer positions."""
+        """Return the checked limit; raise a ValueError if it exceeds the number of positions."""
         most = self.network.embedding.max_positions
         around = 0 if self.tokenizer is None else len(self.tokenizer.tokenize(""))
         if limit is not None:

@@ -1,4 +1,4 @@
-"""The families of models that qkv can load; each file has a group of related families."""
+"""The families of models that qkv can load; each file here describes related families."""
 
 from collections.abc import Mapping
 from itertools import chain
@@ -24,7 +24,7 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
 
     Args:
         values: the contents of the config.json.
-        source: the name of the file in errors.
+        source: the file's name in errors.
 
     Raises:
         ModelError: the family is unknown, or a value in the config is invalid.

@@ -141,7 +141,7 @@ def _behind_padding(shared: Design, padding: int, config: Config) -> Design:
     if shared.positions <= padding + 1:
         raise ModelError(
             f"{config.source}: max_position_embeddings is {shared.positions} and the padding's id "
-            f"is {padding}: positions begin at {padding + 1}, so give at least {padding + 2}"
+            f"is {padding}: positions begin at {padding + 1}, so at least {padding + 2} are needed"
         )
     first = padding + 1
     return replace(

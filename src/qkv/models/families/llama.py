@@ -38,8 +38,8 @@ def attention(config: Config, **fields: Any) -> Attention:
 def windows(config: Config, every: int) -> tuple[int | None, ...]:
     """Return the window of each layer, in tokens; None for a layer that sees all tokens.
 
-    By default, every third layer sees all tokens if `every` is 3. The remaining layers have
-    windows.
+    The config's key `layer_types` gives the kind of each layer. Without this key, layers `every`,
+    `2 * every`, ..., counted from 1, see all tokens, and the other layers have windows.
     """
     turns = [SLIDING if layer % every else FULL for layer in range(1, config.layers() + 1)]
     kinds = config.kinds(turns)
@@ -190,7 +190,10 @@ def gemma2(config: Config) -> Design:
 
 
 def _capped(config: Config, layers: Sequence[Attention]) -> Design:
-    """Return the design that Gemma 2 and 3 share: norms on both sides of a part, capped logits."""
+    """Return the design that Gemma 2 and 3 share.
+
+    A norm precedes, and another norm follows, each attention and each MLP. Logits are capped.
+    """
     softcap = config.positive_or_none("final_logit_softcapping")
     plain = gemma_decoder(config, layers, norms="both")
     if plain.head is None or config.head() != "CausalLM":

@@ -87,6 +87,6 @@ def _need(tensors: Tensors, name: str, axes: int, kinds: tuple[str, ...] = FLOAT
     if len(tensor.shape) != axes or tensor.kind not in kinds or 0 in tensor.shape:
         raise ModelError(
             f"{tensors.source}: {name} is {tensor.kind} {tensor.shape}: it must have {axes} "
-            f"{'axes' if axes > 1 else 'axis'}, and be {', '.join(kinds)}"
+            f"{'axes' if axes > 1 else 'axis'}, and the type {' or '.join(kinds)}"
         )
     return tensor

@@ -70,7 +70,7 @@ class Config:
 
     Args:
         values: the JSON object.
-        source: the name of the file in errors.
+        source: the file's name in errors.
         defaults: the values for keys missing in the config.
         spellings: the names of each key in this family, the usual name first. If the family does
             not use a key, the list is empty, and the key has its default value.
@@ -113,7 +113,7 @@ class Config:
         key, value = self._get(key)
         both = value if isinstance(value, list) else [value, value]
         fine = len(both) == 2 and all(is_whole(side) and 1 <= side <= _MOST_WHOLE for side in both)
-        self.need(fine, key, value, f"a whole number from 1 to {_MOST_WHOLE}, or two")
+        self.need(fine, key, value, f"a whole number from 1 to {_MOST_WHOLE}, or a list of two")
         return both[0], both[1]
 
     def heads(self) -> tuple[int, int, int]:
@@ -164,7 +164,7 @@ class Config:
         return bool(value)
 
     def activation(self, key: str) -> str:
-        """Return the name of an activation, as `qkv.layers.MLP` takes it."""
+        """Return the name of an activation, as `qkv.layers.MLP` spells it."""
         return self.choice(key, ACTIVATIONS)
 
     def head(self) -> str:
@@ -246,7 +246,7 @@ class Config:
         """
         value = self.value("layer_types", [*default])
         fine = isinstance(value, list) and len(value) == len(default)
-        self.need(fine, "layer_types", value, f"a list of {len(default)}, one for each layer", 80)
+        self.need(fine, "layer_types", value, f"a list of {len(default)} types, one per layer", 80)
         known = (FULL, SLIDING)
         for kind in value:
             self._support(kind in known, f"layer_types has {kind!r:.80}", known)
@@ -317,7 +317,10 @@ class Config:
 
 
 def lacking(folder: Path, file: Path | None = None) -> str:
-    """Say why a folder is not a model, and what to do; `file` is a file that the user gave."""
+    """Say why a folder is not a model, and what to do.
+
+    If the user gave a file instead of a folder, `file` is this file, and `folder` contains it.
+    """
     files = [] if file is None else [file]
     files += sorted(path for path in folder.glob("*") if path.is_file())
     pickles = [path.name for path in files if path.suffix.lower() in _PICKLES]

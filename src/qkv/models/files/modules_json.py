@@ -13,7 +13,7 @@ READ = ("Transformer", "CLIPModel", "StaticEmbedding", "Pooling", *STEPS)
 _PACKAGE = "sentence_transformers."
 _ROUTER = ("Router", "Asym")  # The current and the old name of the class.
 _TEXT = "text"  # The only kind of input that qkv supports.
-Chosen = Mapping[tuple[Any, Any], str]  # Maps (task, kind of input) to a route; None fits all.
+Chosen = Mapping[tuple[Any, Any], str]  # Maps (task, kind of input) to a route; None matches all.
 
 
 @dataclass(frozen=True)

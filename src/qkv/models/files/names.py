@@ -107,7 +107,7 @@ class Family:
         design: a function that returns the design for a config.
         names: maps qkv's name of a part to the name in the files, or to a `Fused`. The first `*`
             stands for the layer's number, the second `*` for the expert's number. An entry with a
-            number instead of `*` is for the layer with this number alone.
+            number instead of `*` applies only to the layer with this number.
         rename: if the names depend on the config, a function that takes `names` and a config, and
             returns all names.
         heads: maps some kinds of head to the names of the head's parts. For a model with such a
@@ -146,7 +146,7 @@ class Family:
     harmless: tuple[str, ...] = ()
 
     def config(self, values: Mapping[str, Any], source: str) -> Config:
-        """Return a config of this family; `source` is the name of the file in errors."""
+        """Return a config of this family; `source` is the file's name in errors."""
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:

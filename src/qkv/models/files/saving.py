@@ -45,7 +45,7 @@ def save_model(
 ) -> None:
     """Write all files of a model, as `Model.save` describes.
 
-    `others` has the contents of other JSON files, keyed by name; the value None omits a file.
+    `others` maps the names of other JSON files to their contents; the value None omits a file.
     """
     from safetensors.numpy import save
 

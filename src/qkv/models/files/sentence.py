@@ -26,7 +26,7 @@ NO_PROMPTS = {"query": "", "document": ""}
 _NO_FAMILY = (
     "PreTrainedTokenizerFast",
     "TokenizersBackend",
-)  # Classes for any family.
+)  # Tokenizer classes that models of any family may use.
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # `save` writes the files listed in `BESIDE` into the folder of config.json, and the files listed in
@@ -96,7 +96,7 @@ class Sentence:
     def tells_texts_apart(self) -> bool:
         """Whether the two texts of a pair get different segments (`token_type_ids`).
 
-        As in transformers, the segments differ if `model_input_names` has "token_type_ids". If the
+        As in transformers, the segments differ if `model_input_names` holds "token_type_ids". If the
         key `model_input_names` is missing, the segments differ unless `tokenizer_class` is a
         general class such as "PreTrainedTokenizerFast".
         """

@@ -178,7 +178,7 @@ class Tensors(dict[str, Stored]):
     returns the values of a tensor.
 
     Attributes:
-        source: the name of the file in errors.
+        source: the file's name in errors.
 
     Raises:
         ModelError: a file is missing or broken, or two files hold the same tensor.
