@@ -133,7 +133,7 @@ def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
     if min(axes) == 2 and max(axes) > 2:
         raise ValueError(
             f"{call}: {named}: either all arrays are 2-D or none is: "
-            "give 2-D arrays a head axis, x[None]"
+            "add a head axis to the 2-D arrays with x[None]"
         )
     (*_, keys, size), query_size = shapes["key"], shapes["query"][-1]
     if query_size != size:
@@ -237,7 +237,7 @@ class Call(NamedTuple):
 class Packed(NamedTuple):
     """The checked arguments of a call with packed rows.
 
-    Sequence b has the query rows `starts[b]` to `starts[b + 1] - 1`, and the key rows
+    Sequence b consists of the query rows `starts[b]` to `starts[b + 1] - 1` and the key rows
     `key_starts[b]` to `key_starts[b + 1] - 1`.
     """
 
@@ -384,7 +384,7 @@ def _for_float32(number: float) -> float:
 
 
 def _warn_of_zeros_and_ones(call: str, mask: Array) -> None:
-    """Warn if a float mask has only 0.0 and 1.0, because the user probably means a bool mask."""
+    """Warn if a float mask holds only 0.0 and 1.0, because the user probably means a bool mask."""
     if not mask.size or mask.flat[0] not in (0, 1):
         return
     if ((mask == 0) | (mask == 1)).all() and (mask == 1).any():

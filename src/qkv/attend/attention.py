@@ -18,7 +18,7 @@ from qkv.trace import Recorder, Trace
 from qkv.trace.activations import PATTERN, SCORES, SUMMARY, WEIGHTS
 
 FAR = 1e9  # If a log-sum-exp exceeds this number, its rounding error makes the weights wrong.
-SHARES = 8  # Queries are divided into 8 parts; each part sums the weights of each key.
+SHARES = 8  # The number of query ranges. Each key's weights are summed first within each range.
 
 
 class Result(NamedTuple):
@@ -205,7 +205,7 @@ def trace_attention(
            [0.  , 0.71]])
     """
     name = "trace_attention"
-    check_options(options, call=name, without=RETURNS, why=": the trace holds it all")
+    check_options(options, call=name, without=RETURNS, why=": the trace holds every result")
     return trace_call(check_call(query, key, value, attn_mask, call=name, **options))
 
 

@@ -89,7 +89,7 @@ def attention_grad(
     """
     name = "attention_grad"
     arguments.check_options(
-        options, call=name, without=arguments.RETURNS, why=": a gradient is all it gives"
+        options, call=name, without=arguments.RETURNS, why=": it returns only gradients"
     )
     call = arguments.check_call(query, key, value, attn_mask, call=name, **options)
     gradients = _gradients(call, _outputs(call, call.plan.out, grad_out, forward, name))
@@ -191,7 +191,7 @@ def _outputs(call: Call | Packed, shape: Shape, grad_out: Any, forward: Any, nam
     if not isinstance(forward, (tuple, list)) or len(forward) != 2:
         raise TypeError(
             f"{name}: forward is {shown(forward)}: give (out, lse), "
-            "as attention gives them with return_lse=True"
+            "the result of attention with return_lse=True"
         )
     out = _checked(forward[0], "forward[0]", shape, plan.dtype, name)
     lse = _checked(forward[1], "forward[1]", shape[:-1], plan.kind, name)

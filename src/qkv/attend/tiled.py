@@ -179,7 +179,7 @@ def attend(call: Grouped, tile: Tile, out: Array, lse: Array | None, weights: Ar
     given, the function also writes the tile's part of the array. `weights` must contain zeros.
     """
     context = out[tile.at]
-    with np.errstate(all="ignore"):  # no warnings: NaN and infinity appear in the result
+    with np.errstate(all="ignore"):  # no warnings: the result itself shows NaN and infinity
         base, total = _pass_over_keys(call, tile, context, weights)
         if not _all_finite(context):  # a sum of values may overflow even if their mean is finite
             again = np.empty_like(context)
@@ -230,7 +230,7 @@ def _pass_over_keys(
     base: Array | None = None
     total = np.zeros((), call.kind)
     seen: Any = False
-    fresh, empty = True, True  # `total` has no sum yet; `context` has no values yet
+    fresh, empty = True, True  # no sum is in `total` yet, and no values are in `context`
     if call.sinks is not None:
         sinks = call.sinks[tile.index[-1]]  # (heads, G, 1, n)
         base = sinks.max(axis=-1, keepdims=True)

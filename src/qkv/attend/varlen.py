@@ -36,8 +36,8 @@ def varlen_attention(
         query: `(total queries, Hq, d)`.
         key: `(total keys, Hkv, d)`.
         value: `(total keys, Hkv, dv)`.
-        cu_query_lengths: `(B + 1,)` integers from 0 to the total: sequence b has the rows `cu[b]`
-            to `cu[b + 1] - 1`.
+        cu_query_lengths: `(B + 1,)` integers from 0 to the total: sequence b consists of the rows
+            `cu[b]` to `cu[b + 1] - 1`.
         cu_key_lengths: `(B + 1,)`, like `cu_query_lengths`, for the rows of key and value.
         is_causal: as for `qkv.attention`.
         q_offset: one number for all sequences, or one per sequence. `"start"` and `"end"` mean the
