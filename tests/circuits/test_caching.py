@@ -102,7 +102,7 @@ def test_a_call_goes_on_where_it_was(small, tmp_path, small_files, monkeypatch):
             {"texts": [[4, 4], *TEXTS[1:]]},
             "text 0 has different tokens in .*: give the same texts",
         ),
-        ({"texts": TEXTS[:3]}, r"3 texts are given, but .* has 7 texts: give them all, or"),
+        ({"texts": TEXTS[:3]}, r"3 texts are given, but .* has 7 texts: give all 7 texts, or"),
         (
             {"names": ("z", 0)},
             r"has names \['blocks.1.hook_resid_post'\] but the call has \['blocks.0",

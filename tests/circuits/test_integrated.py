@@ -66,7 +66,9 @@ def test_a_baseline_may_be_a_word():
 
 def test_too_few_steps_are_told(small):
     """RMSNorm divides by next to nothing near vectors of 0: the slope there is steep."""
-    with pytest.warns(UserWarning, match=r"integrated_gradients: the shares sum to .* than 3, or"):
+    with pytest.warns(
+        UserWarning, match=r"integrated_gradients: the contributions sum to .* than 3, or"
+    ):
         integrated_gradients(small("llama"), IDS, of=OF, steps=3)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -139,8 +139,8 @@ def test_one_metric_serves_all_pairs_and_a_list_of_one_counts_as_one_text(small)
         ({"at": []}, "at is an empty list: choose among resid_pre, "),
         (
             {"at": ["mlp_out", "z"]},
-            r"at has 'mlp_out', whose result has axes \('pair', 'layer', 'token'\) and shape .*, "
-            "and 'z', whose",
+            r"the result for 'mlp_out' has axes \('pair', 'layer', 'token'\) and shape .*, but the "
+            "result for 'z' has axes",
         ),
         ({"corrupted": OTHERS[:3]}, "clean has 4 texts and corrupted has 3: give equal"),
         (

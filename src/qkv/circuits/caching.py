@@ -179,8 +179,8 @@ def cache(
             count += len(window)
     if count < known:
         raise ValueError(
-            f"{_CALL}: {count} texts are given, but {path} has {known} texts: give them all, or "
-            "another folder"
+            f"{_CALL}: {count} texts are given, but {path} has {known} texts: give all "
+            f"{known} texts, or another folder"
         )
     writer.write()
     return Cache(path)
@@ -201,7 +201,7 @@ def _begun(path: Path, about: Mapping[str, Any]) -> Cache | None:
 
 
 def _compare(model: Model, done: Cache, texts: Sequence[inputs.Read], names: Sequence[str]) -> None:
-    """Raise an error if the cache has other tokens for a text, or other activations for text 0."""
+    """Raise an error if the tokens of a text or the activations of text 0 differ from the cache."""
     for text in texts:
         if not np.array_equal(done.ids(text.number), text.ids):
             raise ValueError(

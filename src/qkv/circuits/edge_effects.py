@@ -63,9 +63,9 @@ def edges(
         TypeError: an argument has a wrong type, or the metric does not return a number. "eap" and
             "eap-ig" also reject a metric that is a function, and a model in half precision.
         ValueError: the texts have different numbers of tokens, or an argument has several texts;
-            the method, position or token does not exist; or the metric returns an array. The model
-            is rejected if the model has no LM head, has norms only after attention and MLPs (BERT),
-            or normalizes the queries of all heads together (OLMo 2).
+            the method, position or token does not exist; or the metric returns an array. Models
+            are also rejected if they have no LM head, have norms only after attention and MLPs
+            (BERT), or normalize the queries of all heads together (OLMo 2).
 
     Source:
         Exact: Wang et al. 2022, "Interpretability in the Wild", and Conmy et al. 2023, "Towards

@@ -236,7 +236,7 @@ def copying_scores(model: Model) -> Result:
     if not has_linear_head(model):
         raise ValueError(
             f"copying_scores: the LM head of {model.name} has a layer before the last matrix, "
-            "so a head's share of the logits is not a product of matrices: use a decoder"
+            "so a head's contribution to the logits is not a product of matrices: use a decoder"
         )
     embed, out = model.parameters["embed.weight"], unembedding(model)  # (V, D), (D, V)
     there_and_back = out.astype(np.float64) @ embed.astype(np.float64)  # (D, D)

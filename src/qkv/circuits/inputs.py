@@ -285,7 +285,7 @@ Use = Callable[[int, int, Array], None]
 
 
 class _Enough(Exception):
-    """An exception that ends a run once it has computed the last layer's attention weights."""
+    """An exception that ends a run after the attention weights of the last layer."""
 
 
 def room(model: Model) -> int:
@@ -301,8 +301,8 @@ def watch(model: Model, batch: Sequence[Array], use: Use) -> None:
         batch: the token ids of each text, (T,).
         use: a function that receives a copy of the weights (B, Hq, Q, K) of each layer, in order;
             the weights are 0 in the padding. If a single text has more than `CELLS` weights in a
-            layer, its queries are split: `use` gets all layers for the first queries, then all
-            layers for the next queries.
+            layer, its queries are split: `use` receives the weights of the first queries in all
+            layers, then the weights of the next queries in all layers.
 
     >>> import numpy as np
     >>> import qkv

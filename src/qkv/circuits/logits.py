@@ -97,12 +97,12 @@ def attribute_logits(
     only the direct effect of a part's output. Later parts also read the outputs of earlier parts;
     `patch` and `ablate=` measure direct and indirect effects together.
 
-    "embed" is the contribution of the token and position embeddings. "heads" has the contribution
-    of each head. "mlp" has the contribution of each MLP, including its biases; a block without an
-    MLP has 0. "bias" is the contribution of the biases in the attention layers' output projections,
-    the final norm and the LM head. With `by="neuron"`, the result also has "neurons": the
-    contribution of each neuron of each MLP. The contributions of an MLP's neurons and of its output
-    bias sum to the contribution of the MLP.
+    "embed" is the contribution of the token and position embeddings. "heads" holds the
+    contribution of each head. "mlp" holds the contribution of each MLP, including its biases, and 0
+    for a block without an MLP. "bias" is the contribution of the biases in the attention layers'
+    output projections, the final norm and the LM head. With `by="neuron"`, the result also has
+    "neurons": the contribution of each neuron of each MLP. The contributions of an MLP's neurons
+    and of its output bias sum to the contribution of the MLP.
 
     Args:
         model: a decoder with norms before attention and MLPs (GPT-2, Llama), and with an LM head
@@ -213,7 +213,7 @@ def _shares(model: Model, trace: Trace, logits: Sequence[Logit], by: Any) -> dic
 
 
 def _check_linear(model: Model, by: Any) -> None:
-    """Check that a logit is the sum of contributions if the scales of the norms are fixed."""
+    """Check that a logit of the model is a sum of contributions, with fixed scales of norms."""
     if by not in (None, "neuron"):
         raise ValueError(f"attribute_logits: by is {shown(by)}: give 'neuron', or omit it")
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
@@ -324,8 +324,9 @@ def integrated_gradients(
     missing = abs(shares.sum() - (high - low))
     if missing > 0.05 * abs(high - low) + 1e-4 * max(abs(low), abs(high)):
         warnings.warn(
-            f"{call}: the shares sum to {shares.sum():.4g}, and the logit is {high - low:.4g} "
-            f"above the logit of the baseline: give more steps than {steps}, or another baseline",
+            f"{call}: the contributions sum to {shares.sum():.4g}, and the logit is "
+            f"{high - low:.4g} above the logit of the baseline: give more steps than {steps}, or "
+            "another baseline",
             stacklevel=2,
         )
     axes, title, words = ("token", "D"), "Integrated gradients", {"token": words_of(trace[0])}

@@ -410,7 +410,7 @@ def _words(model: Model) -> int | None:
 
 
 def _pairs(one: Model, other: Model, texts: Any) -> Iterator[list[Read]]:
-    """Yield batches of texts of similar length; check that both models give the same tokens."""
+    """Yield batches of texts of similar length; check that both models split texts alike."""
     for window in inputs.windows(one, texts, "diff"):
         if not window:
             continue

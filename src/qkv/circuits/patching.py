@@ -98,14 +98,14 @@ class Pair:
         if low == high or not np.isfinite(high - low):
             raise ValueError(
                 f"{self.call}: metric{self.which} is {low:.6g} for corrupted and {high:.6g} for "
-                "clean, so the result cannot be normalized: omit normalize, or take another "
+                "clean, so the result cannot be normalized: omit normalize, or choose another "
                 "metric"
             )
         return np.asarray((values - low) / (high - low))
 
     @property
     def words(self) -> dict[str, list[str]]:
-        """The tokens of both texts. Where the texts differ, the entry is "queen/king"."""
+        """The tokens of both texts. Where they differ, an entry names both: "queen/king"."""
         one, other = map(words_of, (self.clean, self.corrupted))
         return {"token": [a if a == b else f"{a}/{b}" for a, b in zip(one, other, strict=True)]}
 
@@ -300,8 +300,8 @@ def _of_sites(sites: Sequence[str], by: Any, patched: Callable[..., Result]) -> 
     for site, other in zip(sites, results, strict=True):
         if (other.axes, other.shape) != (first.axes, first.shape):
             raise ValueError(
-                f"patch: at has {sites[0]!r}, whose result has axes {first.axes} and shape "
-                f"{first.shape}, and {site!r}, whose result has axes {other.axes} and shape "
+                f"patch: the result for {sites[0]!r} has axes {first.axes} and shape "
+                f"{first.shape}, but the result for {site!r} has axes {other.axes} and shape "
                 f"{other.shape}: patch them in two calls"
             )
     axes, title = ["site", *first.axes], f"Activation patching of {', '.join(sites)}"

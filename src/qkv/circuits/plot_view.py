@@ -1,4 +1,4 @@
-"""Views of results: `PlotView`, pages of cards, and graphs of edges."""
+"""`PlotView`, the view of a result, and the drawing of cards and of graphs of edges."""
 
 import re
 from collections.abc import Sequence

@@ -30,7 +30,7 @@ def plot(result: Any, *, theme: str = "auto", stretch: bool = False) -> PlotView
     - Two axes: a heat map of the numbers.
     - Three axes: a small heat map for each index of the first axis, and a large heat map for the
       index with the largest effect (for `rollout`, the last layer).
-    - Four axes: the axes of layers and heads are joined; the picture is then that of three axes.
+    - Four axes: the axes of layers and heads are joined; the result is drawn as for three axes.
     - Logits (`logit_lens`): the most probable token of each position, with its probability.
     - Vectors (`integrated_gradients`): a number for each token, the sum of its vector.
     - A dict (`head_scores`, `attribute_logits`) or a `HeadScan`: all of its results.
@@ -208,7 +208,7 @@ def _read(result: Any) -> _Drawing:
     if part.values.size == 0:
         raise ValueError(f"plot: result is empty, {part.values.shape}: give a result with numbers")
     last = part.axes[-1].name if part.axes else ""
-    # The softmax needs the logits of all tokens, but a DataArray may have only some tokens.
+    # The softmax needs the logits of all tokens, but a DataArray may lack some of them.
     if last == "V" and part.of == "logit" and isinstance(result, Result):
         return _likeliest(part)
     values = part.values.astype(np.float64)

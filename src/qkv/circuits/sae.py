@@ -150,8 +150,8 @@ class SAE:
         Texts run in small batches. A buffer of 64 MB stores and shuffles the activations, so memory
         does not grow with the number of texts. The optimizer is Adam, with one step per 1,024
         tokens. The learning rate rises during the first 5% of the run and then falls to 0. Features
-        that have been inactive for 32,768 tokens are trained to reconstruct what the active
-        features leave out.
+        that have been inactive for 32,768 tokens are trained to reconstruct the error that the
+        active features leave.
 
         Args:
             model: a text encoder or decoder from `qkv.load`.
