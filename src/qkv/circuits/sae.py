@@ -195,7 +195,7 @@ class SAE:
         if seen < tokens:
             warnings.warn(
                 f"{call}: texts ended after {seen:,} of {tokens:,} tokens, before the learning "
-                "rate had fallen to 0: give a list, which is read again, or fewer tokens",
+                "rate had fallen to 0: give texts as a list, which is read again, or lower tokens",
                 stacklevel=2,
             )
         metadata = {"model_name": model.name, "training_tokens": seen}
@@ -339,9 +339,9 @@ class SAE:
         return other
 
     def explained_variance(self, x: ArrayLike) -> float:
-        """Return the share of variance that the reconstruction explains, at most 1.
+        """Return the fraction of the variance that the reconstruction explains, at most 1.
 
-        For vectors (..., D), the share is `1 - sum((x - self(x)) ** 2) / sum((x - mean(x)) ** 2)`.
+        For vectors (..., D), it is `1 - sum((x - self(x)) ** 2) / sum((x - mean(x)) ** 2)`.
         """
         rows = self._rows(x, "explained_variance")
         left = np.square(rows - self(rows)).sum(dtype=np.float64)
@@ -355,11 +355,11 @@ class SAE:
     def evaluate(self, model: Model, texts: Iterable[Any] | Array) -> dict[str, float]:
         """Evaluate the autoencoder on texts, which should not be its training texts.
 
-        "explained_variance" and "l0" are measured over all tokens. "dead" is the share of features
-        that are never active. For a decoder, the result also has mean losses per token, in nats.
-        "loss" is the loss of the unchanged model. "loss_spliced" is the loss if each activation is
-        replaced by its reconstruction. "loss_mean" is the loss if each activation is replaced by
-        the mean activation. "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`.
+        "explained_variance" and "l0" are measured over all tokens. "dead" is the fraction of
+        features that are never active. For a decoder, the result also holds mean losses per token,
+        in nats. "loss" is the loss of the unchanged model. "loss_spliced" is the loss if each
+        activation is replaced by its reconstruction. "loss_mean" is the loss if each activation is
+        replaced by the mean activation. "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`.
 
         Args:
             model: the model whose activations the autoencoder encodes.
@@ -392,8 +392,8 @@ class SAE:
         if array.ndim > 1 and array.shape[-2] * array.shape[-1] == self.dim:
             return array.reshape(*array.shape[:-2], self.dim)
         raise ValueError(
-            f"SAE.{call}: x has shape {array.shape} but {self!r} takes vectors of {self.dim}: give "
-            f"(..., {self.dim})"
+            f"SAE.{call}: x has shape {array.shape} but {self!r} takes vectors of size {self.dim}: "
+            f"give (..., {self.dim})"
         )
 
     def _float(self, x: ArrayLike, call: str, name: str) -> Array:

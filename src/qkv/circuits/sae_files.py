@@ -109,7 +109,7 @@ def _arrays(path: Path, architecture: str) -> dict[str, Any]:
                 f"{', '.join(names)}"
             )
         if stored[name].kind not in FLOATS:
-            raise ModelError(f"{path}: {name} is {stored[name].kind}: give weights of floats")
+            raise ModelError(f"{path}: {name} is {stored[name].kind}: store the weights as floats")
     wide = any(stored[name].kind == "F64" for name in names)
     kind = np.dtype(np.float64 if wide else np.float32)
     return {name: stored[name].read().astype(kind) for name in names}

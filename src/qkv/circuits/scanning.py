@@ -141,7 +141,7 @@ class Scan:
         at: the full name of the activation.
         unit: "neuron" or "feature".
         tokens: the number of tokens in all texts.
-        density: (n,), the share of tokens with an activation above 0.
+        density: (n,), the fraction of tokens with an activation above 0.
         mean: (n,), the mean activation over all tokens.
         largest: (n,), the largest activation; 0 if none is above 0.
     """
@@ -239,7 +239,7 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     number of texts. Texts are truncated as in `trace`, and a warning gives the number of truncated
     texts.
 
-    If the activation has heads of size d (such as "z"), neuron `h * d + i` is number i of head h.
+    If the activation has heads of size d (such as "z"), neuron `h * d + i` is entry i of head h.
 
     Args:
         model: a text encoder or decoder from `qkv.load`.
