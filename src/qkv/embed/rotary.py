@@ -119,7 +119,7 @@ def _rotated_size(dims: int | None, size: int) -> int:
         if size == 0 or size % 2:
             raise ValueError(
                 f"{call}: x has rows of {size}, which cannot be paired: "
-                "give an even size, or dims for the rotated part"
+                "give an even size, or set dims to the number of rotated entries"
             )
         return size
     dims = arrays.whole_number(dims, call=call, name="dims", least=2)

@@ -16,7 +16,7 @@ from qkv.ops.threads import lock
 # Packed weights, keyed by id, body and dtype. When a weight is deleted, its entry is removed.
 _kept: dict[tuple[int, int, DType], tuple[weakref.ref[Array], Array]] = {}
 # Several packed weights share a large array, called a shelf, because NumPy requests large memory
-# pages (2 MB) only for large arrays. The processor reads small pages half as fast.
+# pages (2 MB) only for large arrays. The processor reads small pages half as fast as large pages.
 _LARGE_PAGE = 1 << 21
 _SHELF = 1 << 24  # The number of bytes of a shelf.
 _shelf = np.empty(0, np.float32)  # The free part of the newest shelf.
@@ -141,7 +141,7 @@ def _count(shelf: Any, size: int) -> None:
 
 
 def _aligned(memory: Array, to: int) -> Array:
-    """Return the part of a float32 array that begins at a multiple of `to` bytes."""
+    """Return the part of a float32 array that begins at an address divisible by `to`."""
     return memory[-memory.__array_interface__["data"][0] % to // 4 :]
 
 

@@ -14,7 +14,7 @@ Case = tuple[Any, ...]  # the arguments of a task
 _lock = threading.RLock()
 _jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()  # functions that the helper threads call
 _helpers: list[threading.Thread] = []
-_here = threading.local()  # `_here.errors` has the errors of the `run_all` call of a thread
+_here = threading.local()  # `_here.errors` holds the errors of this thread's `run_all` call
 
 
 def lock() -> threading.RLock:

@@ -68,7 +68,7 @@ def _check_targets(logits: Array, targets: Array, weights: Array | None) -> None
     if targets.size and not (targets.min() >= 0 and targets.max() < logits.shape[1]):
         raise ValueError(
             f"cross_entropy: targets run from {targets.min()} to {targets.max()} "
-            f"and there are {logits.shape[1]} columns: each target must be the number of a column"
+            f"and there are {logits.shape[1]} columns: each target must be the index of a column"
         )
 
 
