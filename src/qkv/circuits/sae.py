@@ -359,7 +359,8 @@ class SAE:
         features that are never active. For a decoder, the result also holds mean losses per token,
         in nats. "loss" is the loss of the unchanged model. "loss_spliced" is the loss if each
         activation is replaced by its reconstruction. "loss_mean" is the loss if each activation is
-        replaced by the mean activation. "loss_recovered" is `(loss_mean - loss_spliced) / (loss_mean - loss)`.
+        replaced by the mean activation. "loss_recovered" is
+        `(loss_mean - loss_spliced) / (loss_mean - loss)`.
 
         Args:
             model: the model whose activations the autoencoder encodes.
