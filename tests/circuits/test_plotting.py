@@ -433,7 +433,7 @@ def test_layers_go_upwards_and_the_strongest_edges_are_shown(layers: int, heads:
     assert [title_of(one) for one in drawn] == [
         f"{edge.sender} → {edge.receiver}: {edge.score:.3f}" for edge in strongest
     ]
-    said = f"Shown: {count} of {len(edges)} edges, those of the largest numbers."
+    said = f"Shown: {count} of {len(edges)} edges, those with the largest numbers."
     assert (said in " ".join(texts(view))) == (count < len(edges))
     at = heights(view)
     order = ["embed"]

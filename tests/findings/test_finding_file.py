@@ -34,13 +34,16 @@ def without(name: str) -> dict[str, Any]:
 WRONG: dict[str, tuple[Any, str]] = {
     "a list": ([RIGHT], r"it is \[\{.*: it must be an object: what"),
     "a string": ("qkv", "it is 'qkv'"),
-    "nothing": ({}, "it has no qkv_finding: a finding has qkv_finding, model, text, position"),
+    "nothing": ({}, "it has no qkv_finding: its required fields are qkv_finding, model, text"),
     **{f"no {name}": (without(name), f"it has no {name}: ") for name in RIGHT},
-    "an unknown key": ({**RIGHT, "note": 1}, "it has 'note': a finding has"),
+    "an unknown key": ({**RIGHT, "note": 1}, "it has 'note': its required fields are qkv_finding"),
     "a later version": ({**RIGHT, "qkv_finding": 2}, "qkv_finding is 2: it must be 1, the version"),
     "true": ({**RIGHT, "qkv_finding": True}, "qkv_finding is True: it must be 1"),
     "a model's name": ({**RIGHT, "model": "books"}, "model is 'books': it must be an object"),
-    "no digest": ({**RIGHT, "model": {"name": "books"}}, "model has no sha256: a finding has na"),
+    "no digest": (
+        {**RIGHT, "model": {"name": "books"}},
+        "model has no sha256: its required fields are name",
+    ),
     "a short digest": (
         {**RIGHT, "model": {"name": "books", "sha256": "ab"}},
         "model.sha256 is 'ab': it must be 64 hexadecimal digits",

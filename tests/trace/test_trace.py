@@ -202,7 +202,9 @@ def test_one_text_comes_without_its_padding() -> None:
     with pytest.raises(IndexError, match=r"no text 2.*2 texts"):
         trace[2]
     several: Any = slice(0, 2)
-    with pytest.raises(TypeError, match="selects several texts: take one text, for example trace"):
+    with pytest.raises(
+        TypeError, match="selects several texts: select one text, for example trace"
+    ):
         trace[several]
 
 

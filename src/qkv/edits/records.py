@@ -63,7 +63,7 @@ def _name(reference: dict[str, str]) -> str:
 
 
 # The heads to ablate: (layer, head), or (layer, None) for all heads of a layer. A mapping such as
-# {(0, 4): "mean"} also gives the new output of each head: "zero", "mean" or a vector (d,).
+# {(0, 4): "mean"} also sets the new output of each head: "zero", "mean" or a vector (d,).
 Ablate = Iterable[tuple[int, int | None]] | Mapping[tuple[int, int | None], Any]
 # What to mask: words, positions, and edges. An edge is (query, key), (query, key, layer) or
 # (query, key, layer, head).

@@ -90,7 +90,7 @@ def _fault(value: Any, rule: dict[str, Any], where: str) -> str:
         unknown = [name for name in value if name not in known]
         if missing or unknown:
             fault = f"has no {missing[0]}" if missing else f"has {shown(unknown[0])}"
-            return f"{where} {fault}: a finding has {', '.join(rule['required'])} there"
+            return f"{where} {fault}: its required fields are {', '.join(rule['required'])}"
         parts = [(value[name], known[name], within + name) for name in known]
     elif isinstance(value, list) and where != "edits":  # `edits_of` explains errors better
         rules = rule.get("prefixItems") or [rule["items"]] * len(value)

@@ -96,7 +96,7 @@ def short_name(name: str) -> str:
 _PARTS = {"a": "attn", "attention": "attn", "m": "mlp", "b": "", "block": "", "blocks": ""}
 # Sites of sparse autoencoders in a block, named as in SAELens.
 _SPLICED = ("resid_pre", "resid_mid", "resid_post", "normalized_resid_post", "attn_out", "mlp_out")
-# Three groups: the side of an encoder-decoder, the layer, and the name within the layer.
+# Three groups: "encoder" or "decoder" (optional), the layer, and the name within the layer.
 _NAME = re.compile(r"(?:(encoder|decoder)\.)?(?:blocks\.(\d+)\.)?(.+)")
 
 
@@ -192,7 +192,7 @@ def parse(full: str) -> Parsed:
 
 
 def of_side(side: str, full: str) -> str:
-    """Convert a name in the trace of one side to the name in the encoder-decoder's trace.
+    """Convert a name in an encoder's or decoder's own trace to the name in the joint trace.
 
     >>> of_side("encoder", "blocks.0.attn.hook_q"), of_side("decoder", "hook_embed")
     ('encoder.0.attn.hook_q', 'decoder.hook_embed')
@@ -201,7 +201,7 @@ def of_side(side: str, full: str) -> str:
 
 
 def side_of(name: str) -> tuple[str, str]:
-    """Split an encoder-decoder's name into the side, and the name in the trace of that side.
+    """Split a joint trace's name into "encoder" or "decoder", and the name in that trace.
 
     >>> side_of("encoder.0.attn.hook_q"), side_of("decoder.blocks.0.hook_resid_pre")
     (('encoder', 'blocks.0.attn.hook_q'), ('decoder', 'blocks.0.hook_resid_pre'))
@@ -293,7 +293,7 @@ def unknown(name: object, kept: Sequence[str], num_layers: int) -> KeyError:
         error.name, error.layers = name, layers
         return error
     own = layer % num_layers if is_whole_number(layer) else -1
-    # In several layers, activations have the same short name. `short` keeps only the last of
+    # Activations of different layers have the same short name. `short` keeps only the last of
     # them, so the activations of the requested layer are sorted last.
     ordered = sorted(kept, key=lambda full: parse(full).layer == own)
     short = {short_name(full): full for full in ordered}

@@ -121,7 +121,7 @@ class Trace:
             return self._text(int(name))
         if isinstance(name, slice):
             raise TypeError(
-                f"trace: {name} selects several texts: take one text, for example trace[0], or "
+                f"trace: {name} selects several texts: select one text, for example trace[0], or "
                 'rows of an array, for example trace["pattern", 0][:2]'
             )
         full = self._find(name)
@@ -291,7 +291,7 @@ class Trace:
         """Return the weights of one head for one text, `(Q, K)`. Each row sums to 1."""
         if len(self) > 1:
             raise ValueError(
-                f"pattern: this trace holds {len(self)} texts: take one text, trace[0].pattern(...)"
+                f"pattern: this trace holds {len(self)} texts: call trace[0].pattern(...)"
             )
         weights = self["pattern", layer]  # (1, Hq, Q, K)
         if not -weights.shape[1] <= head < weights.shape[1]:
@@ -343,7 +343,7 @@ class Trace:
         odd = next((n for n, shape in enumerate(shapes) if shape != shapes[0]), None)
         if odd is not None:
             raise ValueError(
-                f"stack: {name} is {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: take "
+                f"stack: {name} is {shapes[0]} in layer 0 and {shapes[odd]} in layer {odd}: read "
                 f"trace[{name!r}, layer] for each layer"
             )
         return np.stack(layers)
@@ -626,13 +626,13 @@ def read_only(array: Array) -> Array:
 
 
 def of_all(trace: Any, call: str, *names: str) -> tuple[Array, ...]:
-    """Return one array per layer; if a layer has several of `names`, the last such name wins."""
+    """Return one array per layer; if a layer has several of `names`, use the last of them."""
     layers = range(trace.num_layers)
     kept = {n: name for n in layers for name in names if (name, n) in trace}
     if kept and len(kept) < len(layers):
         raise KeyError(
             f"{call}: this trace holds {names[0]} only for {activations.counted([*kept])} of "
-            f"{len(layers)} layers: take trace[{names[0]!r}, {next(iter(kept))}], or "
+            f"{len(layers)} layers: read trace[{names[0]!r}, {next(iter(kept))}], or "
             "record a trace without layers="
         )
     return tuple(trace[kept.get(layer, names[0]), layer] for layer in layers)

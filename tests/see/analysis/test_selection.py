@@ -190,7 +190,7 @@ def test_a_trace_without_weights_or_of_several_texts_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"has no tokens: .* {said}"):
             one_text(Trace(arrays), "show")
-    with pytest.raises(ValueError, match="this trace is empty: a recording gets its trace when"):
+    with pytest.raises(ValueError, match="this trace is empty: a recording is filled when"):
         one_text(Trace({}), "show")
 
 

@@ -170,7 +170,7 @@ def test_columns_left_out_are_summed_of_weights_alone() -> None:
     names = [f"w{i}" for i in range(40)]
     lines = grid(Screen(), table(40), names, names, of="mean weight")
     assert "others" not in lines[0].plain
-    assert lines[-1].plain.endswith("those of the largest numbers.")
+    assert lines[-1].plain.endswith("those with the largest numbers.")
 
 
 def test_a_stretched_grid_ends_at_its_largest_weight_and_says_so() -> None:

@@ -203,7 +203,7 @@ def test_a_word_of_several_pieces_is_compared_by_their_mean(minilm: Model) -> No
 def test_of_a_word_that_occurs_twice_the_first_is_taken_and_said(lesson: Model) -> None:
     view = compare("the cat and the mat", "sat on the mat", word="the", model=lesson)
     assert (view.sides[0].positions, view.sides[0].occurrences) == ([0], 2)
-    assert "the occurs 2 times: the first is taken" in str(view)
+    assert "the occurs 2 times: the first occurrence is used" in str(view)
     assert view.to_dict()["texts"][0]["occurrences"] == 2
 
 

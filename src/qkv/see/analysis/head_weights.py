@@ -14,7 +14,7 @@ from qkv.see.analysis.words import Span, content, is_word, spans_of
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Seq2SeqTrace, Trace
 
-LONG = 512  # From this many tokens on, a view of a text shows only each query's largest weights.
+LONG = 512  # A view of at least this many tokens shows only the largest weights of each query.
 _MOST = 1e30  # Weights above this number are replaced by NaN.
 
 Index = int | None  # The index of a layer or a head. None means that the view chooses.
@@ -363,7 +363,7 @@ def _scale(trace: Trace, layer: int) -> float | None:
     if any(settings.get(name) is not None for name in ("softcap", "bias", "alibi_slopes")):
         return None
     mask = settings.get("attn_mask")
-    # The scores also contain a float mask, so they are not a multiple of the raw scores.
+    # A float mask is added to the scores, so they are not a multiple of the raw scores.
     if mask is not None and np.asarray(mask).dtype != bool:
         return None
     scale = settings.get("scale")

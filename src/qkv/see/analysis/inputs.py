@@ -155,7 +155,7 @@ def _shared(model: Model | None, a: Trace, b: Trace, words: list[list[str]]) -> 
 
 
 def _last(similarity: Array) -> float:
-    """Return the last number; return infinity instead of NaN, so that `min` does not choose it."""
+    """Return the last similarity; replace NaN by infinity, so that `min` does not choose it."""
     value = float(similarity[-1]) if len(similarity) else 0.0
     return math.inf if math.isnan(value) else value
 
@@ -211,14 +211,13 @@ def _no_tokens(trace: Trace) -> str:
     """Explain why a trace has no tokens, and what to do."""
     if not trace.names():
         return (
-            "this trace is empty: a recording gets its trace when its block ends without an "
-            "error; a "
-            "model of qkv makes a trace with model.trace(text)"
+            "this trace is empty: a recording is filled when its with block ends without an "
+            "error; to trace a model of qkv, call model.trace(text)"
         )
     weights = 'trace["pattern"]' if "pattern" in trace else "trace.attentions"
     return (
-        "this trace has no tokens: make one with model.trace(text), or give weights with their "
-        f"tokens, qkv.show({weights}, tokens=[...])"
+        "this trace has no tokens: make a trace with model.trace(text), or call "
+        f"qkv.show({weights}, tokens=[...])"
     )
 
 

@@ -22,8 +22,8 @@ MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js has 
 MOST_TOKENS = 512
 
 # `Moved` maps each (layer, head) to the probability that moves to other words when the head is
-# removed. `Effects` has a second number for each head: the probability that the model's first guess
-# then has.
+# removed. `Effects` maps it to two numbers: this probability, and the probability of the model's
+# first guess without the head.
 Moved = dict[tuple[int, int], float]
 Effects = dict[tuple[int, int], tuple[float, float]]
 
@@ -60,7 +60,7 @@ class Removal:
 
 
 def gap_of(model: Model | None, trace: Trace) -> int | None:
-    """Return the position of the first mask token; None if the model makes no guess for one."""
+    """Return the position of the first mask token; None if no word can be guessed there."""
     mask = None if model is None or model.tokenizer is None else model.tokenizer.mask
     if model is None or mask not in trace.tokens or trace.changed or not trace.ids:
         return None

@@ -89,8 +89,8 @@ def on_offset(weights: Array, offset: int) -> Array:
 def on_keys(weights: Array, keys: Any) -> Array:
     """Sum each query's weights on these keys, and average the sums over the queries, `(H,)`.
 
-    With key 0, the result is the weight on the first token; with the keys of the later special
-    tokens, it is the weight on separators.
+    With key 0, the result is the weight on the first token. With the keys of all special tokens
+    after the first token, it is the weight on separators.
 
     Source:
         Clark et al. 2019, section 3.2.

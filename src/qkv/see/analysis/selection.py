@@ -321,12 +321,12 @@ def contrasting_head(
 
 
 def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Return the summed weight from a word to all tokens of the same name, keyed by the name."""
+    """Sum the weights from a word over the keys with the same name; return the sums by name."""
     return _by_name(heads, enumerate(attended(heads, layer, head, rows).tolist()))
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Return how far a word's links exceed their usual weights, summed over equal key words."""
+    """Sum how far a word's links exceed their usual weights, over the keys with the same name."""
     weights = attended(heads, layer, head, rows)
     query = rows[0]
     links = (

@@ -388,7 +388,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
 
 
 def _pairs(tokens: list[str], of: list[int], states: list[Array]) -> list[Pair]:
-    """Find the words that two sentences share; only a word's first place in a sentence counts."""
+    """Find the words that two sentences share; use each word's first occurrence in a sentence."""
     positions: dict[str, dict[int, int]] = {}  # keyed by word and sentence
     for position, (token, sentence) in enumerate(zip(tokens, of, strict=True)):
         if not is_piece(token) and not is_punctuation(token):

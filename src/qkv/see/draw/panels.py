@@ -143,7 +143,7 @@ class HeatMap(Panel):
         assert self.whole is not None
         (n, m), (all_n, all_m) = self.values.shape, self.whole
         parts = f"{n} of {all_n} rows and {m} of {all_m} columns"
-        return f"Shown: {parts}, those of the largest {self.what}."
+        return f"Shown: {parts}, those with the largest {self.what}."
 
     @property
     def what(self) -> str:
@@ -552,7 +552,7 @@ class Graph(Panel):
         count = len(self.edges)
         if count == self.whole:
             return signs
-        return f"{signs} Shown: {count} of {self.whole} edges, those of the largest numbers."
+        return f"{signs} Shown: {count} of {self.whole} edges, those with the largest numbers."
 
 
 Rows = Sequence[Sequence[Panel]]

@@ -405,7 +405,7 @@ def _heat_map(screen: Screen, panel: panels.HeatMap) -> list[Text]:
         lines.append(line)
     lines.append(_scale(screen, panel))
     counts = [(len(panel.rows), len(shown_rows), "rows"), (len(columns), len(shown), "columns")]
-    return lines + _left_out(counts, f", those of the largest {panel.what}")
+    return lines + _left_out(counts, f", those with the largest {panel.what}")
 
 
 def _numbers(screen: Screen, panel: panels.Numbers) -> list[Text]:

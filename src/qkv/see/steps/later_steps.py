@@ -63,7 +63,7 @@ def normed(walk: Walk, of: str, name: str, norm: Norm, **others: Any) -> str:
 
     `others` are passed on to `Walk.write`.
     """
-    mark = "" if "gain" not in walk.arrays else f"_{name}"  # the first norm's gain is called `gain`
+    mark = "" if "gain" not in walk.arrays else f"_{name}"  # the first gain has no suffix
     gain, least = f"gain{mark}", f"eps{mark}"
     shift = f"shift{mark}" if "bias" in norm.parameters else None
     learned = {gain: norm.scaled()} | ({shift: norm.parameters["bias"]} if shift else {})
@@ -134,7 +134,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
         if (kind, end) not in walk.trace:
             walk.end(
                 f"the trace lacks hook_{kind} of layer {end}, where the walk continues: trace it "
-                "too, or walk(text, model=...)"
+                "too, or call walk(text, model=...)"
             )
             return
         last = later_step(walk, kind, end, cell=(walk.position, 0))

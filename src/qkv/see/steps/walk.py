@@ -95,7 +95,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Store the name of the array that the projections in `of` read, such as "k" and "v"."""
+        """Name the array from which the vectors in `of`, such as "kv", are computed."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -118,8 +118,8 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     """Compute every step of one head, and all later steps up to the words, in plain NumPy.
 
     After the head, the walk continues through the layer; all later layers are one step. The walk
-    predicts words at one position. This is the first mask token or, in a text without a mask token,
-    the query of the head's strongest link. The sums at this position are written out.
+    predicts words at one position: the first mask token or, in a text without a mask token, the
+    query of the head's strongest link. The sums at this position are written out.
 
     Args:
         trace: a model's trace of one text.
@@ -161,7 +161,7 @@ def walk_head(trace: Trace, layer: int, head: int, model: Model | None = None) -
     else:
         walk.end(
             f"the trace lacks hook_attn_out or hook_resid_mid of layer {layer}, where the walk "
-            "goes on: trace them too, or walk(text, model=...)"
+            "continues: trace them too, or call walk(text, model=...)"
         )
     return walk
 
@@ -233,7 +233,7 @@ def walk_layer(
 def _traced(layer: Layer, inputs: Sequence[Array], options: dict[str, Any]) -> Trace:
     """Trace a single layer, with activations named as in a model with one layer."""
     arrays = dict(layer.trace(*inputs, **options))
-    if isinstance(layer, MultiHeadAttention):  # the names in its trace have no block number
+    if isinstance(layer, MultiHeadAttention):  # the names in this trace have no block number
         arrays = {f"blocks.0.{'attn.' * (n in layer.hooks)}{n}": a for n, a in arrays.items()}
     numbers = [str(i) for i in range(len(inputs[0]))]
     settings = {0: settings_of(options, None)}
@@ -358,7 +358,7 @@ def _names(words: Sequence[str] | None, x: Array, what: str) -> list[str]:
     names = [str(name) for name in words]
     if len(names) != len(x):
         raise ValueError(
-            f"walk: there are {len(x)} vectors and {len(names)} {what}: give one for each"
+            f"walk: there are {len(x)} vectors and {len(names)} {what}: give one per vector"
         )
     return names
 

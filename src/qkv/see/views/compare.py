@@ -128,7 +128,7 @@ class CompareView(HeadShown):
     def reasons(self) -> list[str]:
         """Explain why this word, this occurrence in each text, and this head were chosen."""
         taken = [
-            f"In {name} {self.word} occurs {side.occurrences} times: the first is taken."
+            f"In {name} {self.word} occurs {side.occurrences} times: the first occurrence is used."
             for name, side in zip("AB", self.sides, strict=True)
             if side.occurrences > 1
         ]
@@ -324,7 +324,7 @@ class RunsView(HeadShown):
             Column("", bars=changed.shares),
             Column("cosine", [f"{change.cosine:.3f}" for change in shown], style="not bold dim"),
         ]
-        note = f"Shown: the {len(shown)} of {len(self.changes)} that changed most."
+        note = f"Shown: the {len(shown)} of {len(self.changes)} tokens that changed most."
         table = Table(
             title="What changed in each token's output",
             explained="after the last layer, largest first",
@@ -378,7 +378,7 @@ class RunsView(HeadShown):
 
 
 class _Options(TypedDict, total=False):
-    """The options of `compare` that apply to words and to runs."""
+    """The options of `compare` that apply both to words and to runs."""
 
     tokens: Sequence[Iterable[str]] | None
     model: Model | str | None

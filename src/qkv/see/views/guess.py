@@ -121,7 +121,7 @@ def guess(
 
     Args:
         text: for an encoder, a text with `Model.mask` in place of each missing word; for a decoder,
-            any text. This may also be a story from `stories()`, which has its own interventions.
+            any text. A story from `stories()` is also allowed; it has its own interventions.
         model: a model or the name of a model; if omitted, the default model.
         top_k: the number of words.
         ablate: heads to ablate, as in `Model.trace`.

@@ -65,7 +65,7 @@ class ShiftView(View):
         """Show cosines by layer, and arrows from static vectors to vectors after the last layer."""
         shift = self.shift
         map_ = HeatMap(
-            title="Cosine of each word's vector with its static one",
+            title="Cosine of each word's vector with its static vector",
             explained="each row: one word, at each layer",
             values=np.stack([x.cosine for x in shift.stages], axis=1)[shift.labelled],
             rows=[self.names[index] for index in shift.labelled],
@@ -95,7 +95,7 @@ class ShiftView(View):
         """List the words whose vectors turned furthest, with the cosine at each stage."""
         shift, last = self.shift, self.shift.stages[-1]
         shown, moved = strongest(1 - last.cosine, _MOST_ROWS), self.shift.moved(last)
-        note = f"Shown: the {len(shown)} of {len(shift.tokens)} that turned furthest."
+        note = f"Shown: the {len(shown)} of {len(shift.tokens)} words that turned furthest."
         stages = [
             Column(
                 stage.name.removeprefix("after "),
@@ -107,7 +107,7 @@ class ShiftView(View):
         arrows = Column("arrow", [f"{moved[i]:.2f}" for i in shown], style="not bold dim")
         return Table(
             title="How far each word turned",
-            explained="cosine of its static vector and each later one",
+            explained="cosine of its static vector and each later vector",
             names=[self.names[i] for i in shown],
             columns=[*stages, arrows],
             note=note if len(shown) < len(shift.tokens) else "",
@@ -169,10 +169,10 @@ def plot_shift(
     furthest in the plane are labelled.
 
     Args:
-        original: `(T, D)`, the vectors before attention. This may also be a text, a model's trace
-            of a text, or a list of texts or traces. For texts and traces, the view follows each
-            word, except special tokens, from its row in the token table to its vector after the
-            last layer.
+        original: `(T, D)`, the vectors before attention; or instead a text, a model's trace of a
+            text, or a list of texts or traces. For texts and traces, the view follows each word,
+            except special tokens, from its row in the token table to its vector after the last
+            layer.
         contextual: `(T, D)`, the vectors after attention.
         tokens: the T words.
         model: the model for a text, or a model's name; if omitted, the default model.

@@ -131,8 +131,8 @@ def show(
             `tokens`.
         tokens: the L tokens, if weights are given.
         model: the model for a text, or a model's name; if omitted, the default model. A trace needs
-            no `model`. If it is given, the view also has the length `|v W_O|` for each key, and can
-            measure the guess at a gap.
+            no `model`. With `model`, the view of a trace also shows the length `|v W_O|` for each
+            key, and can measure the guess at a gap.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
         query: the word that attends, or the position of its token. If it is given, only the links

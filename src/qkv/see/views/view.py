@@ -129,7 +129,7 @@ class View(ABC):
         ]
         if len({text.model for text in texts}) < 2:
             return pieces
-        ran = ", ".join(f"{text.name} in {text.model or 'one without a name'}" for text in texts)
+        ran = ", ".join(f"{text.name} in {text.model or 'an unnamed model'}" for text in texts)
         return [f"The texts ran in different models: {ran}.", *pieces]
 
     def print(self, console: "Console | None" = None) -> None:
@@ -449,7 +449,7 @@ def movement_table(heads: Heads, moved: Movement) -> panels.Table:
         f"{a:.2f} → {b:.2f}"
         for a, b in zip(moved.static_length[shown], moved.contextual_length[shown], strict=True)
     ]
-    note = f"Shown: the {len(shown)} of {len(words)} that moved furthest."
+    note = f"Shown: the {len(shown)} of {len(words)} words that moved furthest."
     return panels.Table(
         title="How far each word moved",
         explained="from its row in the token table to its last vector",

@@ -240,8 +240,7 @@ def walk(
             `show`.
         head: the head, counted from 0. The default is chosen by the rule of `show`. For a layer
             without a model, the default is head 0.
-        model: a model or the name of a model. If this is omitted, a text is run in the default
-            model.
+        model: a model or the name of a model; if omitted, a text runs in the default model.
         theme: "light", "dark", or "auto" for the theme of the site or system.
         stretch: whether scales end at the largest shown weight instead of 1.
         x: `(L, D)`, the word vectors that a layer reads.
