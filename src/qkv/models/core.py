@@ -232,7 +232,7 @@ class Core:
 
     @property
     def sentence(self) -> Sentence:
-        """The settings that the model's files give for texts, e.g. prompts, lower case, pooling."""
+        """The settings for texts, read from the model's files: prompts, lower case, pooling, ..."""
         return self.reader.sentence
 
     @property

@@ -61,7 +61,7 @@ class Pool:
         limits = [route.max_seq_length for route in model._all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # a fork has no compute threads
+            mp_context=multiprocessing.get_context("spawn"),  # a fork lacks the compute threads
             initializer=_begin,
             initargs=(self._folder.name, model.name, limits, threads),
         )
@@ -131,7 +131,7 @@ _model: Any = None  # the model of this process, if a pool started it
 
 
 def _begin(folder: str, name: str, limits: Sequence[int | None], threads: int) -> None:
-    """Load the model in a new process; `limits` has the token limit of each route of the model."""
+    """Load the model in a new process; `limits` holds the token limit of each route."""
     global _model
     set_num_threads(threads)
     _model = load(folder)

@@ -25,7 +25,7 @@ from qkv.models.tasks.call import ModelOutput, output_of
 from qkv.progress import progress
 from qkv.text import Tokenized, Tokenizer
 
-Towers = Mapping[str, tuple[dict[str, Any], Names]]  # For each tower, its config and its names.
+Towers = Mapping[str, tuple[dict[str, Any], Names]]  # Each tower's config and parameter names.
 FIRST = "[CLS]"  # The name of the token before the patches.
 
 
@@ -42,7 +42,6 @@ def grid_of(tokens: Sequence[str]) -> tuple[int, int] | None:
     """Return the numbers of rows and columns of patches, from the names of an image's tokens.
 
     Return None if the tokens are not patches of one image.
-
 
     >>> grid_of(patch_names(14, 16)), grid_of(["[CLS]", "1,5", "dogs"])
     ((14, 16), None)
@@ -222,9 +221,9 @@ def encode_images(
         The type is float32, or float64 for a float64 model.
 
     Raises:
-        TypeError: `images` is a string or a path; also as in `trace`.
+        TypeError: `images` is a string or a path; or for the reasons listed in `trace`.
         ValueError: the model's head computes no vectors, an image has the wrong type or shape, or
-            there are no images; also as in `trace`.
+            there are no images; or for the reasons listed in `trace`.
     """
     head = model._embedder
     if head is None:
@@ -294,11 +293,11 @@ def call_images(
 class VisionModel(Model):
     """A model that reads images.
 
-    `model(pixel_values)` takes the same pixel values as in transformers. `model.trace(image)` takes
-    one image or several: uint8 arrays (H, W, C), Pillow images, or floats (B, C, H, W). The result
-    is a `Trace`, as for a text. The tokens are "[CLS]" and then the patches by row and column,
-    counted from 0: "0,0", "0,1", ... `hide=["0,1"]` masks the second patch. The model cannot
-    read or write text.
+    `model(pixel_values)` takes the same pixel values as the models of transformers.
+    `model.trace(image)` takes one image or several: uint8 arrays (H, W, C), Pillow images, or
+    floats (B, C, H, W). The result is a `Trace`, as for a text. The tokens are "[CLS]" and then the
+    patches by row and column, counted from 0: "0,0", "0,1", ... `hide=["0,1"]` masks the second
+    patch. The model cannot read or write text.
     """
 
     design: VisionDesign

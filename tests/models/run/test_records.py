@@ -324,15 +324,15 @@ def test_a_gradient_is_that_of_the_swapped_text(model: Model) -> None:
         ),
         (
             {"op": "set", "at": "z", "layer": 0, "head": 1, "value": [[1.0] * 4] * 7},
-            r"\(set\) has value \[\[1.*: give finite numbers \(8, 4\), as text 0 has 8 tokens",
+            r"\(set\) has value \[\[1.*: give finite numbers \(8, 4\), because text 0 has 8 tokens",
         ),
         (
             {"op": "set", "at": "pattern", "layer": 0, "value": [[1.0]]},
-            r"\(set\) has value \[\[1.0\]\]: give finite numbers \(3, 8, 8\), as text 0 has 8",
+            r"\(set\) has value \[\[1.0\]\]: give finite numbers \(3, 8, 8\), because text 0 has 8",
         ),
         (
             {"op": "set", "at": "z", "layer": 0, "token": 0, "head": 0, "value": [np.inf] * 4},
-            r"\(set\) has value \[inf.*: give finite numbers \(4,\), as",
+            r"\(set\) has value \[inf.*: give finite numbers \(4,\), because",
         ),
         ({"op": "swap", "token": 2, "with": "dig"}, r"\(swap\) has with 'dig': give one entry of"),
         ({"op": "swap", "token": 8, "with": "dog"}, r"\(swap\) has token 8: give 0 to 7"),

@@ -24,7 +24,7 @@ def described(values: Mapping[str, Any], source: str | Path) -> tuple[AnyDesign,
 
     Args:
         values: the contents of the config.json.
-        source: the file's name in errors.
+        source: the name of the file, for errors.
 
     Raises:
         ModelError: the family is unknown, or a value in the config is invalid.

@@ -70,7 +70,7 @@ class Config:
 
     Args:
         values: the JSON object.
-        source: the file's name in errors.
+        source: the name of the file, for errors.
         defaults: the values for keys missing in the config.
         spellings: the names of each key in this family, the usual name first. If the family does
             not use a key, the list is empty, and the key has its default value.

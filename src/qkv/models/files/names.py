@@ -146,7 +146,7 @@ class Family:
     harmless: tuple[str, ...] = ()
 
     def config(self, values: Mapping[str, Any], source: str) -> Config:
-        """Return a config of this family; `source` is the file's name in errors."""
+        """Return a config of this family; `source` is the name of the file, for errors."""
         return Config(values, source, self.defaults, self.spellings)
 
     def today(self, stored: str) -> str:

@@ -178,7 +178,7 @@ class Tensors(dict[str, Stored]):
     returns the values of a tensor.
 
     Attributes:
-        source: the file's name in errors.
+        source: the name of the file, for errors.
 
     Raises:
         ModelError: a file is missing or broken, or two files hold the same tensor.

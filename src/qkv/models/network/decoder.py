@@ -38,7 +38,8 @@ class DecoderCache(KVCache):
     """The key/value cache of a decoder layer, for the decoder's text and for the encoder's text.
 
     Args:
-        window: the argument `window` of `KVCache`; it limits the keys that a decoder's token sees.
+        window: the argument `window` of `KVCache`; it limits the keys of the decoder's text that
+            each of the text's tokens sees.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
         key_lengths: the lengths of the encoder's texts, (B,).
@@ -76,8 +77,8 @@ class CrossAttention:
     def remember(self, texts: Encoded, window: Any, record: Recorder | None) -> DecoderCache:
         """Compute the keys and values of the encoder's texts, and return them in a cache.
 
-        `window` is passed on to `DecoderCache`. If `record` has edits of keys and values, this
-        method applies the edits. `run` records the edited keys and values.
+        `window` is passed on to `DecoderCache`. If `record` contains edits of keys or values, this
+        method applies the edits, and `run` records the edited arrays.
         """
         rows = narrowed_to(texts.rows, self.parameters)
         lengths, parts = np.diff(texts.cu), {}

@@ -77,7 +77,7 @@ class Mixture:
     limit: float
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the names and shapes of a layer's experts; None if the layer has a single MLP."""
+        """Return names and shapes of the experts' parameters; None if a layer has a single MLP."""
         return expert_shapes(dim, hidden, self.count).items()
 
     def build(self, parameters: Arrays, activation: str) -> Experts:
@@ -104,7 +104,7 @@ class GatedMixture:
     without: frozenset[int] = frozenset()
 
     def shapes(self, number: int, dim: int, hidden: int) -> Iterable[tuple[str, Shape]] | None:
-        """Return the names and shapes of a layer's experts; None if the layer has a single MLP."""
+        """Return names and shapes of the experts' parameters; None if a layer has a single MLP."""
         if number in self.without:
             return None
         return gated_expert_shapes(dim, self.hidden, self.count)
@@ -152,7 +152,7 @@ class Design:
         mlp_norm: whether the MLP has its own norm. If False, the MLP shares the attention's norm,
             as in GPT-J.
         first_norm: whether the first layer's attention has a norm, if `norms` is "before".
-        layer_scale: whether the output of each part is multiplied by a learned vector.
+        layer_scale: whether learned vectors multiply the outputs of the attention and of the MLP.
         final_norm: whether a norm follows the last block.
         last_is_normed: whether the last entry of `hidden_states` in transformers is the output of
             the final norm.

@@ -93,7 +93,8 @@ class Embedding:
         x, rows = self._rows(ids)
         x = x.astype(compute_type(x.dtype), copy=False)
         if self.scale != 1:
-            x *= np.array(self.scale, self.table.dtype).astype(x.dtype)  # rounded as in training
+            # Round the scale to the table's dtype, as in training.
+            x *= np.array(self.scale, self.table.dtype).astype(x.dtype)
         x = keep("hook_embed", x)
         narrow = None
         if self.projects_first:
@@ -211,8 +212,8 @@ class PatchEmbedding(Embedding):
         weight: (D, C, h, w), the linear layer from a patch to its vector.
         bias: (D,), or None.
         grid: the grid of patches, (rows, columns), that `positions` describes. For an image with
-            another grid, the positions are interpolated. If
-            `grid` is None, the positions are never interpolated.
+            another grid, the positions are interpolated. If `grid` is None, the positions are
+            never interpolated.
     """
 
     weight: Array

@@ -39,8 +39,8 @@ class Head:
         pool: the pooling of a text's vectors to one vector: a name in `POOLING`, or "patches", "cls
             and mean" or "end". "patches" is the mean of all tokens after the first token. "cls and
             mean" (2 D,) joins the first token's vector and the mean of the other tokens. "end" is
-            the vector of the token that ends a text. If `pool` is
-            None, the head returns logits for each token.
+            the vector of the token that ends a text. If `pool` is None, the head returns logits for
+            each token.
         end: for the pooling "end", the id of the token that ends a text. The head reads the first
             token with this id; if a text does not have the id, the head reads the text's first
             token. If `end` is None, the head reads the first token with the text's largest id.

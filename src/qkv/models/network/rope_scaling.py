@@ -67,7 +67,8 @@ class Yarn:
     The original context length is `limit` tokens. In a text of `limit` tokens, pair i makes
     `n = limit * base**(-2i / dims) / (2 pi)` turns. Pairs with more than `fast` turns keep their
     speed; the speed of pairs with fewer than `slow` turns is divided by the factor. With
-    `truncate`, both limits are rounded to whole pairs, so that more pairs are blended.
+    `truncate`, the indices of the first and the last blended pair are rounded outwards to integers,
+    so that more pairs are blended.
 
     Source:
         Peng et al. 2023, "YaRN: Efficient Context Window Extension of Large Language Models",
@@ -148,7 +149,7 @@ class Llama3:
 
 @dataclass(frozen=True)
 class Proportional:
-    """Rotate only the first pairs, at their usual speeds; the other pairs do not rotate.
+    """Rotate only the first pairs, at their usual speeds / `factor`; other pairs do not rotate.
 
     Source:
         `rope_type` "proportional" in transformers, which Gemma 4 uses.

@@ -180,7 +180,8 @@ class Transformer:
             ids: (B, T) token ids.
             mask: (B, T), True for a token.
             positions: (B, T), the positions of the tokens; see `token_positions` for the default.
-            options: see `Options`. The keys of `masks` are only the columns that `spans` selects.
+            options: see `Options`. The key axis of each mask has only the columns that `spans`
+                selects.
 
         Returns:
             `(rows, cu)`: the vectors (total, D) of the tokens, and (B + 1,), the first row of each
@@ -412,7 +413,7 @@ def stretch(weight: Array) -> float:
 
     The result is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, where `rms` is the
     root mean square of the matrix. Power iteration estimates the singular value from below. The
-    result is infinite if the matrix has an infinite number or NaN.
+    result is infinite if the matrix holds infinity or NaN.
 
     Source:
         Marchenko and Pastur 1967; Martin and Mahoney 2021, "Implicit Self-Regularization in Deep

@@ -19,7 +19,8 @@ class Layout(NamedTuple):
     """The texts of a batch, and the columns of `input_ids` that the network computes.
 
     The arguments and results of a call have one column for each column of `input_ids`. The network
-    skips columns of padding, so the network's arrays may have fewer columns, the computed columns.
+    skips columns of padding, so the network's arrays may have fewer columns: only the computed
+    columns.
 
     Attributes:
         texts: the index of each text among all texts of the call.
@@ -242,7 +243,7 @@ def batches(texts: Any, batch_size: Any) -> Iterator[Any]:
 
 
 def _no_number(number: int, text: Any) -> Any:
-    """Return `text`; raise a TypeError if it is a number: `texts` was one text, given as ids."""
+    """Return `text`; raise a TypeError for a number, because `texts` is then one text's ids."""
     if is_whole_number(text):
         raise TypeError(
             f"trace_stream: text {number} is {type(text).__name__}: give strings, or (T,) integers"

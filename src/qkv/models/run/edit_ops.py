@@ -1,4 +1,4 @@
-"""The effects of records on a run: for each `op`, a function and its derivative."""
+"""The effects of edit records on a run: for each `op`, a function and its derivative."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -226,18 +226,18 @@ def add(plan: Plan, record: Record) -> None:
 
 
 def patch(plan: Plan, record: Record) -> None:
-    """Replace an activation, or only that of one head or token, by the one of another text."""
+    """Replace an activation, or its part for one head or token, by that of another text."""
     source = plan.source(record)
     plan.put(record, lambda index: source()[index])
 
 
 def set_(plan: Plan, record: Record) -> None:
-    """Replace an activation, or only that of one head or token, by an array."""
+    """Replace an activation, or its part for one head or token, by an array."""
     for number, length in enumerate(plan.lengths, plan.first):
         axes = plan.part(record, length).values()
         shape = tuple(size for size, chosen in axes if isinstance(chosen, slice))
         if not are_numbers(record.fields["value"], shape):
-            way = f"finite numbers {shape}, as text {number} has {length} tokens"
+            way = f"finite numbers {shape}, because text {number} has {length} tokens"
             raise wrong(plan.call, record, "value", way)
     value = np.asarray(record.fields["value"])
     plan.put(record, lambda _: value)

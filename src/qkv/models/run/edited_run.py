@@ -89,7 +89,7 @@ class EditedRun:
 
     Attributes:
         call: the name of the public call, for errors.
-        changes: maps the full name of an activation to its replacement. This is an array
+        changes: maps the full name of an activation to its replacement. The replacement is an array
             (B or 1, ...), a spliced layer, or a function of an array and an `At`.
         recorded: maps the full name of an activation to the steps of its edit records. These steps
             run before `changes`.

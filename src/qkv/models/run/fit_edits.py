@@ -408,7 +408,7 @@ def _in_model(record: Record, body: Transformer, call: str) -> Record:
 
 
 def _check_tokens(record: Record, batch: Sequence[Sized], first: int, call: str) -> None:
-    """Check that a record's tokens exist in each text, and that it has one weight per token."""
+    """Check that a record's tokens exist in each text; weights must be one number per token."""
     for number, text in enumerate(batch, first):
         count = len(text)
         of = "the text" if len(batch) == 1 and not first else f"text {number}"
@@ -524,7 +524,7 @@ class _Masking:
     def _of_positions(self, asked: int | tuple[int, ...]) -> list[Masked]:
         """Return the masked keys for a position or an edge of `hide`.
 
-        A text that is too short for the position has no masked key. Position -1 is the last one.
+        A text that is too short for the position has no masked key. Position -1 is the last token.
         """
         fields: list[Any] = [None, asked] if isinstance(asked, int) else [*asked]
         query, key, layer, head = [*fields, None, None][:4]

@@ -54,7 +54,7 @@ class Encoder:
     """An object that checks the options of `Model.encode` and computes the vectors of texts.
 
     Attributes:
-        model: the model that encodes the texts; if a model has several routes, the chosen one.
+        model: the model that encodes the texts; with several routes, the model of the chosen route.
         batch_size: as in `Model.encode`.
         normalize_embeddings: as in `Model.encode`.
         output_value: as in `Model.encode`.
@@ -64,7 +64,7 @@ class Encoder:
         task: as in `Model.encode`.
         call: the name of the public call, for errors.
         tokenizer: the model's tokenizer.
-        sentence: the settings for texts from the model's files, e.g. prompts and pooling.
+        sentence: the settings for texts, read from the model's files, e.g. prompts and pooling.
         limit: the maximum number of tokens in a text.
         dtype: the type of the vectors.
         run: the method `packed` of the model's network, which computes the token vectors of texts.
@@ -196,7 +196,7 @@ class Encoder:
 
         Args:
             ids: integers in one row.
-            name: the name of the ids in errors.
+            name: the name of the ids, for errors.
             whole: whether to raise an error if there are more ids than the limit.
 
         Raises:

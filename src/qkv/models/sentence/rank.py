@@ -129,7 +129,7 @@ class Ranker:
         tokenizer: the model's tokenizer.
         before: the prompt before the first text.
         limit: the maximum number of tokens in a pair.
-        tells_texts_apart: whether an input of the network says, for each token, if the token
+        tells_texts_apart: whether the network reads segments, which say for each token whether it
             belongs to the first or to the second text.
         activation: the function that turns logits into scores, or its name in `ACTIVATIONS`; None
             if the logits are the scores.
@@ -495,8 +495,8 @@ def ranker(
 
     Raises:
         TypeError: as in `rank`.
-        ValueError: the model is not a cross-encoder with one score, has no tokenizer, or an option
-            is invalid.
+        ValueError: the model is not a cross-encoder with one score, the model has no tokenizer, or
+            an option is invalid.
     """
     need_ranking(model.head, model.name)
     return Ranker(model, "rank", prompt_name, prompt, activation_fn)
