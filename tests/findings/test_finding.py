@@ -206,8 +206,8 @@ def test_other_weights_do_not_verify_a_finding(model: qkv.Model, glass: qkv.Find
     holds, [line] = glass.verify(other)
     assert not holds
     assert line == (
-        f"the parameters differ: the finding belongs to books, sha256 {model.sha256[:12]}..., and "
-        f"this is books, sha256 {other.sha256[:12]}..."
+        f"the parameters differ: the finding belongs to books, sha256 {model.sha256[:12]}..., but "
+        f"this model is books, sha256 {other.sha256[:12]}..."
     )
     own = qkv.finding(other, GLASS, hide="glass")
     assert own.verify() == (True, [])  # with the model that measured it

@@ -175,8 +175,8 @@ class Finding:
         """Return the text of an error: the finding was measured with other parameters."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
-            f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., and "
-            f"this is {used.name}, sha256 {used.sha256[:12]}..."
+            f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., but "
+            f"this model is {used.name}, sha256 {used.sha256[:12]}..."
         )
 
 

@@ -561,7 +561,7 @@ def test_the_head_shown_of_two_runs_is_the_one_that_changed_most(minilm: Model) 
     }  # fmt: skip
     best = max(apart, key=lambda place: apart[place])
     assert (view.head.layer, view.head.head) == best
-    assert f": {apart[best]:.2f} of the weight is on other keys" in view.head.reason
+    assert f": {apart[best]:.2f} of the weight moves to other keys" in view.head.reason
     asked = compare(a, b, layer=0, head=4)
     assert asked.head.reason == "it was requested"
     with pytest.raises(IndexError, match="compare: there is no head 12"):

@@ -90,7 +90,7 @@ class Heads:
         summary: the summary of each layer; an empty list if all weights were kept.
         other_keys: the S keys, if they differ from the queries.
         scores: scaled scores `(H, L, S)` for each layer, -inf where masked. They are always scores
-            of tokens, even if `weights` has the weights of words.
+            between tokens, even if `weights` are between words.
         scale: for each layer, the factor by which raw scores are multiplied, if it is known.
         norms: `(H, S)` for each layer, the length of `v_j W_O` for each key j, as `value_norms`
             computes it; an empty list if the parameters are unknown.

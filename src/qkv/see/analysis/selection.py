@@ -162,8 +162,8 @@ def choose_head(
     if best is None:
         first = min(seen.layers) if layer is None else layer
         reason = (
-            f"it is the first of {searched(seen, layer, head)}, and in none of them does a "
-            "content word look at another one"
+            f"it is the first of {searched(seen, layer, head)}, and no content word looks at "
+            "another one in any of them"
         )
         headline = f"{nothing}: no content word looks at another one."
         return ChosenHead(first, head or 0, None, reason, False, headline), links
@@ -184,7 +184,7 @@ def choose_head(
 def _none(layer: Index, head: Index, untrained: bool) -> str:
     """Say that no head of the requested layers and heads stands out."""
     which = "No head" if layer is None else f"No head of layer {layer}"
-    none = f"{which} stands out" if head is None else f"In no layer does head {head} stand out"
+    none = f"{which} stands out" if head is None else f"Head {head} stands out in no layer"
     return f"{none} in this sentence" + untrained * ", because the model is untrained"
 
 
@@ -371,7 +371,7 @@ def changed_head(
     chosen = max(moved, key=lambda at: moved[at])
     reason = (
         f"its weights differ most between the two runs, among {searched(a, layer, head)}: "
-        f"{max(moved[chosen], 0.0):.2f} of the weight is on other keys"
+        f"{max(moved[chosen], 0.0):.2f} of the weight moves to other keys"
     )
     return ChosenHead(*chosen, None, reason if None in (layer, head) else ASKED)
 

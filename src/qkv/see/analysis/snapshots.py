@@ -161,7 +161,7 @@ def _check_size(heads: int, size: int, most: int) -> None:
     if heads * size**2 > most:
         raise ValueError(
             f"replay: the text has {size:,} tokens, but with {heads} heads a page holds at most "
-            f"{math.isqrt(most // heads):,}: give a shorter text"
+            f"{math.isqrt(most // heads):,} tokens: give a shorter text"
         )
 
 
