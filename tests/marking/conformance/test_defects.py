@@ -98,7 +98,7 @@ def test_all_three_defects_are_named_at_once():
     assert named["plain"] == ("last-partial-tile",)
     assert named["causal"] == ("causal-first-key",)
     assert named["softcap"] == ("softcap-after-mask",)
-    assert report.remark("softcap").endswith("(in addition to the error at plain, causal)")
+    assert report.remark("softcap").endswith("(in addition to the error in plain, causal)")
 
 
 def judged(case, right):

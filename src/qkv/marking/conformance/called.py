@@ -86,7 +86,7 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Return a mapping from qkv's names to the function's names; `names` may be its inverse."""
+    """Return a mapping from qkv's names to the function's; `names` may map either way."""
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):
@@ -133,7 +133,8 @@ def _numpy(device: str) -> Library:
 
 def _torch(device: str) -> Library:
     torch: Any = need("torch", "torch")
-    torch.set_num_threads(1)  # a forked process has no worker threads: it would wait for them
+    # a forked process has no worker threads: if torch used several, it would wait for them forever
+    torch.set_num_threads(1)
 
     def give(a: Array) -> Any:
         if a.dtype.name == "bfloat16":

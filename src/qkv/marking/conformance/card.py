@@ -282,7 +282,7 @@ def _shrunk(runs: Runs, result: CaseResult) -> CaseResult:
 
 
 def _moved(before: Case, after: Case) -> Case:
-    """Return `after`; if `before` has `q_offset` = S - L, give `after` its own S - L."""
+    """Return `after`; if `q_offset` is S - L in `before`, set it to S - L in `after` too."""
     offset = before.options.get("q_offset")
     if offset != before.S - before.L or isinstance(offset, str):
         return after

@@ -36,8 +36,8 @@ class Case:
             value vector, because the weights sum to 1.
         poison: whether masked positions hold NaN.
         optional: whether the function may refuse the case and still be right.
-        unsaid: options that the function always applies, without a parameter for them. They are
-            passed only to the formula that computes the right answer.
+        unsaid: options that the function always applies, without a parameter for them. Only the
+            formula that computes the right answer receives these options.
     """
 
     feature: str

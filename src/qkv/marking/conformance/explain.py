@@ -36,7 +36,8 @@ class Explanation:
         lines: pairs `(line of the formula, its replacement)`.
         explains: `(explained, tried)`: the number of cases that the defects explain, and the number
             of cases that were tried.
-        beside: earlier features. The explanation needs the defects of these features and `defects`.
+        beside: features that were explained earlier, and whose defects the explanation needs in
+            addition to `defects`.
     """
 
     says: str
@@ -152,7 +153,7 @@ class Explainer:
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
         self.known: list[Defect] = []
-        self._at: list[str] = []  # the feature of each known defect
+        self._at: list[str] = []  # the feature that each known defect first explained
         right: dict[str, list[CaseResult]] = {}
         for result in results:
             if result.status == "right" and result.outputs:

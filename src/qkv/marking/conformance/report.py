@@ -79,12 +79,12 @@ class Report:
         finding = self.findings.get(feature)
         if finding is not None and status == "wrong":
             if finding.explanation is not None:
-                same = f", as at {finding.like}" if finding.like else ""
+                same = f", the same error as in {finding.like}" if finding.like else ""
                 if finding.explanation.beside and not same:
-                    same = f" (in addition to the error at {', '.join(finding.explanation.beside)})"
+                    same = f" (in addition to the error in {', '.join(finding.explanation.beside)})"
                 return f"as if {finding.explanation.says}{same}"
             if finding.like:
-                return f"as at {finding.like}"
+                return f"the same error as in {finding.like}"
             return finding.case.message or "no known defect gives this result"
         results = self._results(feature)
         if finding is not None:
@@ -100,7 +100,10 @@ class Report:
         like = [result.like for result in results if result.like]
         if like:
             verb = "is" if len(like) == 1 else "are"
-            remark += f"; {len(like)} more {verb} wrong as at {', '.join(dict.fromkeys(like))}"
+            remark += (
+                f"; {len(like)} more {verb} wrong, with the same error as in"
+                f" {', '.join(dict.fromkeys(like))}"
+            )
         if refused:
             more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
             remark += f"; refused: {', '.join(refused[:_NAMED])}{more}"

@@ -18,7 +18,7 @@ _LOADING = 12  # The time limit for loading is this many times the time limit of
 _EXACT = 1e-13  # The allowed relative error for float64.
 # The allowed relative error for float32, and its increase per unit of the largest score.
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
-_ROUNDINGS = 5  # The factor on the bound of gradients, which have more rounding errors.
+_ROUNDINGS = 5  # Gradients have more rounding errors: their bound is multiplied by this number.
 _JUDGED = 1e4  # Larger scores than this number do not increase the bound.
 
 
@@ -29,9 +29,9 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: the largest error in the worst array, which has the largest ratio of error to bound.
-            None if the results cannot be compared.
-        bound: the allowed error in the worst array.
+        error: the largest error in the array whose error is largest relative to its bound. None if
+            the results cannot be compared.
+        bound: the allowed error in this array.
         message: an explanation, if `error` alone does not explain the status.
         outputs: the returned arrays.
         ended: whether the process crashed, exited or reached its time limit.
