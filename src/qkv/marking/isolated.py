@@ -270,7 +270,7 @@ def processor(pid: int) -> tuple[bool, float]:
     """Return `(active, seconds)` for a process.
 
     `active` is true if the process runs or waits for a processor. `seconds` is the CPU time that
-    the process has used. On other systems than Linux, the result is `(False, 0.0)`.
+    the process has used. On systems other than Linux, the result is `(False, 0.0)`.
     """
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -29,7 +29,7 @@ RAISED = (Exception, SystemExit)  # The marker reports these errors of a student
 def options_of(
     function: Callable[..., Any], names: Sequence[str], known: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, str], frozenset[str]]:
-    """Return `(taken, required)`: the options that a function accepts, and those without default.
+    """Return `(taken, required)`: the options that a function takes, and those without a default.
 
     `taken` maps the qkv name of an option to the function's parameter, such as `is_causal` to
     `causal`. `required` holds qkv names.

@@ -20,7 +20,8 @@ class CheckResult:
         mistakes: short names of the mistakes, such as `"softmax-whole-matrix"`.
         fragile: short names of fragile findings. A fragile function fails only for large numbers,
             fully masked rows or integers.
-        conventions: short names of differences from the task's conventions, which are no mistakes.
+        conventions: short names of differences from the task's conventions; such differences are
+            not mistakes.
         points: 10 points, minus 4 for each mistake and 1 for each fragile finding; at least 0. A
             function also gets 0 points if it is an empty stub, or if no known mistake explains its
             wrong outputs.

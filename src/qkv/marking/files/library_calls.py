@@ -29,7 +29,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in a `with` block, including a call that ends the recording."""
+        """Record the calls in a `with` block, even a `sys.setprofile` call that ends the record."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)

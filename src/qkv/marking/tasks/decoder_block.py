@@ -200,7 +200,7 @@ ON_BATCH = _TEXTS.mistake("cross-mask-on-batch", {"other_mask": lambda visible: 
 
 
 def _of_three(known: Sequence[Mistake]) -> Iterator[Mistake]:
-    """Yield the mistakes that can also occur in a decoder block, which has three parts."""
+    """Yield the mistakes of the task `block` that can occur in a decoder block (three parts)."""
     for mistake in known:
         wires = any("wire" in variant for variant in mistake.variants)
         if not wires and not mistake.key.startswith("block-"):

@@ -27,7 +27,7 @@ def _steps(length: int) -> Array:
 
 
 def recurrence_table(length: int, keep: float) -> Array:
-    """Return a table (length, length) in which row i has the weight of every word in state i.
+    """Return a table (length, length); row i contains the weights of all words in state i.
 
     The loop computes state = keep * state + (1 - keep) * word, and reads the words from last to
     first.

@@ -239,7 +239,7 @@ def _mark(task: str, function: Function, signature: str, batches: bool = False) 
 
 
 def _mark_mended(function: Function, signature: str) -> CheckResult:
-    """Mark the function of lesson 10; give 0 points if both original mistakes are still in it."""
+    """Mark the function of lesson 10: 0 points if it still contains both planted mistakes."""
     result = _mark("self-attention", function, signature)
     return replace(result, points=0) if {*result.mistakes} == _PLANTED else result
 

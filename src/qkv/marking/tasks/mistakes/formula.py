@@ -269,7 +269,7 @@ def _sum(**over: Any) -> dict[str, Any]:
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Return two wrong softmaxes: both maximum and sum are over `axes`, or only the sum is."""
+    """Return two wrong softmaxes: one with maximum and sum over `axes`, one with only the sum."""
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 

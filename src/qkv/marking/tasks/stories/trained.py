@@ -49,7 +49,7 @@ def _of_one(number: int) -> Function:
 
 
 def _later(*, itself: bool) -> Function:
-    """Return a wrong score that also uses later occurrences; `itself` adds the current word."""
+    """Return a wrong score that also uses later and, with `itself`, current occurrences."""
 
     def of(weights: Array, ids: Any, names: Any) -> Any:
         shares = []
@@ -345,7 +345,7 @@ class _Removed:
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
-        """Return `of(ids, heads)`, which gives two means of `said` without the given heads.
+        """Return `of(ids, heads)`: the means of `said` over two sets of positions, without `heads`.
 
         Args:
             said: a function that takes logits and ids, and returns a number per position.
