@@ -253,9 +253,9 @@ def test_going_on_with_something_else_is_refused(corpus: str, tmp_path: Path) ->
     again = ("train", "--resume", "-o", folder)
     assert run(*again, corpus, "--steps", "3", "--objective", "causal").exit_code == 0
     for flags, words in (
-        (("--steps", "5"), "with steps 3, and here it is 5"),
-        (("--objective", "masked"), "with objective 'causal', and here it is 'masked'"),
-        (("--layers", "2"), "with layers 1, and here it is 2"),
+        (("--steps", "5"), "with steps 3, but now steps is 5"),
+        (("--objective", "masked"), "with objective 'causal', but now objective is 'masked'"),
+        (("--layers", "2"), "with layers 1, but now layers is 2"),
     ):
         assert words in refused(run(*again, *flags), "train")
     line = refused(run("train", corpus, "--objective", "causal", *QUICK, "-o", folder), "train")
@@ -285,7 +285,7 @@ def test_going_on_with_what_is_damaged(corpus: str, tmp_path: Path) -> None:
     result = run("train", "--resume", "-o", str(folder))
     assert result.exit_code == 2
     assert result.stderr.strip().endswith(
-        f"{tokenizer} is damaged: its checksum is not that of {last.name}"
+        f"{tokenizer} is damaged: its checksum differs from the checksum in {last.name}"
     )
 
 
@@ -298,7 +298,7 @@ def test_a_run_that_diverges(corpus: str, tmp_path: Path) -> None:
     assert result.exit_code == 1
     last = result.stderr.splitlines()[-1]
     assert last.startswith("qkv train: at step ")
-    assert f"{folder} holds the model of its last good checkpoint, step 0: take a lower" in last
+    assert f"{folder} holds the model of its last good checkpoint, step 0: use a lower" in last
     assert (folder / "curves.png").exists()
     assert qkv.load(folder).parameters["embed.weight"].std() < 0.03
 
@@ -311,7 +311,7 @@ def test_a_rate_that_ruins_the_model_before_its_losses_show_it(corpus: str, tmp_
         assert result.exit_code == 1
         last = result.stderr.splitlines()[-1]
         assert f"at step {steps} the model gives numbers that are not finite" in last
-        assert f"{folder} holds the model of its last good checkpoint, step 0: take a lower" in last
+        assert f"{folder} holds the model of its last good checkpoint, step 0: use a lower" in last
         assert np.isfinite(qkv.load(folder)(np.arange(9)[None]).logits).all()
 
 
@@ -370,7 +370,7 @@ def test_refused(corpus: str, tmp_path: Path) -> None:
 
     for flags, words in (
         (("--layers", "0"), "layers is 0"),
-        (("--dim", "10"), "dim is 10 and heads is 4: the first must be a multiple"),
+        (("--dim", "10"), "dim is 10 and heads is 4: dim must be a multiple of heads"),
         (("--vocabulary", "10"), "vocabulary is 10: it must be 300 or more"),
         (("--steps", "0"), "steps is 0"),
         (("--steps", "x"), "--steps"),

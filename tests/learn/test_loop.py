@@ -228,12 +228,15 @@ def test_another_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds a run, which is at step 4"):
         again(resume=False)
     for change, words in (
-        ({"steps": 5}, "steps 4, and here it is 5"),
-        ({"schedule": 0.5}, r"schedule.rate 0.001, and here it is 0.5"),
-        ({"seed": 1}, "seed 0, and here it is 1"),
-        ({"objective": Pull("push")}, r"objectives.pull.weight 1.0, and here it is left out"),
-        ({"net": network(BERT)}, "model.model_type 'gpt2', and here it is 'bert'"),
-        ({"settings": {"data": "b"}}, "data left out, and here it is 'b'"),
+        ({"steps": 5}, "steps 4, but now steps is 5"),
+        ({"schedule": 0.5}, r"schedule.rate 0.001, but now schedule.rate is 0.5"),
+        ({"seed": 1}, "seed 0, but now seed is 1"),
+        (
+            {"objective": Pull("push")},
+            r"objectives.pull.weight 1.0, but now objectives.pull.weight is left out",
+        ),
+        ({"net": network(BERT)}, "model.model_type 'gpt2', but now model.model_type is 'bert'"),
+        ({"settings": {"data": "b"}}, "data left out, but now data is 'b'"),
     ):
         with pytest.raises(ValueError, match=words):
             again(**change)

@@ -18,11 +18,11 @@ from qkv.files import StrPath
 from qkv.text import Tokenizer
 from qkv.text.tokenizer import parts_of
 
-BLOCK = 1 << 22  # The number of bytes of a block, which is read, cut and shuffled.
+BLOCK = 1 << 22  # The number of bytes in a block; a block is read, cut and shuffled as a whole.
 _LONGEST_LINE = 1 << 18  # A longer line (in bytes) is read in parts.
 _STRETCH = 1 << 20  # A sample of a large file consists of parts of about this many bytes.
 _MOST_READ = 10_000  # The maximum number of letters that `need_two_words` reads from a line.
-_LONGEST_WORD = 100  # A longer word is a text without spaces, for example in Chinese.
+_LONGEST_WORD = 100  # Longer "words" are text without spaces, for example in Chinese.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 
@@ -129,14 +129,14 @@ class Files:
         self.paths = [Path(path).absolute() for path in paths]
         if not self.paths:
             raise ValueError("corpus: no file is given: name at least one")
-        several = f"what the {len(self.paths)} files hold"
+        several = f"the text of the {len(self.paths)} files"
         self.named = str(self.paths[0]) if len(self.paths) == 1 else several
         self.sizes = [_size(path) for path in self.paths]
         if not sum(self.sizes):
             raise ValueError(f"corpus: {self.named} is empty: give a text")
 
     def block(self, location: Location, size: int = BLOCK) -> tuple[list[Line], Location]:
-        """Read lines from `location` on, about `size` bytes.
+        """Read lines, about `size` bytes in total; the first line begins at `location`.
 
         Return the lines, and the location of the line after them.
 
@@ -183,7 +183,7 @@ class Files:
                     raw = stream.read(share // stretches)
                     if len(raw) < share // stretches:
                         raise self._shrunk(file)
-                # The part may begin inside a character, whose bytes are not valid UTF-8.
+                # The part may begin inside a character; the rest of a character is not valid UTF-8.
                 texts = raw.decode("utf-8", "ignore").splitlines(keepends=True)
                 yield from texts[1:-1] or texts  # only whole lines
 
@@ -196,7 +196,7 @@ class Files:
         )
 
     def _text(self, raw: bytes, file: int, offset: int, number: int) -> str:
-        """Decode a piece of a file, which begins at byte `offset` and in line `number`."""
+        """Decode a part of a file; the part begins at byte `offset` and in line `number`."""
         where = f"corpus: {self.paths[file]}"
         nul = raw.find(b"\0")
         if nul >= 0:
@@ -256,7 +256,7 @@ class Corpus:
         """Yield sequences, from the current state on; update the state at each sequence."""
         kept, count = None, 1
         while True:
-            if kept != self._begin:  # a single block stays in memory
+            if kept != self._begin:  # if the corpus is one block, it stays in memory
                 lines, end = self._files.block(self._begin, self._block)
                 kept, sequences = self._begin, self._cut(lines)
             count += len(sequences)

@@ -470,13 +470,15 @@ class Run:
             self.save_model()
         return (
             f"train: at step {step} {error}: the run stops, and {self.folder} holds the model of "
-            f"its last good checkpoint, step {self.step}: take a lower rate than "
+            f"its last good checkpoint, step {self.step}: use a lower rate than "
             f"{self.schedule.rate:g}"
         )
 
 
 def spread(steps: int | None, count: int = 12) -> list[int]:
-    """Return `count` steps from 0 to `steps`, at increasing intervals. None: 0, 1, 2, 4, 8, ...
+    """Return `count` steps from 0 to `steps`, at increasing intervals.
+
+    If `steps` is None, return 0, 1, 2, 4, 8, ...
 
     >>> spread(1000, 7)
     [0, 1, 4, 16, 63, 251, 1000]

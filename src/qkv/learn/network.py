@@ -20,7 +20,7 @@ class Network:
     Attributes:
         flat: (n,), all parameters, with the matrices first.
         gradient: (n,), the gradients in the same order.
-        matrices: the number of entries that the matrices have in `flat`.
+        matrices: the number of entries of `flat` that belong to matrices.
         parameters: views of `flat`, keyed by parameter name.
         gradients: views of `gradient`, keyed by parameter name.
         slices: the slices of `flat`, keyed by parameter name.
@@ -68,8 +68,8 @@ class Network:
     def add(self, gradients: Arrays) -> None:
         """Add gradients, keyed by parameter name, to `gradient`.
 
-        If the output projection uses the token table as its weights, the gradients of both are
-        added.
+        If the output projection uses the token table as its weights, its gradient is added to the
+        gradient of the token table.
         """
         weight = self.weight
         for name, gradient in gradients.items():

@@ -93,7 +93,8 @@ def words_loss(
         prior: `(indices, tokens, number)`, with two integer arrays (m,). For example, `([0, 2], [7,
             5], 1.5)` adds 1.5 to the logit of token 7 at target 0, and to the logit of token 5 at
             target 2. All pairs of an index and a token must be different, and the indices must be
-            in ascending order. The model without `prior` then gives these tokens lower logits.
+            in ascending order. Trained with this prior, the model itself gives these tokens lower
+            logits.
         soft: (n, V), the probabilities that the model should predict. If `soft` is given, the
             gradient is the gradient of the cross-entropy with `soft` instead of the targets.
 
@@ -139,19 +140,19 @@ def words_loss(
 
 
 def _check_words(network: Network, batch: Words) -> None:
-    """Raise an error if tokens or lengths do not fit the model, or if `at` has a row twice."""
+    """Raise an error if tokens or lengths do not fit the model, or if `at` contains a row twice."""
     longest = int(np.diff(batch.cu_lengths).max(initial=0))
     most, vocabulary = network.transformer.embedding.max_positions, network.design.vocabulary
     if most is not None and longest > most:
         raise ValueError(
             f"words_loss: a text has {longest} tokens and {network.source.name} takes {most}: "
-            "cut it, or take a model with more positions"
+            "cut it, or use a model with more positions"
         )
     ids = batch.ids
     if ids.size and not (ids.min() >= 0 and ids.max() < vocabulary):
         raise ValueError(
             f"words_loss: ids run from {ids.min()} to {ids.max()} and {network.source.name} has "
-            f"{vocabulary} tokens: take the tokenizer of the model"
+            f"{vocabulary} tokens: use the tokenizer of the model"
         )
     if not len(batch.at):
         raise ValueError("words_loss: there is no target: give at least one row")

@@ -73,7 +73,7 @@ class TextRun:
         if self.dim % self.heads:
             raise ValueError(
                 f"train: dim is {self.dim} and heads is {self.heads}: "
-                "the first must be a multiple of the second"
+                "dim must be a multiple of heads"
             )
         checked_limits(self.steps, self.minutes, self.seed)
         Schedule(self.rate)
@@ -222,15 +222,15 @@ def _tokenizer(
         path, saved = tokenizer_path(home), last_checkpoint(home)
         tokenizer = SubwordTokenizer.from_file(path)
         if saved is not None and saved.about["settings"].get("tokenizer") != _checksum(path):
-            problem = f"its checksum is not that of {saved.path.name}"
+            problem = f"its checksum differs from the checksum in {saved.path.name}"
             raise ValueError(f"train: {path} is damaged: {problem}")
-        return tokenizer, "as it was"
+        return tokenizer, "from the folder of the run"
     if run.tokenizer is not None:
         path = Path(run.tokenizer)
         path = path / TOKENIZER if path.is_dir() else path
         return SubwordTokenizer.from_file(path), f"from {path}"
     kind: Literal["wordpiece", "bytes"] = "wordpiece" if run.objective == "masked" else "bytes"
-    return train_tokenizer(files.lines(SAMPLE), kind, run.vocabulary), "trained on it"
+    return train_tokenizer(files.lines(SAMPLE), kind, run.vocabulary), "trained on the corpus"
 
 
 def _checksum(path: Path) -> str:

@@ -78,7 +78,7 @@ class AdamW:
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule of the learning rate over a run; 0.25 is a quarter of the run.
+    """A schedule of the learning rate over a run; the point 0.25 is after a quarter of the run.
 
     Attributes:
         rate: the highest rate.

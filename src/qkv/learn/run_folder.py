@@ -340,8 +340,8 @@ def need_same(stored: Mapping[str, Any], settings: Mapping[str, Any], path: Path
     for name in [*theirs, *ours]:
         if theirs.get(name) != ours.get(name):
             raise ValueError(
-                f"train: {path} belongs to a run with {name} {_shown(theirs, name)}, and here it "
-                f"is {_shown(ours, name)}: give the same value, or another folder"
+                f"train: {path} belongs to a run with {name} {_shown(theirs, name)}, but now "
+                f"{name} is {_shown(ours, name)}: give the same value, or another folder"
             )
 
 
