@@ -165,8 +165,8 @@ def in_card(found: Mapping[str, Any]) -> str:
     ]
     dropped = sum(row["dropped"] for row in found["groups"].values())
     lines = [
-        f"{_GUESSES[guesses]}. The table has the share of prompts for which one of these words is "
-        "an insult (`training/insults.txt`), with intervals of 95%, and the most common insults. "
+        f"{_GUESSES[guesses]}. The table shows the share of prompts for which one of these words "
+        "is an insult (`training/insults.txt`), with 95% intervals, and the most common insults. "
         f"Prompts for which one of the guesses is a dropped word: {dropped}.",
         "",
         "| prompts about | prompts | with an insult | insults |",
@@ -178,9 +178,10 @@ def in_card(found: Mapping[str, Any]) -> str:
         leads = sum(value > 0.5 for value in jobs.values())
         lines += [
             "",
-            f'Between "he" and "she" the model gives "he" {np.mean(list(jobs.values())):.0%} on '
-            f'average over {len(jobs)} jobs. "He" leads for {leads}. It leads most for '
-            f"{_jobs(order[:MOST], jobs)} and least for {_jobs(order[: -MOST - 1 : -1], jobs)}.",
+            f'Between "he" and "she", the model gives "he" {np.mean(list(jobs.values())):.0%} on '
+            f'average over {len(jobs)} jobs. "He" is more probable for {leads} of them. Its '
+            f"probability is highest for {_jobs(order[:MOST], jobs)}, and lowest for "
+            f"{_jobs(order[: -MOST - 1 : -1], jobs)}.",
         ]
     if all(found["work"].values()):
         lines += ["", *(f"- Work of {who}: {_words(found['work'][who])}." for who in found["work"])]

@@ -73,24 +73,25 @@ WordNet is copyright 2006 by Princeton University; its licence is in LICENSE.wor
 
 _ENCODER = """\
 A small BERT that comes with qkv: {layers} layers, {heads} heads, vectors of {dim}, {vocabulary:,}
-lower-case WordPieces, {length} positions, {numbers:.1f} million parameters in rows of int8. It
-guesses the missing word of an everyday sentence. It has read only novels from before 1930 and a
-dictionary, and no texts of today. It is made for studying a model and for trying things out without
-a download. For search or ranking, use a larger model."""
+lower-case WordPieces, {length} positions, {numbers:.1f} million parameters (matrices in int8, with
+a scale for each row). It guesses the missing word of an everyday sentence. It has read only novels
+from before 1930 and a dictionary, and no texts of today. It is made for studying a model and for
+trying things out without a download. For search or ranking, use a larger model."""
 
 _DECODER = """\
 A small Llama that comes with qkv: {layers} layers, {heads} query heads on {kv_heads} key and value
-heads, vectors of {dim}, {vocabulary:,} tokens of bytes, {length} positions, {numbers:.1f} million
-parameters in rows of int8; RMSNorm, rotary positions, SwiGLU, and one token table for input and
-output. It continues a text in the English of novels from before 1930. Its sentences are readable,
-but soon make no sense. It is made for studying a model while it writes."""
+heads, vectors of {dim}, {vocabulary:,} byte-level tokens, {length} positions, {numbers:.1f} million
+parameters (matrices in int8, with a scale for each row); RMSNorm, rotary positions, SwiGLU, and one
+token table for input and output. It continues a text in the English of novels from before 1930. Its
+sentences are readable, but soon make no sense. It is made for studying a model while it writes."""
 
 _READ = """\
 {books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown, {words:.1f}
 million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 as Debian's
 `wordnet-base` has it. Sentences with a word of `training/dropped_words.txt` (slurs and explicit
 words) are dropped, and none of these words is in the vocabulary. {held_out} books, including all
-books of five authors, were kept for results, and {chosen} others for choices.
+books of five authors, were kept out of the training for reporting results, and {chosen} others for
+choosing weights and mixtures.
 
 Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
 about these words comes from WordNet's examples."""
@@ -111,34 +112,35 @@ We wrote these sentences before the model saw them, and asked the model once (`t
 
 _SENSES = """\
 Measured on example sentences of WordNet that neither the tokenizer nor the training has seen: the
-sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: how often the nearest
-definition to a word's vector, among the definitions of all its senses, is right ({uses:,} uses).
+sentences with `int(sha256(sentence).hexdigest(), 16) % 12 == 0`. *Sense*: the share of uses of a
+word in which the right definition, among the definitions of its senses, is the nearest to the
+vector of the word ({uses:,} uses).
 *AUC*: the probability that two uses of a word in the same sense are nearer to each other than two
-uses in different senses ({pairs} pairs, {same} of them in the same sense). The token table has
-vectors without context.
+uses in different senses ({pairs} pairs, {same} of them in the same sense). The vectors of the token
+table have no context.
 
 | vectors | sense | AUC |
 | --- | --- | --- |
 {figures}
 
-Of the masked words in these sentences (15%, at least one in each) it names {named}. In {examples}
-of these sentences with 5 to 16 words, one content word that occurs once is masked: the first guess
-is another content word of the sentence in {another} and right in {right}. Of {everyday} everyday
-words {pieces} are in pieces or unknown{which}."""
+If 15% of the words in each sentence are masked (at least one), the model names {named} of these
+words. In {examples} of these sentences with 5 to 16 words, one content word that occurs once is
+masked: the first guess is another content word of the sentence in {another}, and it is right in
+{right}. Of {everyday} everyday words {pieces} are split or unknown{which}."""
 
 _HEADS = """\
-Mean weights of all tokens of these sentences on the previous token, the next token, all tokens
-equal to the looking token (including itself), the first token ([CLS]) and the last token ([SEP]).
-`uniform` is the entropy of the weights as a share of its maximum.
+The mean weight that a token of these sentences gives to the previous token, the next token, all
+tokens equal to it (itself included), the first token ([CLS]) and the last token ([SEP]). `uniform`
+is the entropy of the weights as a share of its maximum.
 
 {table}
 
 {roles}"""
 
 _WRITES = """\
-Measured on the next word after {openings} openings in today's English with the words that fit
-(`training/openings.txt`). We wrote them before the model was trained. Brackets contain 95%
-intervals:
+For {openings} beginnings of sentences in today's English, we listed the next words that fit, before
+the model was trained (`training/openings.txt`). The table shows how often the model's next word is
+one of them. Brackets contain 95% intervals:
 
 {fitting}
 
@@ -149,7 +151,7 @@ continuations of 100 beginnings (`training/beginnings.txt`) at temperature 0.8 a
 
 A Kneser-Ney model of five words, which counts words of the same books and ignores capitals, has a
 perplexity of {counted:.1f} on the same words. Before rounding to int8, the model of this card had
-{unrounded:.1f}.
+a perplexity of {unrounded:.1f}.
 
 The first three continuations that were drawn (temperature 0.8, top-k 40, seed 0):
 
@@ -391,8 +393,8 @@ def _guessed(
             pieces=len(pieces),
             which=f" ({', '.join(pieces)})" if 0 < len(pieces) <= 20 else "",
         )
-        + f"\n\nBefore rounding to int8, the last layer had {last['sense']:.3f} and "
-        f"{last['auc']:.3f}.",
+        + f"\n\nBefore rounding to int8, the last layer had a *sense* of {last['sense']:.3f} and "
+        f"an *AUC* of {last['auc']:.3f}.",
         "What its heads do": _HEADS.format(
             table=heads_table(found["heads"], HEAD_SCORES), roles=roles.in_card(heads)
         ),
@@ -483,7 +485,7 @@ def _written(
         "Bias": bias.in_card(bias.measured(model)),
         "What its heads do": _WRITERS_HEADS.format(
             copies=copied["tokens"],
-            induction=f"An induction head ({prose.ROLE} or more): {', '.join(named)}."
+            induction=f"Induction heads (*copies* of {prose.ROLE} or more): {', '.join(named)}."
             if named
             else f"It has no induction head ({prose.ROLE} or more).",
             first=copied["first"],

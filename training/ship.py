@@ -86,9 +86,9 @@ intervals.
 
 ## What its heads do
 
-Mean weights of all tokens of these sentences on the previous token, the next token, all tokens
-equal to the looking token (including itself), the first token ([CLS]) and the last token ([SEP]).
-`uniform` is the entropy of the weights as a share of its maximum.
+The mean weight that a token of these sentences gives to the previous token, the next token, all
+tokens equal to it (itself included), the first token ([CLS]) and the last token ([SEP]). `uniform`
+is the entropy of the weights as a share of its maximum.
 
 {heads_table}
 
@@ -293,8 +293,10 @@ _IN_SIGHT = (
     "so that the model learns to make these logits smaller (see `training/make.py`).\n"
 )
 _CHOICES = {
-    1: "It was trained on the examples with 1, which were used for choices before.",
-    2: "The examples with 1 were used for choices; it was not trained on them either.",
+    1: "The model was trained on the examples whose remainder is 1, which were used for choices\n"
+    "before.",
+    2: "Choices were made on the examples whose remainder is 1; the model was not trained on them\n"
+    "either.",
 }
 
 

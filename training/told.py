@@ -29,9 +29,10 @@ NONE: dict[str, Any] = {"searched": 0, "found": 0, "stories": []}
 _HEADING = "## What one word, or one head, does"
 _SECTION = """{heading}
 
-A search found such changes in {found:,} of {searched:,} sentences (`training/stories.py`), and a
-reader chose the clearest. So the table shows what the model can do, and not what it usually does.
-`model.predict(sentence, hide=..., ablate=...)` gives the same guesses, with the probabilities in
+A search (`training/stories.py`) masked each word and ablated each head in turn. It found clear
+changes of the first guess in {found:,} of {searched:,} sentences, and a reader chose the clearest
+for the table. So the table shows what the model can do, and not what it usually does.
+`model.predict(sentence, hide=..., ablate=...)` returns the same guesses; their probabilities are in
 brackets.
 
 | sentence | first guess | then | first guess then | why |

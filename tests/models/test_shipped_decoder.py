@@ -110,7 +110,7 @@ def test_its_sizes_are_those_of_its_card(model: qkv.Model) -> None:
     numbers = sum(array.size for array in model.parameters.values()) / 1e6
     groups = CONFIG["num_key_value_heads"]
     assert f"{layers} layers, {heads} query heads on {groups} key and value heads" in CARD
-    assert f"vectors of {dim}, {len(model.tokenizer):,} tokens of bytes" in CARD
+    assert f"vectors of {dim}, {len(model.tokenizer):,} byte-level tokens" in CARD
     assert f"{model.max_seq_length} positions, {numbers:.1f} million parameters" in CARD
 
 
@@ -148,7 +148,7 @@ def test_it_copies_as_its_card_says(model: qkv.Model) -> None:
     np.testing.assert_allclose(found, said, atol=0.08)
     named = re.findall(r"(\d)\.(\d) \(\d\.\d\d\)", CARD)
     assert named == [(str(i), str(j)) for i, j in np.argwhere(said >= 0.4)]
-    assert ("An induction head (0.4 or more): " in CARD) is bool(named)
+    assert ("Induction heads (*copies* of 0.4 or more): " in CARD) is bool(named)
     assert ("It has no induction head (0.4 or more)." in CARD) is not named
 
 

@@ -92,7 +92,7 @@ def test_an_encoder_by_hand() -> None:
     assert "a dropped word: 5." in text
     assert not any(map(is_dropped, words_of(text)))
     assert "| work | 3 | 100.0% (43.9 to 100.0) | lazy (3) |" in text
-    assert 'gives "he" 75% on average over 2 jobs. "He" leads for 2.' in text
+    assert 'gives "he" 75% on average over 2 jobs. "He" is more probable for 2 of them.' in text
     assert "- Work of men: cook (2), he (2), lazy (2), she (2)." in text
 
     mild = measured(encoder(**{**five, "lazy": 0.0, "wench": 0.0, "tired": 9.0, "or": 8.0}))
@@ -134,9 +134,9 @@ def test_a_decoder_continues_what_ends_with_its_gap() -> None:
         "For each prompt of `training/prompts.txt` that ends with its gap, the m"
     )
     assert (
-        '"He" leads for 1. It leads most for cook (80%), nurse (20%) and least for nurse (20%)'
-        in (text)
-    )
+        '"He" is more probable for 1 of them. Its probability is highest for cook (80%), nurse '
+        "(20%), and lowest for nurse (20%)"
+    ) in text
 
 
 def test_words_that_are_no_tokens_are_named() -> None:

@@ -50,8 +50,8 @@ def test_a_run_is_made_and_shipped(folder: Path, tmp_path: Path, held_out: str) 
     assert f"| this one, layer 0 | {last['sense']:.3f} | {last['auc']:.3f} |" in text
     assert "5 steps" in text
     assert "All occurrences of a word in its text are masked together or not at all" in text
-    chosen = "The examples with 1 were used for choices; it was not trained on them either."
-    assert chosen in " ".join(text.split())
+    chosen = "on the examples whose remainder is 1; the model was not trained on them either."
+    assert f"Choices were made {chosen}" in " ".join(text.split())
     assert f"Of 200 everyday words {len(found['pieces'])} are" in text
     words = found["masked"]
     named = f"it names {in_words(0, words['words'])} of these words with all their"
@@ -87,7 +87,7 @@ def test_a_run_goes_on_from_another_and_the_card_tells_both(
     other = "held_out 1, in_sight 2.0, rate 0.01"
     assert f"Then 2 steps from there, with these changes: {other}." in text
     assert str(tmp_path) not in text
-    assert "It was trained on the examples with 1" in text
+    assert "The model was trained on the examples whose remainder is 1" in flowing
     assert "visible content words" in text
 
 

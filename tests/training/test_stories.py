@@ -233,7 +233,7 @@ def test_they_are_kept_beside_the_model_and_in_its_card(tmp_path: Path) -> None:
         "| bird (0.20) | It says which. |"
     )
     assert text.count(row) == 1
-    assert "changes in 30 of 2,000 sentences" in text
+    assert "changes of the first guess in 30 of 2,000 sentences" in text
     assert [line for line in text.splitlines() if line.startswith("## ")] == [
         *("## Training", "## What one word, or one head, does", "## Licence"),
     ]
