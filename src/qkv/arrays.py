@@ -155,7 +155,7 @@ def narrowed(array: Array, kind: DType, call: str, name: str) -> Array:
     lost = ~np.isfinite(converted.astype(np.float64)) & np.isfinite(array)
     if lost.any():
         raise ValueError(
-            f"{call}: {name} has {array[lost][0]:.6g}, which is too large for {kind}: give "
+            f"{call}: {name} contains {array[lost][0]:.6g}, which is too large for {kind}: give "
             "dtype='float32'"
         )
     return converted

@@ -25,9 +25,9 @@ def install(extra: str) -> str:
     """Return the commands that install an extra: one for a clone of qkv, one for a wheel.
 
     >>> install("plot")
-    "pip install '.[plot]' in a clone of qkv, or pip install 'WHEEL[plot]' with its wheel's file"
+    "pip install '.[plot]' in a clone of qkv, or pip install 'WHEEL[plot]' with qkv's wheel file"
     """
     return (
         f"pip install '.[{extra}]' in a clone of qkv, "
-        f"or pip install 'WHEEL[{extra}]' with its wheel's file"
+        f"or pip install 'WHEEL[{extra}]' with qkv's wheel file"
     )

@@ -148,7 +148,7 @@ def test_numbers_that_a_type_does_not_hold(small, tmp_path):
     model = small("gpt2")
     large = model.with_parameters({n: a * 1e4 for n, a in model.parameters.items()})
     with pytest.raises(
-        ValueError, match=r"has \S+, which is too large for float16: give dtype='float"
+        ValueError, match=r"contains \S+, which is too large for float16: give dtype='float"
     ):
         cache(large, TEXTS, tmp_path / "x", names=("post", 1), dtype="float16")
 

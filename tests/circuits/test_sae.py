@@ -327,7 +327,7 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(ModelError, match="the file is truncated or not a safetensors file"):
         SAE.load(tmp_path)
     with pytest.raises(
-        ValueError, match=r"SAE.save: W_enc has 1e\+06, which is too large for float16"
+        ValueError, match=r"SAE.save: W_enc contains 1e\+06, which is too large for float16"
     ):
         SAE(np.full((1, 1), 1e6), np.ones((1, 1))).save(tmp_path, dtype="float16")
 

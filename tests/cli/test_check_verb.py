@@ -242,7 +242,7 @@ def test_gradescope_is_told_of_one_submission(submissions, tmp_path, monkeypatch
     roster.write_text("id,name\nben,Ben\nanna,Anna\n")
     result = run(".", "--roster", roster, "--gradescope", target)
     assert result.exit_code == 2
-    assert "these are from 3 students" in result.stderr
+    assert "these files are from 3 students" in result.stderr
     assert not target.exists()
 
 

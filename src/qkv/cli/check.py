@@ -117,7 +117,7 @@ def check(
         students = marking.by_roster(listed, paths, folders)
     if options["gradescope"] and len(students.rows) > 1 and students.columns != ("file",):
         raise ValueError(
-            "--gradescope writes the results of one submission, but these are from"
+            "--gradescope writes the results of one submission, but these files are from"
             f" {len(students.rows)} students: name the files of one student, or use --csv"
         )
     marked = _marked(paths, task, seed=options["seed"], seconds=options["seconds"])

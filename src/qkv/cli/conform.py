@@ -86,8 +86,8 @@ def conform(html: str | None, junit: str | None, as_json: bool, **options: Any) 
     """Compare an attention function with the formula, feature by feature.
 
     FUNCTION is package.module:function, file.py:function, model.onnx, or the attention of an
-    installed library, for example torch.sdpa. It is called in a separate process as
-    function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if the
+    installed library, for example torch.sdpa. The command calls FUNCTION in a separate process
+    as function(query, key, value, **arguments) with arrays (B, H, L, d). The exit code is 0 if the
     card lists no errors, else 1.
     """
     from qkv.marking.conformance.card import conform as judge

@@ -38,7 +38,8 @@ _EMPTY = "{} is empty: write one text per line"
 @click.option(
     "--cluster",
     metavar="ADDRESS",
-    help="Encode many files on the workers of a Dask cluster; local[:N] starts N here.",
+    help="Encode many files on the workers of a Dask cluster; local or local:N starts a "
+    "cluster (of N workers) on this machine.",
 )
 @click.option(
     "--column", metavar="NAME", help="With --cluster: column of the texts. Default: text."
@@ -56,7 +57,7 @@ _EMPTY = "{} is empty: write one text per line"
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="With --cluster: print rows, parts, hours; write nothing.",
+    help="With --cluster: estimate rows, parts and hours; write nothing.",
 )
 @model_option
 @json_option

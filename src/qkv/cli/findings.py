@@ -9,8 +9,8 @@ from qkv.visible import visible
 _model_option = click.option(
     "--model",
     metavar="NAME",
-    help="The model of the findings, if it does not come with qkv: a folder, or a name that was "
-    "downloaded before.",
+    help="The model of the findings, if it does not come with qkv: a folder, or the name of a "
+    "model that was downloaded before.",
 )
 
 

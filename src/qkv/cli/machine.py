@@ -90,7 +90,7 @@ def info(model: str | None, as_json: bool) -> None:
     for name, source, folder in places():
         tell(visible(f"  {name}: {source}"))
         tell(visible(f"      {folder if folder is not None else 'not found'}"))
-    click.echo("  random: made on request, for lessons")
+    click.echo("  random: an untrained model for lessons, made on request")
 
 
 def _in_words(value: object) -> str:

@@ -41,7 +41,7 @@ _pieces_option = click.option(
 
 def _which(name: str, default: str) -> Callable[..., Any]:
     """Make the option `--{name}`, with a help text that states the default."""
-    return click.option(f"--{name}", type=int, help=f"Which {name}. Default: the one {default}.")
+    return click.option(f"--{name}", type=int, help=f"The {name}. Default: the {name} {default}.")
 
 
 def _view_command(make: "Callable[..., View]") -> Any:
