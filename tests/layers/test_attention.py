@@ -903,7 +903,7 @@ def ones(*shape: int) -> Array:
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[1, 3]),
             ValueError,
-            "runs from 1 to 3 and x has 3 rows: it must begin with 0 and end with 3",
+            "runs from 1 to 3 and x has 3 rows: cu_lengths must begin with 0 and end with 3",
         ),
         (
             lambda: SelfAttention(4)(ones(3, 4), cu_lengths=[0, 2, 1, 3]),

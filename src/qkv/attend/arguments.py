@@ -113,7 +113,8 @@ def _check_heads(call: str, heads: int, kv_heads: int, value_heads: int) -> None
     """Raise an error unless the numbers of heads are compatible."""
     if kv_heads != value_heads:
         raise ValueError(
-            f"{call}: key has {kv_heads} heads and value has {value_heads}: they must match"
+            f"{call}: key has {kv_heads} heads and value has {value_heads}: "
+            "both must have the same number of heads"
         )
     if heads and (kv_heads == 0 or heads % kv_heads):
         raise ValueError(
@@ -143,7 +144,7 @@ def _check_axes(call: str, shapes: Mapping[str, Shape]) -> bool:
         )
     if size == 0:
         raise ValueError(
-            f"{call}: query and key have size 0 in the last axis: it must be at least 1"
+            f"{call}: query and key have size 0 in the last axis: the size must be at least 1"
         )
     if shapes["value"][-2] != keys:
         raise ValueError(
@@ -189,7 +190,7 @@ def check_cells(call: str, name: str, shape: Shape, dtype: DType, cells: Shape) 
     if not fits:
         raise ValueError(
             f"{call}: {name} has shape {shape} and (L, S) is {cells[-2:]}: "
-            f"it must broadcast to {cells}"
+            f"{name} must broadcast to {cells}"
         )
 
 

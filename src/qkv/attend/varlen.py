@@ -169,7 +169,7 @@ def check_starts(call: str, name: str, value: Any, packed: str, total: int) -> A
     if cu[0] != 0 or cu[-1] != total:
         raise ValueError(
             f"{call}: {name} runs from {cu[0]} to {cu[-1]} and {packed} has {total} rows: "
-            f"it must begin with 0 and end with {total}"
+            f"{name} must begin with 0 and end with {total}"
         )
     falls = np.flatnonzero(np.diff(cu) < 0)
     if falls.size:
