@@ -134,7 +134,7 @@ def test_what_cannot_be_scanned(small):
         (
             SAE(np.eye(12), np.eye(12)),
             ValueError,
-            "of is <SAE.* has no activation name: set its attribute at",
+            "of is <SAE.* has no activation name: set its attribute, for example sae.at",
         ),
     ):
         with pytest.raises(error, match=words):

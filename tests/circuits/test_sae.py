@@ -518,7 +518,8 @@ def test_models_and_sites_that_do_not_do(small):
         SAE.train(model, IDS, at=SITE, features=8, k=9)
     with pytest.raises(
         ValueError,
-        match=r"SAE.evaluate: <SAE: topk.*> has no activation name: set its attribute at",
+        match=r"SAE.evaluate: <SAE: topk.*> has no activation name: set its attribute, for "
+        r"example sae.at",
     ):
         made("topk").evaluate(model, IDS)
     with pytest.raises(ValueError, match=r"x has shape \(1, 6, 3, 4\) but <SAE.* of 20"):

@@ -286,12 +286,13 @@ def _correlation(stream: Stream, scores: Arrays) -> float:
 def _known(name: Any, names: Sequence[str], argument: str) -> str:
     """Return the name if it is known; otherwise raise an error with the nearest names."""
     if not isinstance(name, str):
-        raise TypeError(f"path: {argument} has {shown(name)}: give names, for example 'mlp.3'")
+        raise TypeError(
+            f"path: {argument}: {shown(name)} is not a name: give names, for example 'mlp.3'"
+        )
     if name not in names:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.0)
         raise KeyError(
-            f"path: {argument} has {shown(name)}, which is unknown; the nearest are "
-            f"{', '.join(near)}"
+            f"path: {argument}: {shown(name)} is unknown; the nearest names are {', '.join(near)}"
         )
     return name
 
@@ -305,7 +306,7 @@ def estimated(stream: Stream, of: Any, steps: int | None) -> dict[str, Array]:
     metric at the receiver's input.
 
     Args:
-        stream: both runs.
+        stream: the clean run and the corrupted run.
         of: the metric: one logit, or the difference of two logits.
         steps: the number of gradients to average. The gradients are computed at evenly spaced
             points between the corrupted and the clean embeddings. If `steps` is None, a single

@@ -219,7 +219,7 @@ def _check_linear(model: Model, by: Any) -> None:
     if by is not None and not all(isinstance(block.mlp, MLP) for block in model.layers):
         raise ValueError(
             f"attribute_logits: by is 'neuron', but a block of {model.name} has no MLP or has a "
-            "mixture of experts: omit the argument by"
+            "mixture of experts: omit by='neuron'"
         )
     if not has_linear_head(model):
         raise ValueError(
@@ -275,8 +275,7 @@ def integrated_gradients(
             every position. Vectors (D,) or (T, D) replace the embeddings. None means zero vectors.
             In a model without position embeddings (Llama), choose a token: the first norm would
             enlarge vectors near zero to the size of other vectors.
-        steps: the number of points at which the gradient is computed. They are Gauss-Legendre
-            points.
+        steps: the number of Gauss-Legendre points at which the gradient is computed.
 
     Returns:
         (T, D), float64; the sum over D gives the contribution of each token.

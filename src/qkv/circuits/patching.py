@@ -31,8 +31,8 @@ def attribution_patch(
 
     An estimate is the clean activation minus the corrupted activation, times the gradient of the
     metric at this activation in the corrupted run. Estimates are accurate if the two activations
-    differ little. They are least accurate for "resid_pre" of early layers. To check the estimates,
-    correlate them with the result of `patch` for one pair of texts (`np.corrcoef`).
+    differ little. Estimates are least accurate for "resid_pre" of early layers. To check the
+    estimates, correlate them with the result of `patch` for one pair of texts (`np.corrcoef`).
 
     Args:
         model: as for `patch`, in float32 or float64.

@@ -195,7 +195,7 @@ class SAE:
         if seen < tokens:
             warnings.warn(
                 f"{call}: texts ended after {seen:,} of {tokens:,} tokens, before the learning "
-                "rate had fallen to 0: give texts as a list, which is read again, or lower tokens",
+                "rate had fallen to 0: give a list, which is read again, or reduce tokens=",
                 stacklevel=2,
             )
         metadata = {"model_name": model.name, "training_tokens": seen}
@@ -341,7 +341,8 @@ class SAE:
     def explained_variance(self, x: ArrayLike) -> float:
         """Return the fraction of the variance that the reconstruction explains, at most 1.
 
-        For vectors (..., D), it is `1 - sum((x - self(x)) ** 2) / sum((x - mean(x)) ** 2)`.
+        For vectors (..., D), the fraction is
+        `1 - sum((x - self(x)) ** 2) / sum((x - mean(x)) ** 2)`.
         """
         rows = self._rows(x, "explained_variance")
         left = np.square(rows - self(rows)).sum(dtype=np.float64)
@@ -378,8 +379,8 @@ class SAE:
         call = "SAE.evaluate"
         if self.at is None:
             raise ValueError(
-                f"{call}: {self!r} has no activation name: set its attribute at, for example "
-                "('resid_post', 3)"
+                f"{call}: {self!r} has no activation name: set its attribute, for example "
+                "sae.at = ('resid_post', 3)"
             )
         model = check_model(model, call)
         at = one_site(model, self.at, call, "at")

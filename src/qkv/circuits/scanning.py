@@ -275,8 +275,8 @@ def scan(model: Model, texts: Texts, *, of: str | tuple[str, int] | SAE, top: in
     sae = of if isinstance(of, SAE) else None
     if sae is not None and sae.at is None:
         raise ValueError(
-            f"scan: of is {sae!r}, which has no activation name: set its attribute at, for example "
-            "('resid_post', 3)"
+            f"scan: of is {sae!r}, which has no activation name: set its attribute, for example "
+            "sae.at = ('resid_post', 3)"
         )
     name = one_site(model, of if sae is None else sae.at, "scan", "of")
     top = whole_number(top, call="scan", name="top", least=1)
