@@ -87,7 +87,7 @@ def test_a_head_that_is_not_computed_is_said(family, head, parts, tmp_path):
     base, model, (said,) = with_head(tmp_path, family, head, *parts)
     assert f"config.json: qkv does not compute the head of {base}{head} and leaves out " in said
     names = {name.rpartition(".")[0] for name in parts}
-    assert ", ".join(sorted(names)) in said if parts else "the files hold no tensor of it" in said
+    assert ", ".join(sorted(names)) in said if parts else "the files lack the head" in said
     assert "the rest of the model works and gives vectors (trace, encode), but no logits" in said
     assert model.design.head is None
     assert set(parts) <= set(model._weights.heads)

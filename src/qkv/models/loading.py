@@ -199,7 +199,7 @@ def _warn_of_left_out(config: Config, weights: Weights) -> None:
         warnings.warn(
             f"{config.source}: qkv does not compute the head of "
             f"{read.plain(config.architecture(), 80)} and leaves out "
-            f"{read.plain(', '.join(parts), 200) or 'nothing, as the files hold no tensor of it'}: "
+            f"{read.plain(', '.join(parts), 200) or 'nothing, because the files lack the head'}: "
             "the rest of the model works and gives vectors (trace, encode), but no logits "
             "(predict, rank, generate)",
             UserWarning,

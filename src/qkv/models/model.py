@@ -71,7 +71,7 @@ class Model(Core):
         """The models of all routes, keyed by name; read-only; empty if the model has no `Router`.
 
         `encode`, `encode_query` and `encode_document` choose the route; all other methods use the
-        default route, which is this model. To use another route, call its model:
+        default route, which is this model. To use another route, call a method of its model:
         `model.routes["query"].trace(text)`.
 
         >>> import qkv

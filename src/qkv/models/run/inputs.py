@@ -138,8 +138,8 @@ def checked_positions(
 
     Args:
         body: the network.
-        position_ids: (B, T), or (1, T) for all texts. `position_ids` count like `position_ids` of
-            the library transformers. For example, the first position of RoBERTa is 2.
+        position_ids: (B, T), or (1, T) for all texts, numbered as in the library transformers. For
+            example, the first position of RoBERTa is 2.
         mask: (B, T), the mask of tokens; positions of other ids are ignored.
         name: the name of the model.
 
