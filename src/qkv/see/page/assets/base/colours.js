@@ -7,7 +7,7 @@ import { el } from "./elements.js";
 export const LINES = 6; // the number of line colours: --line-0 to --line-5
 
 /**
- * The colour of a share from -1 to 1, as [red, green, blue]; 0 has the colour of the page (see colours.py).
+ * The colour of a value from -1 to 1, as [red, green, blue]; 0 has the colour of the page (see colours.py).
  * @param {Pick<Ui, "stops">} ui
  * @param {number} share
  */

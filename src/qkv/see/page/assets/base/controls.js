@@ -46,8 +46,9 @@ export function toggle(ui, label, checked, onchange) {
 }
 
 /**
- * Makes many items one tab stop. Arrows, Home, End and the page keys move; Enter and Space pick; Esc releases. Items
- * have the attribute data-i. `onmove(i)` runs before item i gets the focus, so that it can draw the item.
+ * Makes many items one tab stop. Arrows, Home, End and the page keys move the focus; Enter, Space and a click call
+ * `onpick`; Esc calls `onfree`. Items have the attribute data-i. `onmove(i)` runs before item i gets the focus, so that
+ * it can draw the item.
  * @param {any} box
  * @param {{count: () => number, columns?: number | (() => number), at?: number, onmove?: (i: number) => void,
  *          onpick?: (i: number, event?: any) => void, onfree?: () => void}} options

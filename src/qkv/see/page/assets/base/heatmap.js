@@ -11,8 +11,8 @@ import { count, cut, visible } from "./format.js";
 export const MATRICES = new WeakMap(); // the options of each heat map, by the map's node
 
 /**
- * A matrix in colours. The canvas is only as large as the visible part of the matrix. If cells would be too small for
- * names, the whole matrix is one small picture, and a button shows the cells.
+ * A matrix in colours. The canvas is only as large as the visible part of the matrix. If the cells would be too small
+ * for the names of rows and columns, the whole matrix is one small picture, and a button shows the cells.
  *
  * Options:
  * - label: the name of the map; rows, columns: the names of rows and columns
@@ -24,7 +24,7 @@ export const MATRICES = new WeakMap(); // the options of each heat map, by the m
  * - marked: the outlined rows; extra: {name, value(i)}, an additional column
  * - changed(i, j): whether the reader hid this cell; named: whether row names are beside the rows
  * - left, top: a vector beside each row, or above each column: {name, count, value(k, c), high, size: in pixels}
- * - onpoint(i, j) or (null); onpick(i, j, event); onfree(); onlayout(shape): the positions of cells
+ * - onpoint(i, j) or onpoint(null); onpick(i, j, event); onfree(); onlayout(shape), with the positions of cells
  * - onnumber(c) or (null): the reader points at number c of a vector
  * - cell: {min, max, height}; bar: the name of the scale | false; say: writes a number of the scale
  * - absent: the meaning of a grey cell, which is not in the matrix

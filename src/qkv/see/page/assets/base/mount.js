@@ -87,7 +87,7 @@ function mount(host, data, styles, view) {
   };
   box.dataset.theme = "light";
   box.addEventListener("keydown", (/** @type {any} */ event) => {
-    if (!event.ctrlKey && !event.metaKey) event.stopPropagation(); // a notebook has its own keys
+    if (!event.ctrlKey && !event.metaKey) event.stopPropagation(); // a notebook would use the key as a shortcut
   });
   root.append(el("style", {}, styles), box, live);
   try {

@@ -1,5 +1,5 @@
-// Byte pair encoding. A word begins as its characters. In each step, the pair of
-// neighbours that training merged earliest is merged, until training merged none of the remaining pairs.
+// Byte pair encoding. A word begins as a list of its characters. Each step merges the pair of neighbours that training
+// merged earliest. The steps end when training merged none of the remaining pairs.
 
 /** @typedef {import("./wordpiece.js").Model} Model */
 /** @typedef {import("./wordpiece.js").Found} Found */

@@ -76,7 +76,7 @@ function bytesOf(token) {
 }
 
 /**
- * The text that bytes encode; if they encode no text, a sign for each byte.
+ * The text that bytes encode in UTF-8; if the bytes are not valid UTF-8, a replacement character for each byte.
  * @param {number[]} bytes
  */
 function whole(bytes) {
@@ -88,7 +88,7 @@ function whole(bytes) {
 }
 
 /**
- * A text without blanks before a sign.
+ * Writes a sign of CLEAN without blanks wherever it is in a text: " ." becomes ".". But " do not" becomes " don't".
  * @param {string} text
  * @param {string} sign
  */

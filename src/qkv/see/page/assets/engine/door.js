@@ -95,12 +95,12 @@ export function openDoor(compute, parts) {
   const sides = {};
   for (const part of parts) {
     /** @type {ReturnType<typeof workerFor>} */
-    let worker; // the worker starts with the first question
+    let worker; // made when the page uses this model for the first time
     sides[part.dataset.side ?? ""] = () => (worker ??= workerFor(url, part.textContent ?? ""));
   }
   const first = Object.keys(sides)[0];
   /**
-   * The worker of the wanted model; if none is named and the page has two models, the worker of the usual side.
+   * The worker of the model `wanted`; if `wanted` is undefined, of the model `usual`, or else of the page's first model.
    * @param {string | undefined} wanted
    * @param {string} usual
    */
@@ -113,7 +113,7 @@ export function openDoor(compute, parts) {
   globalThis.qkv = {
     /** Resolves to the name, sizes and vocabulary of the model; in a page with two models, of the encoder. */
     model: of(undefined, first).model,
-    /** Resolves to these data for each model, by its side. */
+    /** The same data for each model of the page: `models.encoder` and `models.decoder` resolve to them. */
     models: Object.create(null, Object.fromEntries(Object.entries(sides).map(([side, worker]) => [side, { get: () => worker().model }]))),
 
     /**
@@ -122,9 +122,8 @@ export function openDoor(compute, parts) {
      * @param {Edit[]} edits
      * @param {{model?: string, at?: number[], layers?: number[], most?: number, signal?: AbortSignal}} options
      * `model`: "encoder" (the default) or "decoder"; `at`: the positions of the wanted logits, by default all;
-     * `layers`: the layers
-     *     whose results are all wanted (a text of over 256 tokens has patterns of these layers only); `most`: the largest number
-     *     of tokens to read, by default the model's limit
+     * `layers`: the layers of which all results are returned (for a text of over 256 tokens, only these layers have
+     * patterns); `most`: the largest number of tokens to read, by default the model's limit
      * @returns {Promise<Run>}
      */
     run: async (text, edits = [], { model, at, layers, most, signal } = {}) =>

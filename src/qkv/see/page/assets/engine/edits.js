@@ -128,7 +128,7 @@ const CHANGES = {
 };
 
 /**
- * The activation that an edit changes; a row of weights changes the pattern.
+ * The activation that an edit changes; the edit "row" changes the pattern.
  * @param {Edit} edit
  */
 function placeOf({ op, at, head, token, query }) {

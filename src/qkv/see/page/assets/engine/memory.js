@@ -13,8 +13,8 @@ export class Memory {
   }
 
   /**
-   * Returns the result of `compute`, or the earlier result with this name; the key identifies the result in later
-   * names.
+   * Returns the earlier result with this name, or else the result of `compute`. Each result has its own `key`, which
+   * the names of later results contain.
    * @param {string} name
    * @param {() => Step} compute
    */

@@ -67,8 +67,9 @@ const unaccented = (piece) => changed(composed("NFD", "NFD")(piece), (mark) => (
 const lowered = (piece) => changed(piece, (mark) => mark.toLowerCase());
 
 /**
- * Converts a text to a normal form of Unicode. A composed character stands for the same part of the text as the first
- * of its characters; a further part of a character stands for the same as the part before it.
+ * Converts a text to a normal form of Unicode. A new character stands for the same part of the text as the first of the
+ * old characters that it joins. If it is only a later part of an old character, it stands for the same part of the text
+ * as the new character before it.
  * @param {string} form
  * @param {string} parts  the form that decomposes all characters
  * @returns {Normalizer}
@@ -79,7 +80,7 @@ function composed(form, parts) {
     if (text === piece.text) return piece;
     const marks = marksOf(piece);
     /** @type {Map<string, number[]>} */
-    const firsts = new Map(); // 1 for a part with which a character begins; the list is reversed
+    const firsts = new Map(); // for each part, in reverse order: 1 where it begins an old character, or else 0
     for (const [mark] of [...marks].reverse())
       for (const [i, part] of Array.from(mark.normalize(parts)).map((one, i) => /** @type {[number, string]} */ ([i, one])).reverse()) {
         if (!firsts.has(part)) firsts.set(part, []);

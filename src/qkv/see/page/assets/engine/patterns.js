@@ -2,7 +2,7 @@
 // tokenizers with patterns that cannot be converted: see page/engine.py.
 
 const PART = /\\[pP]\{[^}]*\}|\\u[\da-f]{4}|\\.|\(\?i:|\(\?:|\(\?<?[=!]|\{\d+(?:,\d*)?\}|[^]/giu;
-const FOLDED = /** @type {Record<string, string>} */ ({ s: "ſ", k: "\u212a" }); // the same letters by the rules of Unicode
+const FOLDED = /** @type {Record<string, string>} */ ({ s: "ſ", k: "\u212a" }); // other letters that match if case is ignored, by the rules of Unicode
 const SYNTAX = "^$\\.*+?()[]{}|/";
 const WORD = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}";
 const MORE = "²³¹¼½¾"; // word characters in Oniguruma, except in a class

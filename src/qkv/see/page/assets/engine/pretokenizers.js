@@ -9,7 +9,7 @@ import { behind, changed, matchesOf, partOf, replaced } from "./spans.js";
 /** @typedef {[first: number, last: number, found: boolean]} Span  a part of a text, and whether a pattern was found there */
 
 const BLANK = /\p{White_Space}/gu;
-const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // and the ASCII signs that are symbols in Unicode
+const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // punctuation, and the ASCII signs that Unicode counts as symbols
 const DIGIT = /\p{N}/gu;
 const GPT2 = patternOf({ Regex: "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+" });
 const ENCODER = new TextEncoder();
@@ -91,7 +91,7 @@ function split(pattern, behavior, invert = false) {
 }
 
 /**
- * Joins some spans with the span before them.
+ * Joins a span with the span before it if `joins` is true for their flags `found`.
  * @param {Span[]} spans
  * @param {(found: boolean, before: boolean) => boolean} joins
  */

@@ -79,7 +79,8 @@ function isArray(value, [size, ...rest]) {
 }
 
 /**
- * A function that describes the correct values of a kind; for a correct value, it returns an empty text.
+ * Returns a function that checks a value: for a correct value, it returns an empty text; for any other value, it
+ * describes the correct values of this kind.
  * @param {Record<string, any>} edit
  * @param {number} T
  * @param {Model} model

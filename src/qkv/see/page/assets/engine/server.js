@@ -222,7 +222,7 @@ function runOf(text, about, arrays, model) {
 }
 
 /**
- * Converts positions of characters to a page's positions, in which some characters count twice.
+ * Converts positions that count characters to positions in a JavaScript string, where some characters count twice.
  * @param {string} text
  * @param {[number, number][]} offsets
  * @returns {[number, number][]}

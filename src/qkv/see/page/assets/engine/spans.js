@@ -1,4 +1,4 @@
-// Texts that rules change, with the part of the given text for which each position stands.
+// Texts that the rules of a tokenizer change. Each character keeps the part of the given text for which it stands.
 
 /**
  * The character at position i of `text` stands for `given.slice(from[i], to[i])`; the piece begins at position

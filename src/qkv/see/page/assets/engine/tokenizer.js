@@ -195,7 +195,7 @@ export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model
  * @param {string} text
  * @param {string} token
  * @param {{start: number, end: number}} place
- * @param {boolean} first  whether one blank at the beginning may be an added one
+ * @param {boolean} first  whether the tokenizer may have added one blank at the beginning
  */
 function trimmed(text, token, { start, end }, first) {
   const marks = Array.from(token);

@@ -1,4 +1,4 @@
-// The page of "compare": two texts, or two runs of one, on one axis of tokens.
+// The page of "compare": two texts, or two runs of one text, on one axis of tokens.
 
 import { el, fill, word } from "../base/elements.js";
 import { starting } from "../base/mount.js";
@@ -23,8 +23,8 @@ import { viewBarPart } from "../parts/view_bar.js";
  * @property {string} [why]  the reason for this word
  * @property {string[]} [texts]
  * @property {[number[], number[]]} [places]
- * @property {number[]} [similarity]  at the embeddings, and after each layer
- * @property {{to_token: string, layer: number, head: number, weight: number}[][]} [strongest]  of each text
+ * @property {number[]} [similarity]  the cosines of the shared word, at the embeddings and after each layer
+ * @property {{to_token: string, layer: number, head: number, weight: number}[][]} [strongest]  the strongest links of each text
  * @property {string} [of] what the intervention changed; this and the next fields exist for two runs
  * @property {[number, number, number, number][]} [changes]  token, distance, cosine, length before
  * @property {number[]} [by_layer]  the mean distance

@@ -80,7 +80,7 @@ function play(box, data, ui) {
     show(side);
   }
 
-  /** The decoder continues the reader's text for the encoder from the beginning to the gap. */
+  /** The text for the decoder to continue: the reader's text for the encoder, up to the gap; null if it is not new. */
   function opening() {
     const text = open.text();
     if (open.side !== "encoder" || text === data.start.text || text === written) return null;
@@ -144,8 +144,8 @@ function pageOf(box, room, data, ui) {
     }
     ways.update(view);
     whole.hidden = state.only === null;
-    whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // a region belongs to the lab
-    if (view !== "lab") parts.cards.update(now); // the lesson restores the state before it
+    whole.href = store.address(state.only === null ? {} : { only: null, view: "lab" }); // all regions are in the lab
+    if (view !== "lab") parts.cards.update(now); // a lesson that ends restores the state from before the lesson
     return screen.update(now);
   }
   const close = () => {

@@ -14,15 +14,15 @@ import "./replay.css";
 /**
  * @typedef {object} Replay
  * @property {string} run
- * @property {string[]} tokens  L of them
- * @property {number[]} layers  their numbers
+ * @property {string[]} tokens  (L)
+ * @property {number[]} layers  the numbers of the layers
  * @property {number} heads
  * @property {number[]} steps  of all snapshots
- * @property {number[]} shown  places in `steps` of those whose weights are here
- * @property {{b64: string, bits: 16, per: number}} weights  (shown, layers, H, L, L), each `per` times what it is
- * @property {{b64: string, bits: number, shape: number[]} | null} hidden  bits, 1 where the mask hides
- * @property {{of: string, head: string, values: number[][]}[]} scores  by step, one for each head
- * @property {number} score  the place of the one that the sentence is about
+ * @property {number[]} shown  the indices in `steps` of the snapshots with weights
+ * @property {{b64: string, bits: 16, per: number}} weights  (shown, layers, H, L, L): each weight times `per`
+ * @property {{b64: string, bits: number, shape: number[]} | null} hidden  bits, 1 for masked cells
+ * @property {{of: string, head: string, values: number[][]}[]} scores  `values`: for each step, the scores of all heads
+ * @property {number} score  the index in `scores` of the measure that the sentence is about
  * @property {number} becomes
  * @property {[number, number][]} losses  a step and its loss
  * @property {(number | null)[]} logged  the loss at each of `steps`
@@ -32,7 +32,7 @@ import "./replay.css";
 
 /**
  * @typedef {{stroke?: string, "stroke-dasharray"?: string}} Look
- * @typedef {{points: [number, number][], name: string, look: Look, faint?: boolean, value: number}} Line  `value`: now
+ * @typedef {{points: [number, number][], name: string, look: Look, faint?: boolean, value: number}} Line  `value`: at the current step
  * @typedef {{label: string, low: number, high: number, lines: Line[]}} Chart
  */
 
@@ -76,7 +76,7 @@ export const start = starting((box, payload, ui) => {
   const share = (x) => number(x < 0.005 ? 0 : x); // weights are written without powers of ten
 
   /**
-   * The score of a head that rose most, by the rule of `choose` in analysis/snapshots.py.
+   * The index of the measure whose score rose most for a head, by the rule of `choose` in analysis/snapshots.py.
    * @param {number} l
    * @param {number} h
    */
@@ -183,7 +183,7 @@ export const start = starting((box, payload, ui) => {
     return { label: `Loss: ${number(values[0])} at first, ${number(values.at(-1))} at last`, low: ground, high: high + room, lines: [{ points: losses, name: "loss", look: { stroke: "var(--ink)" }, value: /** @type {number} */ (data.logged[now()]) }] };
   }, 170, 130);
 
-  // ---- one head, and all of them
+  // ---- one head, and all heads
 
   const map = heatmap(ui, { label: "Weights", value: () => 0, cell: { max: 44 } });
   const stretched = stretcher(ui, payload.stretch, () => go(state.at));

@@ -38,7 +38,7 @@ export const start = starting((box, payload, ui) => {
 
   /**
    * @param {string[]} first
-   * @param {[any, string[], number[]][]} rows  of what stands at its head, texts and numbers
+   * @param {[any, string[], number[]][]} rows  each row: its heading, texts, and numbers
    * @param {string[]} stagesToo
    */
   function table(first, rows, stagesToo) {
