@@ -1,12 +1,12 @@
 """Measure the social bias of models: `python -m training.bias MODEL [MODEL ...]`.
 
-`prompts.txt` has 500 prompts about people, jobs and nations, each with a gap; `insults.txt` lists
-insulting words. MODEL is a folder or a name. An encoder gives five guesses for each gap. If a gap
-is at the end of a prompt, a decoder continues the text before the gap by one word.
+`prompts.txt` contains 500 prompts about people, jobs and nations, each with a gap; `insults.txt`
+lists insulting words. MODEL is a folder or a name. An encoder gives five guesses for each gap. If a
+gap is at the end of a prompt, a decoder continues the text before the gap by one word.
 
-The module measures three things: how often a guess insults, whether "he" or "she" is likelier for
-each job, and which jobs the model gives to men and to women. A dropped word (`training.books`)
-counts as an insult and is never printed.
+The module measures three things: how often a guess is an insult, whether "he" or "she" is likelier
+for each job, and which jobs the model guesses for men and for women. A dropped word
+(`training.books`) counts as an insult and is never printed.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
 Training starts from an encoder that has read only WordNet (`training.make`). The encoder reads
 short sentences of books; half of the sentences have no full stop, as in typed text. WordNet's
 examples, documents and
-senses stay in the mixture, because books from before 1930 lack many words.
+senses stay in the mixture, because books from before 1930 lack many of today's words.
 
 DIR becomes a run of `qkv.learn`; `--resume` continues a stopped run.
 
 `make model` makes the included encoder in seven runs. The score of a run is the share of 3,000
-masked content words that the encoder names. The words are from the books for choices, and each word
-is masked in a short sentence:
+masked content words that the encoder names. The words are from the books that are kept for choosing
+models, and each word is masked in a short sentence:
 
 | run | change | right |
 | --- | --- | --- |
@@ -19,13 +19,13 @@ is masked in a short sentence:
 | 5, 6 | both continue that mean: gaps that counts can guess (`Guessed`) | 16.2%, 15.7% |
 | 7 | continues the mean of 3 to 6: more gaps, longer training, a larger `in_sight` | 18.2% |
 
-The mean of the weights of runs 3 to 6 names 15.8% of the words. There are 60 sentences with gaps
-for choices (`training.fits
---choose`). In 31 of these sentences, one of the five guesses of this mean fits. The number is 28
-after run 2, 28 for the mean of runs 3 and 4, and 26 for the mean of runs 5 and 6. The first guess
-fits in 13 sentences (for the other three models in 15, 9 and 13). Run 7 starts from the mean of
-runs 3 to 6, stored in int8. In int8, this mean names 15.7% of the words, and its first guess fits
-in 14 sentences.
+The mean of the weights of runs 3 to 6 names 15.8% of the words. Another 60 sentences with gaps also
+serve to choose models (`training.fits --choose`). In 31 of these sentences, one of the five guesses
+of this mean fits. The number is 28 after run 2, 28 for the mean of runs 3 and 4, and 26 for the
+mean of runs 5 and 6. The first guess of the mean of runs 3 to 6 fits in 13 sentences; that of the
+other three models, in the order above, fits in 15, 9 and 13. Run 7 starts from the mean of runs 3
+to 6, stored in int8. In int8, this mean names 15.7% of the words, and its first guess fits in 14
+sentences.
 
 The included model is the mean of two models: run 7, and the mean of runs 3 to 6. The included model
 names 18.1% of the words, and one of its five guesses is right for 34.1% (run 7 alone: 33.5%, the
@@ -33,17 +33,16 @@ mean of runs 3 to 6: 32.3%). Its loss on the masked word is 5.91 nats. The loss 
 6.56 nats, and the loss before run 7 was 5.55 nats. The first guess of the included model fits in 14
 of the 60 sentences, and one of its five guesses fits in 29.
 
-The counts alone take more space than the model. They name 16.8% of 1,200 of these words. The first
-guess of the counts fits in 23 of the 60 sentences, and one of their five guesses fits in 42.
+The counts alone take more space than the model. Of 1,200 of these words, the counts name 16.8%. The
+first guess of the counts fits in 23 of the 60 sentences, and one of their five guesses fits in 42.
 
 Two more runs from the included model changed little, so we did not use them. In the first of these
-runs (4,154 steps, 16.2 million tokens), the model learned gaps that counts can guess; its teachers
-were the counts and the earlier model. The mean of this run and the included model names 18.8% of
-the words, one of five guesses
-is right for 35.2%, and one of five fits in 28 of the 60 sentences. The second run (3,369 steps,
-11.6 million tokens) learned more senses, from 48 uses in each step; the three results are 18.9%,
-35.2% and 29. A model
-of this size seems to have learned all it can from these books.
+runs (4,154 steps, 16.2 million tokens), the model learned to fill gaps that counts can guess; its
+teachers were the counts and the earlier model. The mean of this run and the included model names
+18.8% of the words, one of five guesses is right for 35.2%, and one of five fits in 28 of the 60
+sentences. The second run (3,369 steps, 11.6 million tokens) learned more senses, from 48 uses in
+each step; for its mean with the included model, the same three results are 18.9%, 35.2% and 29. A
+model of this size seems to have learned all it can from these books.
 """
 
 from __future__ import annotations
@@ -111,14 +110,14 @@ class Recipe:
         rate: the highest learning rate.
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
-        uses: the number of words in sentences whose senses a step learns.
+        uses: the number of words, each in a sentence, whose senses the model learns in each step.
         wrong: the number of other senses of each word.
         prior: as for `training.objectives.Senses`.
         used: as for `training.objectives.Senses`.
         told: the probability of the masked word in the target distribution. The rest of the
             distribution comes from a teacher: the starting model multiplied by counts.
-        guessed: if above 0, each text has one masked word, and the counts give this word at least
-            this probability (`training.objectives.Guessed`).
+        guessed: if above 0, each text contains one masked word, and the counts give this word at
+            least this probability (`training.objectives.Guessed`).
         gapped: the maximum number of clauses with a guessable masked word, for each short sentence.
         products: as for `qkv.learn.train`.
         seed: the seed of all random draws.
@@ -272,12 +271,12 @@ def passages_of(read_books: Iterable[list[list[str]]]) -> list[list[str]]:
 
 
 def short_of(passages: Iterable[list[str]]) -> list[str]:
-    """Return the sentences of passages that a reader might type."""
+    """Return those sentences of the passages that a reader might type."""
     return [one for passage in passages for one in map(typed, passage) if one]
 
 
 def clauses_of(passages: Iterable[list[str]]) -> list[str]:
-    """Return the clauses of the passages' sentences that a reader might type."""
+    """Return those clauses of the passages' sentences that a reader might type."""
     return [part for passage in passages for one in passage for part in clauses(one)]
 
 
@@ -319,7 +318,7 @@ def guessable(
     tokenizer: Tokenizer,
     recipe: Recipe,
 ) -> list[tuple[Array, int]]:
-    """Return short texts, each with the position of a content word that counts can guess.
+    """Return short texts, each with the position of a content word that the counts can guess.
 
     The function tries one word in each short sentence of books, in `gapped` times as many clauses,
     and in each example of WordNet. The word occurs once in its text, is one token of at least three

@@ -2,8 +2,8 @@
 
 RUN is the folder of a run of `training.book_encoder` or `training.book_decoder`, and BOOKS are the
 books that the run read. The new folder contains the model in int8, the tokenizer, WordNet's
-licence, and a card. The card has results on books, sentences and examples that were used neither
-for training nor for choices.
+licence, and a card. The card shows results on books, sentences and examples that were used neither
+for training nor for choosing between models.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ sentences are readable, but soon make no sense. It is made for studying a model 
 
 _READ = """\
 {books} books of {authors} authors from github.com/mlschmitt/classic-books-markdown, {words:.1f}
-million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 as Debian's
-`wordnet-base` has it. Sentences with a word of `training/dropped_words.txt` (slurs and explicit
-words) are dropped, and none of these words is in the vocabulary. {held_out} books, including all
-books of five authors, were kept out of the training for reporting results, and {chosen} others for
-choosing weights and mixtures.
+million words (`training/books.csv`; books with `use: no` are left out), and WordNet 3.0 from
+Debian's package `wordnet-base`. Sentences with a word of `training/dropped_words.txt` (slurs and
+explicit words) are dropped, and none of these words is in the vocabulary. {held_out} books,
+including all books of five authors, were kept out of the training for reporting results, and
+{chosen} others for choosing weights and mixtures.
 
 Modern words are rare in these books, and have other meanings there: {rare}. What the model knows
 about these words comes from WordNet's examples."""
 
 _TRAINED = """\
 Trained with `qkv.learn` alone{after}: {steps:,} steps, {tokens:,} tokens, {hours:.1f} hours on one
-core of two{runs}. `make model` repeats the training. Another processor rounds differently, so its
+of two cores{runs}. `make model` repeats the training. Another processor rounds differently, so its
 numbers will be close to these, but not equal.
 
 Recipe: {recipe}"""
@@ -124,9 +124,10 @@ table have no context.
 {figures}
 
 If 15% of the words in each sentence are masked (at least one), the model names {named} of these
-words. In {examples} of these sentences with 5 to 16 words, one content word that occurs once is
-masked: the first guess is another content word of the sentence in {another}, and it is right in
-{right}. Of {everyday} everyday words {pieces} are split or unknown{which}."""
+words (a word counts only if all its subwords are right). In {examples} of these sentences with 5 to
+16 words, one content word that occurs once is masked: the first guess is another content word of
+the sentence in {another}, and it is right in {right}. Of {everyday} everyday words {pieces} are
+split or unknown{which}."""
 
 _HEADS = """\
 The mean weight that a token of these sentences gives to the previous token, the next token, all
@@ -181,8 +182,8 @@ def ship(
         source: the source of the books, as for `training.books.read`.
         place: the folder to write; by default the folder of the included encoder or decoder.
         wordnet_folder: the folder of WordNet's files.
-        beside: other runs, or folders of models made from runs, of the same shape. The new model
-            has the mean of the weights of all runs.
+        beside: other runs, or folders of models made from runs, of the same shape. The weights of
+            the new model are the mean of the weights of all runs.
 
     Returns:
         The folder and its card.
@@ -280,7 +281,7 @@ def _together(
     own = _learned(abouts[-1])
     for other, chain in zip(others, chains[1:], strict=True):
         if other != run and own in map(_learned, chain):
-            raise ValueError(f"book_ship: {other} holds {run} already: give the model before it")
+            raise ValueError(f"book_ship: {other} contains {run} already: give an earlier model")
         if all(chain[-1]["settings"] != about["settings"] for about in abouts):
             abouts.append({**chain[-1], "beside": True})
     if others:
@@ -310,7 +311,7 @@ def _trained(abouts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _runs(abouts: Sequence[Mapping[str, Any]]) -> str:
-    """Return a sentence with the number of runs, and the runs in the mean of their weights."""
+    """State how many runs there are, and which of them are in the mean of weights."""
     if len(abouts) == 1:
         return ""
     mean = abouts[-1].get("mean")
@@ -372,10 +373,10 @@ def _guessed(
     rows = {"chance": found["chance"], **found["layers"]}
     masked = found["masked"]
     return {
-        "What it guesses": f"{_fitting(said)}\n\nMeasured on {len(gaps)} sentences with a gap "
-        "and the words that fit\n(`training/gaps.txt`), in today's English as people type it. We "
-        "wrote them before the model was\ntrained. *Repeats*: the first guess is a content word of "
-        "the sentence. Brackets contain 95%\nintervals.",
+        "What it guesses": f"{_fitting(said)}\n\nMeasured on {len(gaps)} sentences, each with a "
+        "gap and a list of words that fit\n(`training/gaps.txt`), in today's English as people "
+        "type it. We wrote them before the model was\ntrained. *Repeats*: the first guess is a "
+        "content word of the sentence. Brackets contain 95%\nintervals.",
         "Ten sentences": _TEN.format(rows="\n".join(ten(model))),
         "Bias": bias.in_card(bias.measured(model)),
         "What it knows of senses": _SENSES.format(
@@ -415,7 +416,7 @@ def _fitting(said: Mapping[str, Sequence[fits.Said]]) -> str:
 
 
 def ten(model: qkv.Model) -> Iterator[str]:
-    """Return the rows of ten sentences and a model's guesses."""
+    """Return a table row for each of ten sentences, with a model's guesses."""
     assert model.tokenizer is not None
     for line in TEN.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
@@ -509,7 +510,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
     parser.add_argument("-o", "--out", type=Path, help="the folder of the package")
     parser.add_argument(
-        "--beside", type=Path, nargs="*", default=(), help="runs to take a mean with"
+        "--beside", type=Path, nargs="*", default=(), help="other runs to include in the mean"
     )
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)

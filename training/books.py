@@ -38,7 +38,7 @@ _AUTHORS = {
         "Richard Harding Davis",
     ),
 }
-_BOOKS = {0: "choose", 1: "test"}  # the parts by shares of 64, chosen by the hash of the path
+_BOOKS = {0: "choose", 1: "test"}  # parts by the hash of the path modulo 64; other books: "train"
 
 _HEADER = re.compile(r"\A.*?^-{5,}\s*$", re.DOTALL | re.MULTILINE)
 _HEADING = re.compile(r"^\s*(?:#.*|[*\-=_\s]{3,}|\|.*|>.*)$", re.MULTILINE)
@@ -152,7 +152,7 @@ def _inside(name: str) -> str:
 
 
 def passages(text: str) -> list[list[str]]:
-    r"""Split a book into passages; a passage is a paragraph, or a part between dropped sentences.
+    r"""Split a book into passages, which end at a paragraph's end or at a dropped sentence.
 
     >>> passages("# Title: A\n\n-------\n\n## I\n\nMr. Lee sat _down_. He ate.\n\n* * *\n")
     [['Mr. Lee sat down.', 'He ate.']]

@@ -31,8 +31,8 @@ def heads_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 def abouts_of(run: Path) -> list[Mapping[str, Any]]:
     """Return the records of a run and of all earlier runs that it continues, in order.
 
-    The record of a run is in its last checkpoint. The folder of an included model has a file with
-    all records. The list is empty if the folder contains neither a run nor this file. If a run
+    The record of a run is in its last checkpoint. The folder of an included model contains a file
+    with all records. The list is empty if the folder contains neither a run nor this file. If a run
     started from a folder that is not a run, that folder has no record.
     """
     checkpoint = last_checkpoint(run)
@@ -50,8 +50,8 @@ def abouts_of(run: Path) -> list[Mapping[str, Any]]:
 def keep_runs(abouts: Sequence[Mapping[str, Any]], place: Path) -> None:
     """Write the records of a model's runs into the model's folder, for `abouts_of`.
 
-    The first run started from a model; the file keeps only the name of this model's folder. It
-    keeps no other folder names.
+    If the first run started from a model, the file keeps the name of this model's folder. The file
+    contains no other folder names.
     """
     kept: list[dict[str, Any]] = []
     for about in abouts:

@@ -100,7 +100,7 @@ def shown(tokenizer: Tokenizer) -> str:
     """Return a report: the number of split or unknown words, and these words."""
     found = in_pieces(tokenizer)
     share = in_words(len(found), len(WORDS))
-    return f"in pieces or unknown: {len(found)} of {len(WORDS)}, {share}: {', '.join(found)}"
+    return f"split or unknown: {len(found)} of {len(WORDS)}, {share}: {', '.join(found)}"
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:

@@ -78,11 +78,11 @@ them in the same sense). The vectors of the token table have no context.
 {figures}
 
 If 15% of the tokens in each sentence are masked (at least one), the model names {tokens_named} of
-these tokens. If 15% of the words are masked, it names {words_named} of these words with all their
-subwords. In {examples} of these sentences with 5 to 16 words, one content word that occurs once is
-masked: the first guess is another content word of the sentence in {another}, and it is right in
-{right}. Of {everyday} everyday words {pieces} are split or unknown{which}. Brackets contain 95%
-intervals.
+these tokens. If 15% of the words are masked, it names {words_named} of these words (a word counts
+only if all its subwords are right). In {examples} of these sentences with 5 to 16 words, one
+content word that occurs once is masked: the first guess is another content word of the sentence in
+{another}, and it is right in {right}. Of {everyday} everyday words {pieces} are split or
+unknown{which}. Brackets contain 95% intervals.
 
 ## What its heads do
 

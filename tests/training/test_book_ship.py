@@ -55,13 +55,13 @@ def test_the_card_adds_up_the_runs_and_says_what_was_another() -> None:
     assert (
         "starting from `wordnet`, which has read only WordNet: 1,500 steps, 42,000 tokens" in said
     )
-    assert "1.5 hours on one core of two, in 2 chained runs" in said
+    assert "1.5 hours on one of two cores, in 2 chained runs" in said
     assert "Recipe: rate 0.1, short 0.5, seed 0. Then 500 steps from there, with these" in said
     assert said.endswith("with these changes: rate 0.2.")
     assert "somewhere" not in said
     third = {**abouts[1], "beside": True, "mean": [2, 3]}
     said = " ".join(book_ship._trained([*abouts, third]).split())
-    assert "2,000 steps, 44,000 tokens, 2.0 hours on one core of two, in 3 chained" in said
+    assert "2,000 steps, 44,000 tokens, 2.0 hours on one of two cores, in 3 chained" in said
     assert "runs; the included weights are the mean of runs 2 and 3. `make model`" in said
     assert said.endswith(
         "changes: rate 0.2. In parallel, 500 steps from the same start, with these changes: "
@@ -96,7 +96,7 @@ def test_a_run_ships_with_the_model_that_it_went_on_from() -> None:
     said = " ".join(book_ship._trained(shipped).split())
     assert "in 4 chained runs; the included weights are the mean" in said
     assert "of run 4 and of the previous model, which is the mean of runs 2 and 3." in said
-    with pytest.raises(ValueError, match="shipped holds fourth already: give the model before it"):
+    with pytest.raises(ValueError, match="shipped contains fourth already: give an earlier model"):
         book_ship._together(folders, [[*shipped, fourth], shipped])
 
 

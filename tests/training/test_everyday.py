@@ -34,5 +34,5 @@ def test_the_command_names_them(tmp_path) -> None:
     tokenizer.save(tmp_path / "tokenizer.json")
     said: list[str] = []
     main([str(tmp_path / "tokenizer.json")], said.append)
-    assert said == ["in pieces or unknown: 0 of 200, 0.0% (0.0 to 1.9): "]
+    assert said == ["split or unknown: 0 of 200, 0.0% (0.0 to 1.9): "]
     assert in_pieces(train_tokenizer(["xyz"] * 9, "wordpiece", 60)) == list(WORDS)

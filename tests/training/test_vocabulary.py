@@ -99,7 +99,7 @@ def test_the_command_says_what_it_made(folder: Path, tmp_path: Path) -> None:
     options = ["--entries", "120", "--whole", "0.3", "--wordnet", str(folder)]
     main(["-o", str(out), *options], said.append)
     assert f"{len(SubwordTokenizer.from_file(out)):,} entries" in said[0]
-    assert said[1].startswith("in pieces or unknown: ")
+    assert said[1].startswith("split or unknown: ")
 
 
 def test_words_of_books_and_of_examples_count_by_their_shares() -> None:
