@@ -142,7 +142,7 @@ def test_the_card_says_what_the_model_before_it_does_on_the_same() -> None:
     assert text["tokens_named"] == "50.0% (40.4 to 59.6)"
     assert (text["pieces"], text["which"]) == ("2", " (fridge, okay)")
     assert "inflected forms" in text["together"]
-    assert "was trained on the examples with 1" in text["choices"]
+    assert "was trained on the examples whose remainder is 1" in text["choices"]
 
 
 def test_without_a_run_there_is_nothing_to_ship(folder: Path, tmp_path: Path) -> None:
