@@ -20,11 +20,11 @@ import "./block.css";
  * @property {string} name  of its array
  * @property {string} note
  * @property {"queries" | "keys" | "place"} side  the meaning of the rows
- * @property {"keys" | null} columns  the meaning of the columns; null: numbers
+ * @property {"keys" | null} columns  the meaning of the columns; null: components of vectors
  * @property {{at: number[], names: string[]} | null} shown  the shown columns
  * @property {boolean} weights
  * @property {[number, number] | null} cell the cell whose sum is written out first
- * @property {any} op  how a number is computed (parts/sums.js); for a given array, `from` has the steps that lead to it
+ * @property {any} op  how a number is computed (parts/sums.js); `op.from` has the steps that lead to a given array
  * @property {ArrayLike<number> | null} lengths  the lengths of the rows, if these are vectors
  * @property {boolean} [changed]  whether the reader changed this step
  * @property {string[]} [reads]  the steps from which ribbons lead here, if steps between are left out
@@ -52,11 +52,11 @@ import "./block.css";
 const LINE = 44; // the distance between lines of nodes, in pixels
 const WIDEST = 34; // the width of a ribbon
 const FAR = 6; // a ribbon over more than this number of lines goes around other nodes
-const THIN = 2; // the width for numbers that are no vectors, or no vectors of the residual stream
+const THIN = 2; // the width of a ribbon for numbers whose length is not shown
 const OTHER_NUMBERS = ["pre", "act", "up", "post", "raw", "logits", "probs"];
 const BESIDE = ["P", "C", "K", "V"]; // nodes on the same line as the node before them
 /** @type {Record<string, string>} */
-const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // by the array that they add
+const PARTS = { out: "attention", A: "attention", mlp: "the MLP", M: "the MLP" }; // from an added array to its part
 /** @type {Record<string, string>} */
 const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rotated: "", masked: "", softmax: "softmax", capped: "cap", times: "×" };
 
@@ -131,7 +131,8 @@ function signOf({ op, sign }) {
 }
 
 /**
- * The row of a step that belongs to a token; the key's row if the rows belong to another text.
+ * The index of a token's row in a step. If the rows belong to the keys of another text, the row of the key in
+ * `flow.start`.
  * @param {Flow} flow
  * @param {FlowStep} step
  * @param {number} token
@@ -197,7 +198,7 @@ function ribbonPath(x0, y0, wide0, x1, y1, wide1) {
 }
 
 /**
- * The outline of a ribbon that goes around the nodes between, vertical at `x`.
+ * The outline of a ribbon that goes around the nodes between its ends; its middle is vertical at `x`.
  * @param {number} x0
  * @param {number} y0
  * @param {number} wide0
@@ -280,7 +281,7 @@ export function blockPart(ui, { onshow, panel }) {
     const ribbons = steps.map((step, k) => {
       const read = readIn(steps, k);
       const [stays, sum] = [["sum", "norm", "joined", "given", "row"].includes(step.op.kind), step.op.kind === "sum"];
-      let left = at[k][0] - (sum ? wide[read[0]] / 2 : 0); // ribbons that are added lie side by side
+      let left = at[k][0] - (sum ? wide[read[0]] / 2 : 0); // the ribbons of the terms of a sum lie side by side
       return read.map((i) => {
         const end = sum ? left + wide[i] / 2 : left;
         left += sum ? wide[i] : 0;
@@ -298,8 +299,8 @@ export function blockPart(ui, { onshow, panel }) {
   }
 
   /**
-   * Draws the ribbons of the other heads to the joined heads.
-   * @param {number[][]} at  of each step
+   * Draws the ribbons from the other heads to the node that joins all heads.
+   * @param {number[][]} at  the position of each step's node
    * @param {number} scale
    */
   function others(at, scale) {

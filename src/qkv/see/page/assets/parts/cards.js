@@ -22,7 +22,7 @@ const AS_MUCH = 0.1; // smaller changes count as no change; the same as in train
  * of a word at the position, or the probability that edits move to other words.
  * @typedef {{of: "weight" | "chance" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
  *
- * Its texts have *words* of the text in them, and {0} for the number of the first probe.
+ * A card of the lesson. In its texts, *word* is a word of the sentence, and {0} is the result of the first probe.
  * @typedef {object} Card
  * @property {string} name
  * @property {string} read
@@ -71,7 +71,7 @@ function weightOf({ tokens, pattern }, { layer, head, query, keys }) {
 /**
  * The index of the right option.
  * @param {Card} card
- * @param {number[]} values  of its probes
+ * @param {number[]} values  the results of the card's probes
  */
 function rightOf({ right }, values) {
   if (right.of === "largest") {
@@ -129,7 +129,7 @@ export function cardsPart(ui, store) {
     el("div", { class: "card-says" }, title, read, ask), el("div", { class: "card-asks" }, options, told), el("div", { class: "card-goes" }, back, next, end));
   const measured = new Map(); // the results of measurements, by card
   /** @type {[number, any, any]} */
-  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // the open card, what is drawn, the state before
+  let [at, drawn, kept] = [/** @type {any} */ (null), null, null]; // the open card, the drawn card, the state before the lesson
 
   function close() {
     store.set({ ...kept, card: null, guess: null });
@@ -152,7 +152,7 @@ export function cardsPart(ui, store) {
       el("span", { class: "sign", "aria-hidden": "true" }), el("span", {}, cardWords(label, values)), el("span", { class: "figure" }))));
     back.disabled = at === 0;
     end.hidden = at + 1 === cards.length; // on the last card, the button Next closes the lesson
-    if (drawn !== null || kept) title.focus({ preventScroll: true }); // the reader opened the lesson, not an address
+    if (drawn !== null || kept) title.focus({ preventScroll: true }); // not if an address opens the lesson
     drawn = at;
   }
 

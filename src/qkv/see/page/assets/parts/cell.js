@@ -87,8 +87,8 @@ export function shareBars(label, { scores, raised, shares, names, at, of, name }
 /**
  * A chart of bars. The reader, or another part of the page, can point at a bar, by pointer or by arrow keys.
  * @param {Ui} ui
- * @param {{onpoint?: (k: number | null) => void, writes?: boolean, after?: HTMLElement}} options is called with the
- * bar under the pointer; whether the sum is written out; an element after the sum
+ * @param {{onpoint?: (k: number | null) => void, writes?: boolean, after?: HTMLElement}} options `onpoint`:
+ * called with the bar under the pointer; `writes`: whether the sum is written out; `after`: an element after the sum
  */
 export function sumBars(ui, { onpoint, writes = true, after } = {}) {
   const canvas = el("canvas", { "aria-hidden": "true" });

@@ -33,7 +33,7 @@ import STEPS from "../../../steps/steps.json";
  * @property {Edit[]} edits
  * @property {number} token  the token whose vectors are measured
  * @property {Step} block  what the layer has computed
- * @property {Known | null} known  the parameters, where they can be had
+ * @property {Known | null} known  the parameters; null if the page cannot get them
  */
 
 const FEW_UNITS = 8; // the number of shown hidden units
@@ -96,8 +96,8 @@ function flowWriter(tokens, token) {
 /**
  * The length of one of several vectors.
  * @param {ArrayLike<number>} data  one vector after another
- * @param {number} t  which of them
- * @param {number} wide  how many numbers each has
+ * @param {number} t  the index of the vector
+ * @param {number} wide  the number of numbers in each vector
  */
 export function lengthAt(data, t, wide) {
   let total_ = 0;
@@ -149,7 +149,7 @@ export function parametersOf(run, layer) {
  * @param {Run} run
  * @param {PlayState} state
  * @param {{eps?: number}} model
- * @param {Known | null} known  the parameters, where they can be had
+ * @param {Known | null} known  the parameters; null if the page cannot get them
  * @returns {Flow | null}
  */
 export function flowOf(run, { layer, head, edits, query, place }, model, known) {
@@ -303,8 +303,8 @@ function dotOf(left, i, right, j, d) {
  * Adds Q, K or V of the head.
  * @param {Layer} one
  * @param {string} letter
- * @param {number} of  the head that has it
- * @param {number} shared  by how many heads
+ * @param {number} of  the head of the projection: for K and V, a key/value head
+ * @param {number} shared  the number of heads that share this projection
  * @param {Float32Array} data
  */
 function projectionFlow(one, letter, of, shared, data) {
@@ -393,7 +393,7 @@ function normedFirst(one) {
 }
 
 /**
- * Adds these steps for a layer whose norms come after the parts, like BERT's.
+ * Adds the steps from the output of the heads to the output of the layer, if norms come after the parts, as in BERT.
  * @param {Layer} one
  */
 function restFlow(one) {

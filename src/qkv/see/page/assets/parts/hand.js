@@ -19,13 +19,13 @@ export function oneAtATime(store) {
     going = store.state !== before; // otherwise no change is waiting
   };
   return {
-    /** @param {{edits: Edit[]}} patch @param {boolean} undo  whether this one can be taken back */
+    /** @param {{edits: Edit[]}} patch @param {boolean} undo  whether the change can be undone */
     send(patch, undo) {
       if (going) waiting = { patch, undo: undo || Boolean(waiting?.undo) };
       else send(patch, undo);
     },
     /**
-     * To be called at every change.
+     * Handles a change of the page: sends the waiting change when the page is no longer busy.
      * @param {Told} now
      */
     update({ busy }) {

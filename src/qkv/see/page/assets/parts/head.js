@@ -25,7 +25,8 @@ import "./head.css";
 /** @typedef {import("./sight.js").Span} Span */
 
 /**
- * @typedef {{at: (t: number, c: number) => number, high: number}} Vectors  number c of a token's vector; the largest of all
+ * @typedef {{at: (t: number, c: number) => number, high: number}} Vectors
+ *     `at`: number c of the vector of token t; `high`: the largest number
  * @typedef {{d: number, q: Vectors, k: Vectors, v: Vectors, z: Vectors}} HeadVectors  `d`: the size of a vector
  * @typedef {{run: Run, head: Head, far: Head | null, at: At, high: number, vectors: HeadVectors | null}} Shown  a head
  *     and its view; `far`: the head with which it is compared; `high`: the end of the scale
@@ -104,7 +105,7 @@ export function headPart(ui, store, hands = null) {
   const mapBox = el("div", { class: "map-box" }, map.node);
   const body = el("div", { class: "head-body" }, mapBox, linesBox);
   const node = el("div", { class: "one-head", "data-part": "head" }, title, holds ? null : why, body, paint?.node, around, table.node);
-  // callbacks: the cell under the pointer as (now, shown, query, key), with tokens; a number of Q or K
+  // callbacks: `oncell` gets the tokens of the cell under the pointer; `onnumber` gets the index of a number of Q or K
   const self = {
     node, body, title, said, map,
     oncell: /** @type {((now: Now, shown: Shown, query: number, key: number) => void) | null} */ (null),
@@ -120,7 +121,7 @@ export function headPart(ui, store, hands = null) {
   /** @type {[number | null, number, number[]]} */
   let [asked, cursor, held] = [null, 0, []]; // tokens: the query of the state, the query of the row at rest, the queries kept in view
   /** @type {[number, number] | null} */
-  let cell = null; // the row under the pointer
+  let cell = null; // the cell under the pointer
   const turn = inTurn();
   /** @type {[Record<string, any>, boolean]} */
   let [forMap, anew] = [{}, false]; // options that the map and the lines have not received yet
@@ -219,7 +220,7 @@ export function headPart(ui, store, hands = null) {
   }
 
   /**
-   * Moves the beginning of the lines to the rows of the heat map; tests read the positions of cells.
+   * Moves the lines down to the rows of the heat map, and stores the positions of the cells for tests.
    * @param {{left: number, top: number, cell: number, tall: number}} shape
    */
   function align({ left, top, cell, tall }) {

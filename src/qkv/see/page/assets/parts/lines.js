@@ -20,7 +20,7 @@ export const LISTED = 40; // up to this number of keys, all keys are listed
 
 /**
  * The rows of a head in view: the rows that the reader keeps; otherwise the row under the pointer or the focus;
- * otherwise the row of the token at rest.
+ * otherwise the row of `token`.
  * @param {Head} head
  * @param {number[]} held
  * @param {number | null} hover
@@ -34,7 +34,8 @@ export function rowsInView(head, held, hover, token) {
 }
 
 /**
- * The kept tokens after a row was picked, alone or in addition to the others (`add`); a kept row is released.
+ * The kept tokens after the reader picks row r. With `add`, r joins the kept rows, or leaves them if it was kept.
+ * Otherwise only r is kept, or nothing if r was the only kept row.
  * @param {Head} head
  * @param {number[]} held
  * @param {number} r
@@ -47,9 +48,9 @@ export function heldWith(head, held, r, add) {
 }
 
 /**
- * Queries on the left, keys on the right, and lines between them. If there are many keys, only the keys that the
- * queries in view look at most are listed, with their positions. If there are many queries, only the visible queries
- * are in the page.
+ * Queries on the left, keys on the right, and lines between them. If there are many keys, only the keys with the
+ * largest weights from the queries in view are listed, with their positions. If there are many queries, only the
+ * visible queries are in the page.
  * @param {Ui} ui
  * @param {{onhover: (r: number | null, aloud: boolean) => void, onpick: (r: number, add: boolean) => void, onfree: () => void}} heard
  */

@@ -268,7 +268,7 @@ export function mapPart(ui, store) {
   }
 
   /**
-   * The number of a head for the current colouring, and its description.
+   * The value of a head in the current colouring, and its description.
    * @param {Cell} cell
    * @returns {Value}
    */

@@ -32,9 +32,9 @@ const GAP = 6; // the gap above the sum, in pixels
  * @property {boolean} others
  * @property {number[]} k  (d)
  * @property {number[]} products  (d): the query's numbers times the key's
- * @property {number} raw  their sum
+ * @property {number} raw  the sum of the products
  * @property {number} score  the input of the softmax; -Infinity if a mask hides the key
- * @property {boolean} own  whether the reader hid it
+ * @property {boolean} own  whether the reader hid the key
  * @property {number} weight
  * @property {number[]} v  (d)
  */
@@ -84,7 +84,7 @@ function arising({ run, state }) {
 }
 
 /**
- * The row for the other keys: the sum of their weights, and their weighted values.
+ * The row for the other keys: the sum of their weights, and the weighted mean of their values.
  * @param {number[]} keys
  * @param {Float32Array} weights  (T)
  * @param {number[]} across  the indices of a vector's numbers, (d)
@@ -218,7 +218,8 @@ function drawMoment(pen, row, colours, at, wide) {
   }
 
   /**
-   * Draws a score as a bar from 0; on its way to a weight, the bar moves to the left edge, where the full width is 1.
+   * Draws a score as a bar from 0. While the score becomes a weight, the bar moves to the left edge and changes its
+   * length: a weight of 1 has the full width.
    * @param {number} r
    * @param {number} share
    */
@@ -243,7 +244,7 @@ function drawMoment(pen, row, colours, at, wide) {
     strip(colours.rows[r].v, (1 - come) * wide, top(r) + (high - tall) / 2, tall);
   }
 
-  /** The shrunken values move together into one row, since the weights sum to 1; their blend is the result. */
+  /** The shrunken values move into one row and fill it, since the weights sum to 1; there they blend into the sum. */
   function pile() {
     const down = eased((at - 5) / 0.65);
     const fit = high / Math.max(high, heights.reduce((sum, tall) => sum + tall, 0));
@@ -307,7 +308,7 @@ export function motionPart(ui) {
   let colours = null;
   /** @type {[CanvasRenderingContext2D, number, number, boolean, boolean, number]} */
   let [pen, wide, at, playing, inView, before] = [/** @type {any} */ (null), 0, last, false, false, 0];
-  let [end, rests, rested] = [last, RESTS, 0]; // the moment at which it stops, the rest at each moment, the time since this moment began
+  let [end, rests, rested] = [last, RESTS, 0]; // the moment at which it stops; how long it rests at each moment, and how long it has rested
   /** @type {[number, number] | null} */
   let asked = null; // the moments between which it will play when a row is ready
   let [figures, told] = ["", -1]; // the current numbers, and their description
@@ -362,7 +363,8 @@ export function motionPart(ui) {
   }
 
   /**
-   * The page keys move to the beginning of the next moment, or of this moment or the one before it.
+   * Page Down moves to the beginning of the current moment or, from there, of the moment before it. Page Up moves to
+   * the beginning of the next moment.
    * @param {KeyboardEvent} event
    */
   function leap(event) {
@@ -373,7 +375,7 @@ export function motionPart(ui) {
     scrub();
   }
 
-  /** The canvas lies over the middle of the rows. */
+  /** Places the canvas over the middle of the rows. */
   function fit() {
     const room = list.querySelector(".motion-room");
     wide = room && !node.hidden ? room.clientWidth : 0;
@@ -465,7 +467,7 @@ export function motionPart(ui) {
     [colours, figures, told] = [null, "none", -1];
     fill(title, "How ", word(row.name), " gets its weights");
     /**
-     * @param {any} name  what stands there
+     * @param {any} name  the name at the beginning of the row
      */
     const line = (name, kind = "") => el("li", { class: kind }, el("span", { class: "motion-name" }, name), el("span", { class: "motion-room" }), el("span", { class: "motion-figure" }));
     fill(list, line(word(row.name), "query"), row.rows.map(({ name, others }) => line(others ? name : el("bdi", {}, visible(name)))), line("sum", "sum"));
