@@ -22,7 +22,7 @@ Advance = Callable[[int], None]
 
 ROUNDS = 9  # The minimum number of rounds; fewer make medians unreliable.
 LEAST = 2e-3  # Each round repeats calls that take fewer than `LEAST` seconds.
-SHORT = 0.02  # Each round first runs calls of fewer than `SHORT` seconds unmeasured.
+SHORT = 0.02  # Each round first runs calls that take fewer than `SHORT` seconds, without timing.
 
 
 def in_turn(
@@ -275,9 +275,9 @@ def survey(
 
     Each task has a warm-up round and at least `rounds` measured rounds; `advance(1)` is called
     after each round. The result for each task is a dict with the fields of the `Task`. The entries
-    `qkv` and `numpy` have the median `seconds` and the largest `error`. `times_faster` is NumPy's
-    median divided by qkv's median. `limit` is the machine's peak rate for this work, and `share` is
-    the fraction of the limit that qkv reaches.
+    `qkv` and `numpy` contain the median `seconds` and the largest `error`. `times_faster` is
+    NumPy's median divided by qkv's median. `limit` is the machine's peak rate for this work, and
+    `share` is the fraction of the limit that qkv reaches.
 
     Raises:
         ArithmeticError: an error of qkv is larger than allowed.

@@ -254,7 +254,7 @@ def with_layers(part: Model) -> Any:
 def test_a_second_attention_in_a_layer_is_named() -> None:
     names = ["layers.0.own", "layers.0.cross", "layers.1.own", "layers.1.cross"]
     trace = with_layers(Model({name: Layer() for name in names}))
-    assert trace.other_layers == dict.fromkeys((1, 3), "a second attention of its layer")
+    assert trace.other_layers == dict.fromkeys((1, 3), "a second attention module of its layer")
 
 
 @pytest.mark.parametrize("module", ["text", 3])
@@ -391,7 +391,7 @@ def test_tokens_are_given_before_or_set_afterwards() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (["a", "b", "c"], "tokens has 1 texts and the run has 2"),
+        (["a", "b", "c"], "tokens is for 1 texts, but the run has 2"),
         ([["a", "b"], ["c"]], "1 tokens for text 1, which has 2"),
     ],
 )

@@ -337,7 +337,7 @@ def test_what_has_no_backward_pass_is_refused() -> None:
     with pytest.raises(ValueError, match="the context is x itself"):
         SelfAttention(4, seed=0).training_forward(x, x)
     _, saved = layer.training_forward(x)
-    with pytest.raises(ValueError, match=r"grad has shape \(3, 4\) and the layer gave \(1, 3, 4\)"):
+    with pytest.raises(ValueError, match=r"grad has shape \(3, 4\) and the result has \(1, 3, 4\)"):
         layer.backward(x[0], saved)
     for half in (LayerNorm(4, dtype="bfloat16"), MLP(4, 8, dtype="bfloat16")):
         kind = next(iter(half.parameters.values())).dtype

@@ -397,7 +397,7 @@ def parts(dim: int = 8) -> tuple[MultiHeadAttention, LayerNorm, MLP, LayerNorm]:
                 MultiHeadAttention(8, d_value=3, out_proj=False), *parts()[1:], post_norm=True
             ),
             ValueError,
-            "attn takes vectors of size 8 and gives 3",
+            "attn takes vectors of size 8 and returns size 3",
         ),
         (
             lambda: Block(*parts()[:2], None, None, post_norm=False, parallel=True),

@@ -96,8 +96,9 @@ def test_another_source_or_model_is_named(what: str, files: list[str], tmp_path:
     if what == "source":
         text = Path(files[0]).read_text()
         Path(files[0]).write_text(text.replace("cat", "dog", 1))
-    words = {"source": "a.txt has changed", "model": "files of this model, books, are different",
-             "column": "of column 'text', and column is 'x'"}  # fmt: skip
+    words = {"source": "a.txt has changed",
+             "model": "whose files differ from the files of the given model, books",
+             "column": "of column 'text', but column is 'x'"}  # fmt: skip
     sources = files[:1] if what == "column" else files
     if what == "column":
         encode("random", sources, out, resume=False)

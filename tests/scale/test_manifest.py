@@ -94,7 +94,7 @@ def test_what_is_missing_or_of_another_kind(names: tuple, tmp_path: Path) -> Non
         (("column",), put, "it is .* and must be an object with column"),
         (("parts", "0", "rows"), "x", "rows is 'x' and must be a whole number, 0 to 2147483647"),
         (("parts", "0", "name"), "../../etc/passwd", "name is .* and must be the name of a part"),
-        (("parts", "x"), PART, "parts is .* and must be an object with numbers for names"),
+        (("parts", "x"), PART, "parts is .* and must be an object whose names are numbers"),
         (("parts", "0", "skipped"), [[1]], r"skipped is \[1\] and must be a list of 2"),
         (("sizes", "block"), 0, "block is 0 and must be a whole number, 1 to 2147483647"),
     ],

@@ -54,7 +54,7 @@ class _Layer:
     """One layer's attention in one forward pass or, with a KV cache, in several steps."""
 
     first: Ran
-    crosses: bool  # whether it is cross-attention
+    crosses: bool  # whether the layer is cross-attention
     ran: list[Ran] = field(default_factory=list)
     parts: list[AttentionSummary] = field(default_factory=list)
 
@@ -119,7 +119,7 @@ class Recording(Trace):
         # The key is the id of a layer. The value is the mask of the layer's last call, and how many
         # calls of the layer came before the last call in the same forward pass.
         self._latest: dict[int, tuple[Any, int]] = {}
-        self._call: Any = None  # Identifies the last call.
+        self._call: Any = None  # The object that identifies the last call.
         self._spans: list[slice] = []  # For each text, the positions of its tokens without padding.
         self._longest = 0
         self._asked: Sequence[Any] | None = None  # tokens that were set before the run
@@ -195,7 +195,7 @@ class Recording(Trace):
             other = _other(layer, first, parts)
             if not other and not layer.first.is_causal:
                 is_first = owners.setdefault(path, owner) is owner
-                other = "" if is_first else "a second attention of its layer"
+                other = "" if is_first else "a second attention module of its layer"
             if other:
                 self._others[number] = other
         self._layers.clear()
@@ -219,7 +219,7 @@ class Recording(Trace):
         texts = [tokens] if tokens and isinstance(tokens[0], str) else list(tokens)
         if len(texts) != len(self._spans):
             raise ValueError(
-                f"record: tokens has {len(texts)} texts and the run has {len(self._spans)}: "
+                f"record: tokens is for {len(texts)} texts, but the run has {len(self._spans)}: "
                 "give a list of tokens for each text"
             )
         named = []
@@ -227,7 +227,7 @@ class Recording(Trace):
             size = span.stop - span.start
             if len(text) not in (size, self._longest):
                 raise ValueError(
-                    f"record: tokens has {len(text)} tokens for text {number}, which has {size}: "
+                    f"record: tokens lists {len(text)} tokens for text {number}, which has {size}: "
                     "give all tokens of the text, with or without its padding"
                 )
             named.append([str(t) for t in (text if len(text) == size else text[span])])
@@ -258,9 +258,9 @@ def record(
     - `lse (B, Hq, T)`: the natural logarithm of each query's sum of exponentials.
 
     `qkv.show(trace)` shows the trace; for a batch, call `qkv.show(trace[0])`. For an
-    encoder-decoder, `show` draws the tokens and the layers of the encoder. The trace also has the
-    decoder's layers; `trace.other_layers` lists them. If a model has several parts, such as one for
-    images and one for text, `module` selects the part to record.
+    encoder-decoder, `show` draws the tokens and the layers of the encoder. The trace also contains
+    the decoder's layers; `trace.other_layers` lists them. If a model has several parts, such as one
+    for images and one for text, `module` selects the part to record.
 
     Padding before and after each text is removed. Layers are numbered by their `layer_idx`, or in
     the order of their calls if a `layer_idx` is missing or repeated. A forward pass that continues

@@ -234,7 +234,7 @@ def mask_type() -> Any:
         return function(*args, **kwargs)
 
     own = {
-        "__doc__": "A mask of transformers that keeps its rules.",
+        "__doc__": "A mask that stores rules, and computes its numbers when code reads them.",
         "__new__": staticmethod(new),
         "__torch_function__": torch._C._disabled_torch_function_impl,
         "__torch_dispatch__": classmethod(dispatch),

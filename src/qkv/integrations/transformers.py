@@ -21,7 +21,7 @@ from qkv.integrations.tensors import as_array, as_tensor, check_readable, torch_
 REFUSED = ("indices", "block_indices", "sinks", "cache")
 
 OUTSIDE = (
-    'qkv computes outside torch\'s graph: take attn_implementation="eager" for a complete graph'
+    'qkv computes outside torch\'s graph: for a complete graph, set attn_implementation="eager"'
 )
 
 

@@ -198,7 +198,7 @@ def upstream(grad: Any, shape: Shape, dtype: DType, *, call: str) -> Array:
     array = np.asarray(grad)
     if array.shape != shape:
         raise ValueError(
-            f"{call}.backward: grad has shape {array.shape} and the layer gave {shape}: "
+            f"{call}.backward: grad has shape {array.shape} and the result has {shape}: "
             "both shapes must be the same"
         )
     return array.astype(dtype, copy=False)

@@ -104,8 +104,8 @@ class Block:
         call = type(self).__name__
         if attn.output_dim != attn.embed_dim:
             raise ValueError(
-                f"{call}: attn takes vectors of size {attn.embed_dim} and gives {attn.output_dim}: "
-                "input and output are added, so their sizes must be the same"
+                f"{call}: attn takes vectors of size {attn.embed_dim} and returns size "
+                f"{attn.output_dim}: input and output are added, so their sizes must be the same"
             )
         if parallel and (mlp is None or post_norm):
             raise ValueError(

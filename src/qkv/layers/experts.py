@@ -92,8 +92,8 @@ class Routed(base.Feed, ABC):
     ) -> base.Gradient:
         """Return the gradients of `sum(grad * layer(x))`.
 
-        The router gets gradients only from the weights with which it adds the experts' results. The
-        choice of the experts has no gradient.
+        The router gets gradients only through the weights of the experts' results. The choice of
+        the experts has no gradient.
 
         Args:
             grad: (..., T, D), the gradient for the layer's result. If a residual was added to the

@@ -166,7 +166,7 @@ class MLP(base.Feed):
 
         `hook_pre` (..., T, F) is the input of the activation, `hook_post` is the input of the down
         projection, and `hook_mlp_out` (..., T, D) is the layer's output. The trace of a gated MLP
-        also has `hook_pre_linear` (..., T, F), the result of the up projection.
+        also contains `hook_pre_linear` (..., T, F), the result of the up projection.
 
         >>> MLP(4, 16, seed=0).trace(np.ones((3, 4)))["hook_post"].shape
         (3, 16)

@@ -64,7 +64,7 @@ class Operand(NamedTuple):
     """A dask array whose chunks fit the blocks of the call."""
 
     array: Any
-    axes: tuple[int | None, ...]  # For each axis of `array`, the axis of `Index`; None: not cut.
+    axes: tuple[int | None, ...]  # For each axis of `array`, the axis of `Index`; None if not cut.
 
     def chunk(self, index: Index) -> tuple[int, ...]:
         """Return the index of the chunk that the block with this index reads."""
@@ -242,7 +242,7 @@ def cut(call: str, query: Any, key: Any, value: Any, attn_mask: Any, options: Op
                 f"{call}: {name} is a dask array, but its numbers decide which blocks are "
                 f"skipped: give {name}.compute()"
             )
-    # pass a mask in memory unchanged, so that `check_call` can warn if it has only 0.0 and 1.0
+    # pass a mask in memory unchanged, so that `check_call` can warn if it contains only 0.0 and 1.0
     stand_ins = {
         name: _stand_in(array) if name != "attn_mask" or _is_dask(attn_mask) else attn_mask
         for name, array in arrays.items()
@@ -349,7 +349,7 @@ def _stand_in(array: Any) -> Array:
 
 
 def _aligned(x: Any) -> Any:
-    """Align an array for the kernel: arrays from a network may begin at any byte."""
+    """Align an array for the kernel: an array received from a worker may begin at any byte."""
     return np.require(x, requirements=["C", "A"]) if isinstance(x, np.ndarray) else x
 
 

@@ -16,7 +16,7 @@ from qkv.scale.sources import LONGEST, Bad, Part, Source, digest_of
 from qkv.scale.workers import all_of
 from qkv.text.lines import each_line
 
-WAY = "correct it"  # The last words of the error for a bad row.
+WAY = "correct it"  # The end of the error message for a bad row.
 BLOCK = 2**24  # The number of bytes in a block.
 # The maximum number of rows, and the maximum number of bytes, between two marks. A mark is a row at
 # which a part may begin.
@@ -86,7 +86,7 @@ def counts_of(
         call: the function name with which errors begin.
         check: whether a bad row raises an error.
         size: the number of bytes in a block.
-        way: the last words of the error for a bad row: what the user can do.
+        way: the end of the error message for a bad row, which says what the user can do.
 
     Raises:
         ValueError: a row is bad; the error names the row.

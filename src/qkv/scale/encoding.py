@@ -231,18 +231,18 @@ def _planned(
 
 
 def _compare(plan: _Plan, old: Entry, folder: Folder) -> None:
-    """Raise an error if a folder has vectors of other texts or of another model."""
+    """Raise an error if a folder holds vectors of other texts or of another model."""
     way = "choose another folder, or start again with resume=False"
     new = plan.about
     here = f"{CALL}: {folder.path} holds vectors"
     if old["model"]["checksum"] != new["model"]["checksum"]:
         raise ValueError(
-            f"{here} of model {old['model']['name']}, and the files of this model, "
-            f"{new['model']['name']}, are different: {way}"
+            f"{here} of model {old['model']['name']}, whose files differ from the files of the "
+            f"given model, {new['model']['name']}: {way}"
         )
     if old["column"] != new["column"]:
         raise ValueError(
-            f"{here} of column {old['column']!r}, and column is {new['column']!r}: {way}"
+            f"{here} of column {old['column']!r}, but column is {new['column']!r}: {way}"
         )
     before, after = ([file["path"] for file in about["sources"]] for about in (old, new))
     if before != after:
@@ -350,7 +350,7 @@ def write_part(model: Model, order: Order) -> tuple[Entry, Cut]:
     data = _parquet(part, rows, np.concatenate(vectors))
     if not order.folder.is_ours(order.run):
         raise RuntimeError(
-            f"{CALL}: the run that ordered {order.name} has ended: call encode again"
+            f"{CALL}: the run that requested {order.name} has ended: call encode again"
         )
     order.folder.write(order.name, data)
     entry = {"name": order.name, "rows": len(rows), "skipped": skipped}

@@ -71,7 +71,7 @@ def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, **options
     True
     """
     name = "scale.attention"
-    check_options(options, call=name, without=("out",), why=": Dask decides where results go")
+    check_options(options, call=name, without=("out",), why=": Dask decides where results are kept")
     returns = {which: options.pop(f"return_{which}", False) for which in ("weights", "lse")}
     for which, wanted in returns.items():
         check_flag(name, f"return_{which}", wanted)

@@ -165,7 +165,7 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
     elif kind is _TEXT:
         must, fine = "text", isinstance(value, str)
     elif fine and isinstance(kind, dict) and "" in kind:
-        must, fine = "an object with numbers for names", all(map(_NUMBER.fullmatch, value))
+        must, fine = "an object whose names are numbers", all(map(_NUMBER.fullmatch, value))
         parts = [(entry, kind[""], f"{name} {number}") for number, entry in value.items()]
     elif fine and isinstance(kind, dict):
         missing = next((entry for entry in kind if entry not in value), None)
@@ -185,9 +185,9 @@ def _misfit(value: Any, kind: Any, name: str) -> str | None:
 def writing(folder: Folder, run: str, call: str) -> Iterator[None]:
     """Hold the lock of a folder, so that only one run at a time writes to the folder.
 
-    The lock of a local folder ends with the process. In other folders, the lock is a file that the
-    run renews every `BEAT` seconds. If a lock was not renewed for `DEAD` seconds, another run may
-    take the lock.
+    The system releases the lock of a local folder when the process ends. In other folders, the lock
+    is a file that the run renews every `BEAT` seconds. If a lock was not renewed for `DEAD`
+    seconds, another run may take the lock.
 
     Raises:
         RuntimeError: another run holds the lock.

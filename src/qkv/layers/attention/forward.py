@@ -1,4 +1,4 @@
-"""The unchecked forward pass of an attention layer, from word vectors to context."""
+"""The unchecked forward pass of an attention layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,7 +112,7 @@ class Result(NamedTuple):
 
 
 def attention_forward(layer: Parts, inputs: Inputs, plan: Call | None) -> Result:
-    """Compute the context of word vectors; `plan` is the result of `attention_plan`, or None."""
+    """Run the forward pass of a layer; `plan` is the result of `attention_plan`, or None."""
     inputs, residual = _in_working_type(inputs), inputs.residual
     parts, shapes, norms, positions = project_heads(layer, inputs)
     if inputs.cache is not None:
@@ -221,9 +221,9 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     """Return the positions of the queries and of the keys.
 
-    Padded queries have positions (..., 1, L), and padded keys have positions (S,). Packed rows have
-    positions (total,). For packed rows, `Positions.length` is an array with a length for each row.
-    For padded texts, `Positions.length` is the largest position plus 1.
+    In padded texts, the positions of queries are (..., 1, L), and the positions of keys are (S,).
+    In packed rows, positions are (total,). For packed rows, `Positions.length` is an array with a
+    length for each row. For padded texts, `Positions.length` is the largest position plus 1.
     """
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)

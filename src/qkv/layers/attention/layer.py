@@ -23,7 +23,7 @@ Layout = Literal["in_out", "out_in"]
 
 
 class MultiHeadAttention(Parts):
-    """Attention from word vectors to context, with its own projections.
+    """Multi-head attention over word vectors, with its own projections.
 
     Queries are computed from `x`; keys and values are computed from `context`, or from `x` if no
     context is given.
@@ -198,7 +198,7 @@ class MultiHeadAttention(Parts):
         top_k: int | None = None,
         **options: Any,
     ) -> Any:
-        """Return the context of word vectors.
+        """Apply the layer to word vectors.
 
         Args:
             x: (..., L, D), from which the queries are computed; or packed rows (total, D).
@@ -359,7 +359,7 @@ class MultiHeadAttention(Parts):
         Returns:
             A `Gradient` with `.x`, and with `.context` if a context was given.
             `.parameters` are keyed by name, such as "q_proj.weight" or "q_norm.weight".
-            `.options` has "bias", "sinks" and "alibi_slopes" if these options were given.
+            `.options` contains "bias", "sinks" and "alibi_slopes" if these options were given.
 
         >>> layer = MultiHeadAttention(8, 2, seed=0)
         >>> out, saved = layer.training_forward(np.ones((5, 8)), is_causal=True)
@@ -382,11 +382,11 @@ class MultiHeadAttention(Parts):
     ) -> Trace:
         """Return a trace with every activation of `layer(x, ...)`.
 
-        The trace has `hook_q`, `hook_k`, `hook_v`, `hook_rot_q`, `hook_rot_k`, `hook_attn_scores`,
-        `hook_pattern`, `hook_z` and the layer's output `hook_attn_out`. With `top_k`, the trace
-        holds a summary instead of scores and pattern: `top_indices`, `top_weights`, `received` and
-        `lse`, which `qkv.summarize_attention` describes. 2-D inputs get a leading batch axis, and
-        packed rows become (B, T, ...).
+        The trace contains `hook_q`, `hook_k`, `hook_v`, `hook_rot_q`, `hook_rot_k`,
+        `hook_attn_scores`, `hook_pattern`, `hook_z` and the layer's output `hook_attn_out`. With
+        `top_k`, the trace holds a summary instead of scores and pattern: `top_indices`,
+        `top_weights`, `received` and `lse`, which `qkv.summarize_attention` describes. 2-D inputs
+        get a leading batch axis, and packed rows become (B, T, ...).
 
         >>> trace = MultiHeadAttention(8, 2, seed=0).trace(np.ones((5, 8)), is_causal=True)
         >>> trace["hook_q"].shape, trace["pattern"].shape, trace["z"].shape
@@ -448,7 +448,7 @@ def self_attention(
     layout: Layout = "in_out",
     **options: Any,
 ) -> Any:
-    """Compute self-attention of word vectors with these weights, and return the context.
+    """Compute self-attention of word vectors with these weights.
 
     Args:
         x: word vectors, (..., L, D); integers are converted to the weights' type.
@@ -461,8 +461,8 @@ def self_attention(
         options: the options of `qkv.attention`: `is_causal=True`, `return_weights=True`, ...
 
     Returns:
-        The context (..., L, D), or (..., L, Hq * dv) without `w_o`.
-        With `return_weights`, the tuple (context, weights).
+        The new word vectors (..., L, D), or (..., L, Hq * dv) without `w_o`.
+        With `return_weights`, the tuple (vectors, weights).
         The weights are (..., Hq, L, L), or (L, L) for one head and 2-D `x`.
 
     Raises:
