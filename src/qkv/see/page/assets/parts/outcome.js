@@ -19,7 +19,7 @@ import "./outcome.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("./words.js").Said} Said */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
-/** @typedef {Now & {state: PlayState & {place: number}}} Looked  where a word is looked at */
+/** @typedef {Now & {state: PlayState & {place: number}}} Looked  the data for a state with a position */
 /** @typedef {import("../engine/edits.js").ByOp} ByOp */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -345,7 +345,7 @@ export function barLegend(names, more = "") {
 }
 
 /**
- * A table of words with bars from 0 to 100%: two bars with names for each word, or only the last.
+ * A table of words with bars from 0 to 100%: two bars for each word, with these names, or only the second bar.
  * @param {WordRow[]} rows
  * @param {[string, string] | null} names
  */

@@ -157,7 +157,7 @@ export function paintBar(ui, store, step) {
   }
 
   /**
-   * The link under the pointer; none in the column of the weight out of sight.
+   * The link under the pointer; null if the pointer is in the column of the weight out of sight.
    * @param {PointerEvent} event
    */
   function cellUnder(event) {
@@ -244,7 +244,7 @@ export function paintBar(ui, store, step) {
     /** @param {number} r @param {number} c */
     changed: (r, c) => passes(r, c) || told.head.changed(r, c),
     /**
-     * A weight as the map draws it: cells that the stroke hides have none.
+     * A weight as the map draws it: NaN for a cell that the stroke hides.
      * @param {number} r
      * @param {number} c
      */

@@ -137,7 +137,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   /**
    * Changes the view of both texts, then draws the heat maps once, with further options.
    * @param {() => void} change
-   * @param {Record<string, any>[]} next  of each
+   * @param {Record<string, any>[]} next  the options of each map
    */
   function once(change, next = []) {
     quiet = true;
@@ -251,7 +251,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * Sets the contents of the three heat maps; each has the size of its cells or, if there are too many, of its
+   * The options of the three heat maps. Each map gets room for its cells or, if there are too many columns, for its
    * picture.
    * @param {Head[]} heads
    * @param {At} at
@@ -295,7 +295,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
   }
 
   /**
-   * The weights of a row that the page has of a long text.
+   * The weights of a row of a long text that are in the page.
    * @param {number} k
    * @param {number} i
    * @returns {[number, number][]}  a position on the shared axis, and the weight

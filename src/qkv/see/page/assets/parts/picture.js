@@ -12,7 +12,7 @@ const [MARGIN, PIXELS] = [16, 128]; // the margin of a picture; canvases of at m
 const [UNFOLDED, SHARP] = [4e6, 2]; // the most pixels of a heat map that is drawn whole; the PNG pixels for each CSS pixel
 const SVG_STYLE = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linecap",
   "opacity", "font-family", "font-size", "font-weight", "font-style", "text-anchor", "dominant-baseline", "paint-order"];
-let ids = 0; // the number of names in use
+let ids = 0; // the number of ids in use
 
 /**
  * A picture of a part of the page without its controls, on the background of the page.
@@ -304,7 +304,7 @@ function canvasOf(canvas, box, canvases) {
 
 /**
  * @param {HTMLCanvasElement} canvas
- * @param {object} at  where it is, as attributes
+ * @param {object} at  the position of the canvas, as attributes
  */
 function pixelsOf(canvas, at) {
   const { width, height } = canvas;

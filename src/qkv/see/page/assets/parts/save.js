@@ -11,8 +11,8 @@ import "./save.css";
 /** @typedef {{name: string, text: string, caption: string, numbers: Sheet[]}} About */
 
 /**
- * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; what is null or not finite stays empty
- * @typedef {[string, string, () => Table]} Sheet  what a reader calls them, what their file is called, the table
+ * @typedef {{columns: string[], rows: any[][]}} Table  numbers and texts; a cell that is null or not finite is saved empty
+ * @typedef {[string, string, () => Table]} Sheet  the label of the button, the name of the file, the table
  */
 
 // ---- CSV

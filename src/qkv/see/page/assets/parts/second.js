@@ -21,7 +21,7 @@ import "./second.css";
 /** @typedef {import("../store/second.js").Second} Second */
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../base/mount.js").Ui} Ui */
-/** @typedef {Now & {second: Second}} Two  where there is a second text */
+/** @typedef {Now & {second: Second}} Two  the data if there is a second text */
 
 const FEWEST = 0.005; // smaller differences of a row of weights count as none
 

@@ -27,7 +27,7 @@ import "./sentence.css";
 
 /**
  * @typedef {{token: number, tokens: [number, number], word: string, guessed: boolean, chosen: boolean, kinds: string[],
- *            pieces: string[], said: string}} Chip  a word; `tokens`: the first and the last + 1, `guessed`: it is missing
+ *            pieces: string[], said: string}} Chip  a word; `tokens`: its first token and the last + 1; `guessed`: whether it is missing
  * @typedef {{text: string, hide?: number[], ablate?: [number, number][], change: string, why: string}} Story  STORY of page/play.py
  */
 
@@ -62,7 +62,7 @@ export function sentencePart(ui, store) {
   });
   field.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
     if (event.key !== "Enter" || event.isComposing) return;
-    event.preventDefault(); // the model reads one line while it is typed
+    event.preventDefault(); // the text is one line, which the model reads while the reader types
     chips.focus();
   });
   offer.addEventListener("click", () => pending && store.set({ edits: pending.edits }));
@@ -312,8 +312,8 @@ function chosenWord(store) {
 // ---- suggestions
 
 /**
- * The change that the first button makes: the change in this text's story; otherwise it hides the chosen word;
- * otherwise the word that the chosen head looks at most.
+ * The change that the first button makes: it removes the head or hides the words that the text's story names. Without a
+ * story, it hides the tokens of `mostSeen`.
  * @param {any} data
  * @param {Now} now
  * @returns {Offer | null}
@@ -355,7 +355,8 @@ function storyOf(data, text) {
 }
 
 /**
- * The chosen word; if the page shows guesses for this word, the word that the chosen head looks at most from there.
+ * The tokens of the chosen word. If the page shows guesses for this word, the tokens of the word with the largest
+ * weight from it in the chosen head.
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {

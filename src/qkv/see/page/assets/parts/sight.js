@@ -54,7 +54,7 @@ function sight(source, state) {
   };
   const [rowAt, columnAt] = [inverse(rows, text.length), inverse(columns, text.key_length)];
   const long = state.mode === "length";
-  const live = Boolean(source.changed); // weights are in per cent; recorded texts have the format of the terminal
+  const live = Boolean(source.changed); // live weights are in per cent; recorded weights have the format of the terminal
   /**
    * All rows of a head: the values that the page has, by column, and the weight that it does not show.
    * @param {number} l
@@ -161,7 +161,7 @@ export function arrange(seen, { l, h }) {
 
 // ---- a run in the form of a recorded text
 
-const IN_SIGHT = new WeakMap(); // from each run to {source, the visible parts by way of showing}
+const IN_SIGHT = new WeakMap(); // from each run to its source, and to its visible part for each set of options
 
 /**
  * The Source of a run: `reader` makes it from a text in a payload; this function makes it from a run of the model.
@@ -266,14 +266,14 @@ export function seenIn(run, edits, state = SIGHT) {
 
 /**
  * The end of a head's scale: 1, the largest length of all heads, or the head's own largest number.
- * @param {Seen} seen  what is in sight
- * @param {Pick<PlayState, "stretch" | "mode" | "layer" | "head">} state  that of the page
+ * @param {Seen} seen  the visible part of the text
+ * @param {Pick<PlayState, "stretch" | "mode" | "layer" | "head">} state  the state of the page
  */
 export function endOfScale(seen, { stretch, mode, layer, head }) {
   return (stretch ? largest(seen.made(layer, head)) : mode === "length" ? seen.highest() : 1) || 1;
 }
 
-const NUMBERS = new WeakMap(); // runs and their visible parts, in order
+const NUMBERS = new WeakMap(); // from runs, or their visible parts, to numbers
 let numbered = 0;
 
 /**
@@ -340,7 +340,7 @@ export function withDifference(said, head, original, r, c) {
 // ---- a head in words and numbers
 
 /**
- * The number of a token among equal tokens, if it occurs more than once.
+ * The position of a token in parentheses if its name occurs more than once; otherwise an empty text.
  * @param {Span[]} spans
  * @param {number} k
  */

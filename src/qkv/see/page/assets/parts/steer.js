@@ -17,7 +17,7 @@ import "./steer.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
 
-const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2]; // the digits of each number of a vector, and of the strength
+const [DIGITS, STRONGEST, STEP, USUAL] = [4, 10, 0.25, 2]; // the digits of each number of a vector; the largest strength, its step, the usual strength
 const LONG = 30_000; // some programs cut longer addresses
 
 /** @param {Ui} ui @param {LiveStore} store @returns {Part} */
@@ -150,7 +150,7 @@ function steeringPanel(ui, store) {
     return to.map((x, d) => Number((strength * (x - (from?.[d] ?? 0))).toPrecision(DIGITS)));
   }
 
-  /** @param {boolean} undo  whether it is a change of its own */
+  /** @param {boolean} undo  whether the change can be undone on its own */
   function steer(undo) {
     const vector = vectorOf();
     if (!vector) return;

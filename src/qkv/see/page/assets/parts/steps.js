@@ -21,7 +21,7 @@ import "./steps.css";
 /**
  * The part with the steps of a flow.
  * @param {Ui} ui
- * @param {{stretch?: boolean, onpick?: (step: FlowStep, row: number) => void}} options  is called when a cell is chosen
+ * @param {{stretch?: boolean, onpick?: (step: FlowStep, row: number) => void}} options  `onpick`: called when a cell is chosen
  */
 export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @type {Map<string, Cell>} */
@@ -139,7 +139,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     const sizes = rows.flatMap((i) => columns.map((_, j) => get(i, j))).filter(Number.isFinite).sort((a, b) => a - b);
     const [least, most] = sizes.length ? [sizes[0], sizes.at(-1)] : [0, 1];
     const size = Math.max(-least, most);
-    // a few numbers of trained vectors are far larger than the others, which would all look the same
+    // in a trained vector, a few numbers are far larger than the others, which would all look the same on their scale
     const trim = Math.floor(sizes.length / (wide > 100 ? 200 : Infinity));
     const full = one.weights ? (stretched.input.checked ? most : 1) : Math.max(-sizes[trim], /** @type {number} */ (sizes.at(-1 - trim)));
     const high = full || 1;

@@ -9,18 +9,18 @@ const TERMS = 6; // the number of written terms of a long sum
  * An array, by row and column; if it is too large for the page, only its shape is known.
  * @typedef {object} Numbers
  * @property {number[]} shape
- * @property {(i: number, j: number) => number} [get]  for a vector, its number j in every row
+ * @property {(i: number, j: number) => number} [get]  of a vector: its number j, for every i
  * @property {(i: number) => Float64Array} [row]
  * @property {(j: number) => Float64Array} [column]
  */
 
-/** @typedef {Required<Numbers>} Held  an array whose numbers are there */
+/** @typedef {Required<Numbers>} Held  an array whose numbers are in the page */
 
 /**
  * Makes `Numbers` from a flat array, row by row.
  * @param {ArrayLike<number> | null} data  null if the page leaves them out
  * @param {number[]} shape  one or two sizes
- * @param {{rows?: number[] | null, columns?: number[] | null}} held  the indices of these rows and columns among all
+ * @param {{rows?: number[] | null, columns?: number[] | null}} held  the indices of the held rows and columns in the whole array
  * @returns {Numbers}
  */
 export function numbersOf(data, shape, { rows = null, columns = null } = {}) {

@@ -18,7 +18,7 @@ import "./weight.css";
 /** @typedef {import("./sight.js").Head} Head */
 /** @typedef {import("./sight.js").Place} Place */
 /** @typedef {{at: At, query: number, row: number[]}} Draft */
-/** @typedef {Key & {c: number, k: number}} Keyed  a key that has a column, and its place in the list */
+/** @typedef {Key & {c: number, k: number}} Keyed  a key that has a column; `k`: its index in the list */
 /** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`, `key`: row and column */
 
 const FINEST = 0.01; // the smallest step of a weight
@@ -35,7 +35,7 @@ export function setRow(edits, layer, head, query) {
 }
 
 /**
- * The edits after such a row is replaced; if `weights` is null, the row is removed.
+ * The edits after the edit of a query's row in a head is replaced; if `weights` is null, the edit is removed.
  * @param {Edit[]} edits
  * @param {number} layer
  * @param {number} head
@@ -151,7 +151,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   }
 
   /**
-   * Moves to the next whole step.
+   * Changes a weight by `by`, to the nearest whole step.
    * @param {number} place
    * @param {number} by
    */

@@ -9,7 +9,7 @@ import { range } from "../base/arrays.js";
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 
 /**
- * @typedef {string | {word: string}} Said  part of a sentence: words of ours, or a word of the text or of the vocabulary
+ * @typedef {string | {word: string}} Said  part of a sentence: words of the page, or a word of the text or of the vocabulary
  */
 
 /**
@@ -56,8 +56,8 @@ export function usualScale(model, layer) {
 }
 
 /**
- * A factor of scores in words, as the temperature of the softmax of attention (not of the words). If layers have
- * different factors, no single temperature describes all of them.
+ * Describes a factor of scores as the temperature of the softmax of attention, which is not the temperature at which
+ * words are drawn. If layers have different factors, no single temperature describes all of them.
  * @param {any} model
  * @param {number} value
  */

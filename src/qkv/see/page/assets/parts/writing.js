@@ -14,10 +14,10 @@ import "./writing.css";
 /** @typedef {import("../store/store.js").Now} Now */
 /** @typedef {import("../store/store.js").Part} Part */
 /** @typedef {import("../store/store.js").Told} Told */
-/** @typedef {Chosen & {piece: string}} New  a new token, and the text that came with it */
+/** @typedef {Chosen & {piece: string}} New  a new token, and the text that it adds */
 
 const LENGTHS = [20, 40, 80];
-const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // temperatures, and numbers of likely tokens from which one is drawn
+const [USUAL, HOTTEST, AMONG] = [0.8, 2, 40]; // the usual and the highest temperature; the number of likely tokens from which one is drawn
 const SHOWN = 5; // the number of shown tokens that may come next
 const [LINES, FAINTEST] = [8, 0.02]; // the number of drawn lines, and the least weight of a line
 

@@ -43,7 +43,7 @@ export function beatScreen(ui, store) {
   let begun = false;
 
   /**
-   * The model's first words at the gap of a text, with a word hidden.
+   * The model's most probable words at the gap of a text, after the word `hidden` is hidden from the model.
    * @param {string} gapped
    * @param {string} [hidden]
    */

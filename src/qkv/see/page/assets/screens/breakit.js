@@ -30,8 +30,8 @@ export function breakScreen(ui, store) {
   /** @type {Now} */
   let last;
   /** @type {Edit[] | null} */
-  let best = null; // the fewest heads that the page has found
-  let asked = ""; // the text for which they were found
+  let best = null; // the smallest set of heads that the page has found
+  let asked = ""; // the text for which the page has searched
 
   /** @param {Edit} edit */
   const isHead = ({ op, head }) => op === "ablate" && head !== undefined;

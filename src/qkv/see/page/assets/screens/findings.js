@@ -40,7 +40,7 @@ import "./findings.css";
  */
 
 const [TOLERANCE, ROUNDED] = [1e-4, 1e-2]; // tolerances of a probability: the same as in `qkv verify`, and for a page with rounded parameters
-const SHORT = 26; // the number of characters up to which a text appears twice on a line
+const SHORT = 26; // up to this number of characters, the texts before and after the edits are side by side
 const OF_HEADS = ["z", "q", "k", "v", "pattern"];
 
 /**
@@ -98,7 +98,7 @@ function cardOf(ui, store, finding, k) {
   let model;
   /** @type {{original: Run, run: Run} | null} */
   let runs = null;
-  let away = false; // whether the reader opened it in the lab
+  let away = false; // whether the reader opened the finding in the lab
 
   /** @param {Edit[]} some */
   async function runsOf(some) {

@@ -44,7 +44,7 @@ const ON_TAB = {
   steps: ["steps"],
   result: ["outcome"],
 };
-const ABOVE = ["sentence", "writing", "changes"]; // the headline
+const ABOVE = ["sentence", "writing", "changes"]; // the regions above the headline
 const INSIDE = ["map", "motion", "steps", "block"]; // the regions that only an unfolded page shows
 const SAYING = ["headline", "outcome"]; // the regions beside the headline
 const SAVED = ["map", "head", "steps", "outcome", "second"]; // the regions that can be saved
@@ -61,10 +61,10 @@ const REGIONS = {
 const HANDS = { paintBar, weightHandles };
 
 /**
- * @param {any} box  holds the page, and says in its data what is shown
+ * @param {any} box  holds the page; its data attributes say what is shown
  * @param {Ui} ui
  * @param {LiveStore} store
- * @param {{cards: Part, outcome: Part, writing: Part}} shared  with the first screen
+ * @param {{cards: Part, outcome: Part, writing: Part}} shared  the parts that the first screen has too
  * @returns {Screen}
  */
 export function labScreen(box, ui, store, shared) {

@@ -9,7 +9,7 @@ import { wordsOf } from "../store/places.js";
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
 /** @typedef {import("./lab.js").Screen} Screen */
-/** @typedef {{name: string, at: [number, number][][], alike: number[]}} Paths  `at`: of both, the point at each layer */
+/** @typedef {{name: string, at: [number, number][][], alike: number[]}} Paths  `at`: for each text, the point at each layer */
 
 const SENTENCES = ["The bank of the river was muddy.", "The bank gave us a loan for the house."];
 const [WIDEST, MARGIN] = [900, 46];

@@ -34,14 +34,15 @@ export function alongside(one, other) {
 }
 
 /**
- * The positions of a longest common subsequence. Of several such subsequences, the most compact is taken.
+ * The positions of a longest common subsequence. Of several such subsequences, the one is chosen whose tokens differ
+ * least in their positions.
  * @param {string[]} one
  * @param {string[]} other
  */
 function commonPlaces(one, other) {
   const [n, wide] = [one.length, other.length + 1];
   if (n * wide > MOST_PAIRS) return [];
-  const best = new Float64Array((n + 1) * wide); // the lengths for the rest of the texts after two positions
+  const best = new Float64Array((n + 1) * wide); // from two positions, the score of the best subsequence of the rest
   /** @param {number} i @param {number} j */
   const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
   for (let i = n - 1; i >= 0; i--)

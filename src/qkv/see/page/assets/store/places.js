@@ -109,7 +109,7 @@ export function placed(state, run, before, model) {
 }
 
 /**
- * The words in a text in place of a missing word.
+ * The token in a text that stands for a missing word.
  * @param {any} model
  */
 export function maskOf(model) {

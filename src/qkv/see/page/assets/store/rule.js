@@ -25,9 +25,9 @@ const [MOST_HEADS, MOST_TOKENS] = [48, 512]; // at most this many heads are trie
  * @param {string} text
  * @param {Run} run  of the text, without edits
  * @param {any} model
- * @param {any} data  the payload: "untrained", and "little" words
+ * @param {any} data  the payload, with the entries `untrained` and `little`
  * @param {AbortSignal} signal
- * @returns {Promise<Ruled | null>} null where there are no tokens
+ * @returns {Promise<Ruled | null>} null if the text has no tokens
  */
 export async function headByRule(engine, text, run, model, data, signal) {
   const size = run.tokens.length;

@@ -8,35 +8,36 @@ import { pick } from "../base/arrays.js";
 /**
  * @typedef {object} PlayState
  * @property {string} text
- * @property {string | null} second  another text, to stand beside it
- * @property {Edit[]} edits  what the reader has changed, see edits.js
- * @property {number | null} place  the token whose word is looked at
+ * @property {string | null} second  a second text, shown beside the first
+ * @property {Edit[]} edits  the reader's changes (see edits.js)
+ * @property {number | null} place  the position at which the model guesses a word
  * @property {number} layer
  * @property {number} head
- * @property {number | null} query  the token that is chosen
+ * @property {number | null} query  the position of the chosen token
  * @property {"lab" | "front" | "story" | "games" | "beat" | "break" | "watch" | "findings"} view  the screen that is open
  * @property {boolean} inside  whether the lab is unfolded
  * @property {"pattern" | "effect" | "change"} colouring  of the map
- * @property {boolean} beside  whether the original stands beside
- * @property {"sentence" | "heads" | "steps" | "result"} tab  of a narrow window
- * @property {number | null} card  of the lesson, where it is open
- * @property {number | null} guess  the option that the reader took on it
- * @property {boolean} merge  whether the pieces of a word are one
- * @property {string[] | null} only  the regions that are on the page, where that is not all of it
- * @property {"light" | "dark" | null} theme  that of a page that frames this one
- * @property {Steer | null} [steer]  what the vector that steers was made of
- * @property {boolean} [skip]  whether special tokens are left out: this and what follows where texts were run before
+ * @property {boolean} beside  whether the run without edits is shown beside the run with edits
+ * @property {"sentence" | "heads" | "steps" | "result"} tab  the open tab of a narrow window
+ * @property {number | null} card  the open card of the lesson; null if the lesson is closed
+ * @property {number | null} guess  the option that the reader chose on this card
+ * @property {boolean} merge  whether the subwords of a word are merged
+ * @property {string[] | null} only  the regions that the page shows; null for all regions
+ * @property {"light" | "dark" | null} theme  the theme that this page gets from the page around it
+ * @property {Steer | null} [steer]  the origin of the steering vector
+ * @property {boolean} [skip]  whether special tokens are left out; this and the next fields exist for recorded texts
  * @property {"weight" | "length"} [mode]  whether weights are shown, or the lengths of contributions
- * @property {string} [part]  of two sentences those in sight: "all", or as "AB" that of the queries and that of the keys
- * @property {boolean} [stretch]  whether scales end at the largest
+ * @property {string} [part]  the visible sentences of two: "all", or for example "AB": the queries of A, the keys of B
+ * @property {boolean} [stretch]  whether scales end at the largest number
  */
 
 /**
- * The origin of a steering vector: the last vector that is added to the residual stream before a layer.
+ * The texts and the strength of a steering vector. It is the last vector that an edit adds to the residual stream
+ * before a layer.
  * @typedef {{towards: string, away: string, strength: number}} Steer  `away` may be empty
  */
 
-/** @typedef {Readonly<Required<Pick<PlayState, "merge" | "skip" | "mode" | "part">>>} Sight  what is in sight of a text */
+/** @typedef {Readonly<Required<Pick<PlayState, "merge" | "skip" | "mode" | "part">>>} Sight  the choices that decide which part of a text is visible */
 
 /**
  * The visible part of a text when a page opens: subwords shown separately, all tokens, weights.

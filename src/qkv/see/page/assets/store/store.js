@@ -32,7 +32,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  * @property {Ruled | null} ruled  the head that the rule chose for this text (see rule.js); null if the rule was not applied
  */
 
-/** @typedef {Now | (Omit<Now, "run" | "original" | "second"> & {run: null, original: null, second: null})} Told  `Now`, or that no text was run yet */
+/** @typedef {Now | (Omit<Now, "run" | "original" | "second"> & {run: null, original: null, second: null})} Told  `Now`, or the data before the first run */
 
 /**
  * The interface through which parts read and change the state of a page, live or with recorded texts.
