@@ -69,5 +69,5 @@ def test_refusals_are_one_line(
     )
     monkeypatch.setenv("QKV_MODEL", "random")
     line = refused(run("play"), "play")
-    assert "a page can run decoders and encoders that guess masked words" in line
+    assert "a page can run a decoder, or an encoder that guesses masked words" in line
     assert list(tmp_path.iterdir()) == []

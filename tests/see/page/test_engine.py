@@ -206,10 +206,14 @@ def test_a_large_page_is_warned_of_and_one_that_no_browser_loads_is_refused(
 ) -> None:
     letters = sum(len(one["b64"]) for one in engine_payload(small)["parameters"].values())
     monkeypatch.setattr(engine, "LARGE", letters - 1)
-    with pytest.warns(UserWarning, match="page with small inside .* MB, which takes long to open"):
+    expected = "a page that contains small would be .* MB, which takes long to open"
+    with pytest.warns(UserWarning, match=expected):
         engine_payload(small)
     monkeypatch.setattr(engine, "MOST", letters - 1)
-    expected = r"a page with small inside .* MB, but a browser holds .* `qkv serve --model small`"
+    expected = (
+        r"a page that contains small would be .* MB, but a browser can load at most .* MB: "
+        r"`qkv serve --model small`"
+    )
     with pytest.raises(ValueError, match=expected):
         engine_payload(small)
     monkeypatch.setattr(engine, "MOST", letters // 3)

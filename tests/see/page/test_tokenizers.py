@@ -48,7 +48,10 @@ LEVEL = processors.ByteLevel(trim_offsets=True)
             {"post_processor": processors.Sequence([template("a $A"), LEVEL])},
             "trims blanks after it has put tokens around a text",
         ),
-        ({"post_processor": template("a")}, "puts a text at several positions, or at none"),
+        (
+            {"post_processor": template("a")},
+            "has a post_processor that inserts the text several times or never",
+        ),
     ],
 )
 def test_other_kinds_are_refused(parts: dict[str, Any], expected: str) -> None:
@@ -119,6 +122,6 @@ def test_a_file_whose_frame_is_left_out_is_refused() -> None:
     assert list(reasons_of_tokenizer(BareTokenizer(made))) == []
     made.post_processor = template("a $A")
     assert list(reasons_of_tokenizer(BareTokenizer(made))) == [
-        "leaves out the tokens that its file puts around a text"
+        "omits the tokens that its tokenizer.json adds around a text"
     ]
     assert reasons(made) == []

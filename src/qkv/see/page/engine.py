@@ -27,7 +27,7 @@ from qkv.text.tokenizer import Tokenizer
 #   `name` is the name of the model.
 #   `exact` is true if the packed parameters are equal to the model's parameters.
 #   `sizes` is an object, which is described below.
-#   `design` has the differences between model families (see `_design`).
+#   `design` describes how the model's family differs from others (see `_design`).
 #   `parameters` maps qkv's names to packed arrays. The weights of linear layers are (out, in). If
 #   int8 numbers and one float16 scale can express a row exactly, the row is packed in this way. Any
 #   other row is packed as float16.
@@ -46,8 +46,8 @@ from qkv.text.tokenizer import Tokenizer
 #   server.js), the string names the activation that the edit "scale" multiplies.
 
 
-# A page with more than LARGE characters causes a warning. MOST is the number of characters that a
-# string may have in a browser.
+# A page with more than LARGE characters causes a warning. MOST is the maximum length of a string in
+# a browser.
 LARGE, MOST = 64_000_000, 500_000_000
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "tanh")  # in layers.js
 
@@ -60,9 +60,9 @@ def need_engine(model: Model, call: str = "play") -> None:
     """
     for why in _reasons(model):
         raise ValueError(
-            f"{call}: {model.name} {why}: a page can run decoders and encoders that guess masked "
-            f"words, if it supports their parts; `qkv serve --model {model.name}` shows this page "
-            "for any model"
+            f"{call}: {model.name} {why}: a page can run a decoder, or an encoder that guesses "
+            "masked words, if the page supports all parts of the model; "
+            f"`qkv serve --model {model.name}` shows this page for any model"
         )
     least = sum(array.size for array in model.parameters.values())  # In bytes.
     _sized(model, least * 4 // 3, call)  # In base64.
@@ -232,7 +232,7 @@ def _reasons(model: Model) -> Iterator[str]:
         "experts": design.experts is not None,
         "biases by distance": design.buckets is not None or any(layer.alibi for layer in layers),
         "sinks": any(layer.sinks for layer in layers),
-        "attention to another text": design.cross,
+        "cross-attention": design.cross,
         "layers that share parameters": list(design.same_as) != sorted(set(design.same_as)),
         "layer scales": design.layer_scale,
         "no MLPs": not design.hidden,
@@ -261,11 +261,11 @@ def _sized(model: Model, size: int, call: str) -> str:
     Raises:
         ValueError: a browser cannot load a page of this size.
     """
-    described = f"{call}: a page with {model.name} inside would have {size / 1e6:,.0f} MB"
+    described = f"{call}: a page that contains {model.name} would be {size / 1e6:,.0f} MB"
     if size > MOST:
         raise ValueError(
-            f"{described}, but a browser holds {MOST / 1e6:g} MB: `qkv serve --model {model.name}` "
-            "shows this page and runs the model"
+            f"{described}, but a browser can load at most {MOST / 1e6:g} MB: "
+            f"`qkv serve --model {model.name}` shows this page and runs the model"
         )
     return described
 
@@ -284,13 +284,13 @@ _PROPERTY = r"\\[pP]\{(?:[LMNPSZC][a-z]?|Alphabetic|Han|Hiragana|Katakana|Hangul
 _MARK = r"\\[rntfvsSdDwW]|\\u[\da-fA-F]{4}|\\[^\w\s]"
 _CLASS = rf"\[\^?(?:(?!\\W)(?:{_PROPERTY}|{_MARK})|[^\\\[\]&]|&(?!&))+\]"
 _TIMES = r"(?:[*+?]|\{\d+(?:,\d*)?\})\??(?![*+?{])"
-_FOLDED = r"\(\?i:(?![^)]*(?i:ss|st|f[fil]))(?:\[[A-Za-z]+\]|['A-Za-z|])+\)"  # like ß and ss
+_FOLDED = r"\(\?i:(?![^)]*(?i:ss|st|f[fil]))(?:\[[A-Za-z]+\]|['A-Za-z|])+\)"  # "ss" can match ß
 _ONE = rf"{_FOLDED}|\)|{_PROPERTY}|{_MARK}|{_CLASS}|[^\\\[\]()|*+?{{}}^$]"
 _PATTERN = re.compile(rf"(?:(?:{_ONE})(?:{_TIMES})?|\(\?(?:[:=!]|<[=!])|\((?!\?)|\|)*")
 
 
 def reasons_of_tokenizer(tokenizer: Tokenizer) -> Iterator[str]:
-    """Yield a clause for each reason why a page cannot tokenize texts like this tokenizer.
+    """Yield a clause for each reason why a page cannot run this tokenizer.
 
     >>> from qkv.text import WordTokenizer
     >>> list(reasons_of_tokenizer(WordTokenizer("the cat sat")))[-1]
@@ -341,13 +341,13 @@ def _reasons_around(tokenizer: Tokenizer, rules: Mapping[str, Any] | None) -> It
         if step["type"] == "TemplateProcessing":
             sequences = [part["Sequence"]["id"] for part in step["single"] if "Sequence" in part]
             if sequences != ["A"]:
-                yield "puts a text at several positions, or at none"
+                yield "has a post_processor that inserts the text several times or never"
     puts = (
         "cls" in step or any("SpecialToken" in part for part in step.get("single", ()))
         for step in steps
     )
     if any(puts) and not len(tokenizer.tokenize("")):
-        yield "leaves out the tokens that its file puts around a text"
+        yield "omits the tokens that its tokenizer.json adds around a text"
 
 
 def _reasons_of_bpe(rules: Mapping[str, Any]) -> Iterator[str]:

@@ -96,7 +96,7 @@ from qkv.see.steps.walk import Walk
 #
 #   `what` is "runs".
 #   `sentence` is a sentence about the comparison.
-#   `of` is a string.
+#   `of` names the vectors whose changes are measured.
 #   `changes` is a list of [token, distance, cosine, length in A], the largest distance first.
 #   `by_layer` has the mean distances at the embeddings and after each layer.
 
@@ -306,7 +306,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `own_step` is the index of the step that is compared with the array "own".
 #   `difference` is the largest difference between a step and the model's own numbers.
 #   `said` is a sentence that names the likeliest word, or empty.
-#   `which` names the head, and has another sentence about it.
+#   `which` is a sentence that names the head, and may be followed by a sentence about the head.
 #   `reasons` has the reasons for this head.
 #
 # ARRAY is one array of a walk.
@@ -314,15 +314,15 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #   `b64` is the base64 of little-endian float32, or null if the array is too large for the page.
 #   `shape` is the shape of the array.
 #   `rows` is a list of the kept rows, or null if all rows are kept. It is "rows" or "key_rows" if
-#   WALK has this list under that name.
+#   the kept rows are those of `rows` or `key_rows` in WALK.
 #   `columns` has the indices of the columns; the key is missing if the page has all columns.
 #
 # STEP is one step of a walk.
 #
 #   `title`, `formula`, `shape`, `code` and `note` are strings.
 #   `name` is the name of the step's array.
-#   `side` is "queries" or "keys" if the rows are queries or keys. If the step has only one row, the
-#   query of `start`, `side` is "place".
+#   `side` is "queries" or "keys" if the rows are queries or keys. It is "place" if the step has
+#   only one row, which is the query of `start`.
 #   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
 #   `shown` has the indices (`at`) and the `names` of the shown columns, or is null for all.
 #   `weights` is true if the numbers are weights.

@@ -25,7 +25,7 @@ import { viewBarPart } from "../parts/view_bar.js";
  * @property {[number[], number[]]} [places]
  * @property {number[]} [similarity]  the cosines of the shared word, at the embeddings and after each layer
  * @property {{to_token: string, layer: number, head: number, weight: number}[][]} [strongest]  the strongest links of each text
- * @property {string} [of] what the intervention changed; this and the next fields exist for two runs
+ * @property {string} [of]  the vectors whose changes are measured; this and the next fields exist for two runs
  * @property {[number, number, number, number][]} [changes]  token, distance, cosine, length before
  * @property {number[]} [by_layer]  the mean distance
  */
