@@ -127,7 +127,7 @@ def test_a_long_text_is_tried_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["b" * 30, "a", "", "b" * 80, "b"]
     assert [len(one) for one in used.tokenize_batch(texts)] == [30, 60, 0, 80, 1]
     for call in (used.tokenize, lambda text: used.tokenize_batch(["b", text])):
-        with pytest.raises(ValueError, match="they make 6,000 characters of its 100"):
+        with pytest.raises(ValueError, match="they turn its 100 characters into 6,000"):
             call("a" * 100)
     assert module.USUAL == 40
     assert len(used.tokenize("b" * 70 + "a" * 30)) == 1  # 1,870 of 100: a word of over 100

@@ -82,7 +82,7 @@ class Refused(Exception):
 
 
 # The answer to a request during which the server failed.
-FAILED = Refused(500, "the server failed: its log has the reason")
+FAILED = Refused(500, "the server failed: its log shows the reason")
 
 
 def not_finite(call: str, value: str) -> Refused:

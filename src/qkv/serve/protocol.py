@@ -87,7 +87,7 @@ class _Requests(HttpToolsProtocol):
             self._refuse(Refused(431, message, code="head_too_large"))
 
     def _parse(self, data: bytes) -> bytes:
-        """Parse bytes. Return those to parse again, if a request offers another protocol."""
+        """Parse bytes; return the bytes to parse again if a request offers another protocol."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offered:

@@ -264,7 +264,7 @@ class Worker:
         return True
 
     def _gather(self) -> None:
-        """Wait briefly for more requests, until half as many wait as were in the last batch."""
+        """Wait briefly for more requests, unless half as many as in the last batch are waiting."""
         while 1 < len(self._texts) < self._usual / 2:
             left = self._texts.oldest + self.limits.gather - time.monotonic()
             if left <= 0:

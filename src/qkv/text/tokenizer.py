@@ -161,8 +161,8 @@ class Tokenizer:
         )
         if grown > USUAL * len(text):
             raise ValueError(
-                f"{call}: the tokenizer's own rules do not work on this text: they make "
-                f"{grown:,} characters of its {len(text):,}"
+                f"{call}: the tokenizer's own rules do not work on this text: they turn "
+                f"its {len(text):,} characters into {grown:,}"
             )
 
     def decode(self, ids: ArrayLike) -> str:
@@ -242,7 +242,7 @@ class SubwordTokenizer(Tokenizer):
         if not isinstance(tokenizer, library.Tokenizer):
             raise TypeError(
                 f"SubwordTokenizer: tokenizer is {type(tokenizer).__name__}: give a "
-                "tokenizers.Tokenizer, or a path to SubwordTokenizer.from_file"
+                "tokenizers.Tokenizer, or call SubwordTokenizer.from_file(path)"
             )
         content = tokenizer.to_str()
         self._take(library.Tokenizer.from_str(content), growth(json.loads(content)))
@@ -409,6 +409,6 @@ def _unknown(inner: "tokenizers.Tokenizer") -> str | None:
     if hasattr(model, "unk_token"):
         token: str | None = model.unk_token
         return token
-    # A Unigram model has no `unk_token`; the JSON of the model has the id of the unknown token.
+    # A Unigram model has no `unk_token`; its JSON contains the id of the unknown token.
     index = json.loads(inner.to_str())["model"].get("unk_id")
     return None if index is None else inner.id_to_token(index)

@@ -44,7 +44,7 @@ async def model(name: str, request: Request) -> ServedModel:
     """Return the model if the name is correct."""
     served = request.app.state.name
     if name != served:
-        message = f"there is no model {name[:80]!r}: this server has {served}"
+        message = f"there is no model {name[:80]!r}: this server serves {served}"
         raise Refused(404, message, code="model_not_found")
     return ServedModel(id=served)
 

@@ -112,7 +112,7 @@ class CompletionsBody(Body):
         return False if include is None else include
 
     def check(self, model: Model, limits: Limits) -> None:
-        """Refuse a request that this model or server cannot answer. Its prompts are not tokenized.
+        """Refuse a request that this model or server cannot answer, without reading its prompts.
 
         Raises:
             Refused: 400, with the name of the wrong key.
@@ -357,7 +357,7 @@ class _Writer:
             text += names.add(token)
         text += names.finish()
         starts = [start for start, _ in names.spans]
-        if text != row.prompt:  # for example, in lower case
+        if text != row.prompt:  # for example, the tokenizer made it lower case
             starts = np.maximum.accumulate(
                 [start for start, _ in row.prompt_tokens.offsets]
             ).tolist()

@@ -54,7 +54,7 @@ class EmbeddingsBody(Body):
     dimensions: int | None = Field(
         None,
         ge=1,
-        description="Keep only the first numbers of each vector, this many, scaled to length 1.",
+        description="Keep this many numbers of each vector, from its start, scaled to length 1.",
     )
     prompt_name: str | None = Field(
         None, description="The name of the model's prompt that goes before each text."
@@ -78,8 +78,8 @@ class EmbeddingsBody(Body):
         """Return the arguments `prompt_name` and `task` of `encode` for this request.
 
         `input_type` selects the prompt of the same name. If the model has no prompt of this name, a
-        prompt for the same purpose is used: for "search_query", the prompt "query". If it has
-        neither, no prompt is used.
+        prompt for the same purpose is used: for "search_query", the prompt "query". If the model
+        has neither prompt, no prompt is used.
 
         Raises:
             Refused: 400, with the names of the model's prompts.

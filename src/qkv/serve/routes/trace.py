@@ -72,8 +72,8 @@ class TraceBody(Body):
     )
     edits: list[Any] = Field(
         [],
-        description=f"Objects with an op, one of {', '.join(operations())}, as the page at / has "
-        "them.",
+        description=f"Objects with an op, one of {', '.join(operations())}. The page at / uses the "
+        "same objects.",
         examples=[[{"op": "hide", "token": 2}]],
     )
     include: Annotated[list[Literal["text", "resid"]], Field(fail_fast=True)] = Field(
@@ -444,7 +444,7 @@ class Changes:
         per_head = {mask.layer for mask in masked if mask.head is not None}
         layers = {mask.layer for mask in masked if mask.layer is not None}
         has_edges = any(mask.query is not None or mask.key is None for mask in masked)
-        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # for all other layers
+        masks = tokens * (tokens if has_edges else 1) * bool(masked)  # for layers without own masks
         masks += sum(tokens**2 * (heads[n] if n in per_head else 1) for n in layers)
         changed = [heads[parse(name).layer or 0] * tokens**2 for name in self.weights]
         return masks + max(changed, default=0) * COPIES * model.network.dtype.itemsize
