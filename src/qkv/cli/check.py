@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     "grade",
     type=click.IntRange(1, 3),
     default=1,
-    help="1: what to try. 2: also where to look. 3: also the correct line. Default: 1.",
+    help="How much a hint says. 1: what to try. 2: also where to look. 3: also the correct line. "
+    "Default: 1.",
 )
 @click.option(
     "--seed",

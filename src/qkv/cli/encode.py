@@ -33,7 +33,8 @@ _EMPTY = "{} is empty: write one text per line"
     "-o",
     "--output",
     metavar="FILE|DIRECTORY",
-    help="The output: .npy, one row per line, or .jsonl, text and vector; with --cluster a folder.",
+    help="A file: .npy with a row per line, or .jsonl with each text and its vector. "
+    "With --cluster: a folder.",
 )
 @click.option(
     "--cluster",

@@ -118,7 +118,7 @@ def _open_in_browser(view: "View", path: str | None) -> None:
 @click.option("--causal", is_flag=True, help="Random model: no word attends to later words.")
 @click.option("--no-positions", is_flag=True, help="Random model: leave out the position vectors.")
 def walk(text: str, model: str | None, **options: Any) -> "View":
-    """Show each step of one head over TEXT: the formula, the line of NumPy, the real numbers.
+    """Show each step of one head over TEXT: its formula, its line of NumPy, and its numbers.
 
     Then show the other steps of the head's layer (norms and MLP), and the words that the model
     predicts. The prediction is for the first [MASK] of TEXT, or for the token with the head's
