@@ -293,7 +293,8 @@ def weights(
 ) -> Array:
     """Fit the weights of the counts (and of a model, if given) to masked words of books.
 
-    The masked words are from the books for choices. The last weight is the model's, if given.
+    The masked words are from the books that are kept for choosing models. The last weight is the
+    model's, if given.
     """
     mask = tokenizer.vocabulary[str(tokenizer.mask)]
     choices = short_of(passages_of(found for _, found in books.read(source, ["choose"])))

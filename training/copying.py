@@ -170,7 +170,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("models", nargs="*", help="folders or names, or nothing for the default")
     parser.add_argument("--seed", type=int, default=0, help="of the examples (0)")
-    parser.add_argument("--choose", action="store_true", help="measure on the examples for choices")
+    parser.add_argument(
+        "--choose", action="store_true", help="measure on the examples kept for choosing models"
+    )
     parser.add_argument("--json", action="store_true", help="numbers, not a table")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)

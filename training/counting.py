@@ -39,7 +39,7 @@ def tokens(text: str) -> list[str]:
 
 
 def numbered(cut: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Return the number of each word of tokenized sentences, as for `Corpus.vocabulary`.
+    """Number the words of tokenized sentences, as in `Corpus.vocabulary`.
 
     >>> numbered(map(tokens, ["a cat.", "a dog.", "the cat"]))
     {'': 0, '?': 1, 'a': 2, 'cat': 3, '.': 4}
@@ -63,7 +63,7 @@ class Corpus:
 
     @classmethod
     def of(cls, sentences: Iterable[str], vocabulary: dict[str, int] | None = None) -> Corpus:
-        """Make a corpus of sentences; its default vocabulary has words with `LEAST` occurrences.
+        """Make a corpus of sentences; by default, words that occur `LEAST` times are known.
 
         >>> corpus = Corpus.of(["a cat.", "a dog.", "the cat"])
         >>> list(corpus.vocabulary), corpus.words.tolist()
@@ -123,7 +123,7 @@ class LookUp:
 
 @dataclass(frozen=True)
 class _Order:
-    """The n-grams of one length n; their keys are `context * V + word`, with numbers of contexts.
+    """The n-grams of one length n; the key of an n-gram is `V * context + word`, both as numbers.
 
     Attributes:
         keys: (G,) sorted.
@@ -158,7 +158,7 @@ class KneserNey:
         self._size = size
         grams: list[
             tuple[Array, Array]
-        ] = []  # the keys, and the key at each position from n - 1 on
+        ] = []  # the keys, and the index of the key at each position from n - 1 on
         counted: list[Array] = []
         for n in range(1, order + 1):
             before = grams[-1][1][:-1] if grams else np.zeros(len(words), np.int64)
@@ -223,7 +223,7 @@ def perplexity(model: KneserNey, corpus: Corpus) -> float:
 
 
 def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[str]]:
-    """Return the first passages of a book with at least `words` words, or all passages for 0.
+    """Return a book's first passages, until they have at least `words` words; 0 returns all.
 
     >>> beginning([["A cat sat."], ["It ate.", "It slept."], ["The end."]], 4)
     [['A cat sat.'], ['It ate.', 'It slept.']]
@@ -252,7 +252,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(prog="python -m training.counting", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
-    parser.add_argument("--choose", action="store_true", help="measure on the part for choices")
+    parser.add_argument(
+        "--choose", action="store_true", help="measure on the part kept for choosing models"
+    )
     parser.add_argument(
         "--first", type=int, default=0, help="words of each book on which to measure perplexity"
     )

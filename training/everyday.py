@@ -3,7 +3,7 @@
 `python -m training.everyday MODEL` prints the count. MODEL is a folder, a name or a tokenizer.json;
 by default it is the default model.
 
-The list has words that a beginner of English learns first. Each word occurs once, in American
+The list contains words that beginners of English learn first. Each word occurs once, in American
 spelling and in lower case. We chose the words before we built any tokenizer for them, and did not
 look at their frequency in WordNet:
 

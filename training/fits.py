@@ -1,8 +1,8 @@
 """Measure how often a model's guesses fit: `python -m training.fits MODEL [MODEL ...]`.
 
-`gaps.txt` has 200 everyday sentences with a gap, and `openings.txt` has 60 openings; each line
-lists the words that fit. In both files, the part "[choose]" is for choosing between weights. We
-wrote all texts before we trained any model on books. MODEL is a folder or a name: an encoder is
+`gaps.txt` contains 200 everyday sentences with a gap, and `openings.txt` contains 60 openings; each
+line lists the words that fit. In both files, the part "[choose]" is for choosing between models.
+We wrote all texts before we trained any model on books. MODEL is a folder or a name: an encoder is
 measured on the gaps, a decoder on the openings.
 """
 
@@ -63,7 +63,7 @@ class Said(NamedTuple):
         return bool(first) and is_content(first[0]) and first[0] in words_of(self.asked.text)
 
     def among(self, count: int) -> bool:
-        """Return whether one of the first guesses fits."""
+        """Return whether one of the first `count` guesses fits."""
         return any(word in self.asked.fitting for word in self.words[:count])
 
 
@@ -110,7 +110,7 @@ def guessed(model: qkv.Model, gaps: Sequence[Asked]) -> list[Said]:
 
 
 def continued(model: qkv.Model, openings: Sequence[Asked], tokens: int = 6) -> list[Said]:
-    """Continue each opening greedily by one word; none if the model extends the last word."""
+    """Continue each opening greedily by one word; no word if the model extends the last word."""
     found = []
     for opening in openings:
         text = str(model.generate(opening.text, max_new_tokens=tokens))
@@ -142,7 +142,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(prog="python -m training.fits", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("models", nargs="+", help="folders or names")
-    parser.add_argument("--choose", action="store_true", help="measure on the part for choices")
+    parser.add_argument(
+        "--choose", action="store_true", help="measure on the part kept for choosing models"
+    )
     parser.add_argument("--wrong", action="store_true", help="also print wrong guesses")
     given = parser.parse_args(arguments)
     part = PARTS[given.choose]

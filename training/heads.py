@@ -4,18 +4,17 @@
 `training.make`. The command writes into DIR: scores.json (for the page *What two heads learned*),
 three figures, and replay.html, which shows the last run.
 
-Method. *Scores*: the mean weight of a token on certain other tokens, for example on the previous
-token, over held-out sentences (see `training.senses.heads`). *Positions*: the texts are random
-words, so that
-every word is equally likely at every position. The mean of a layer's input at a position, over all
-texts, is the vector of this position (Song and Zhong 2023, "Uncovering hidden geometry in
-Transformers via disentangling position and context"). The matrix W_Q W_K^T of a head, its form
-(Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"), gives each pair of
-positions a score.
-A head's scores vary over the keys; `from_places` is the share of this variance that the position
-scores explain. *Lines up* compares the subspace that a projection reads with the eight directions
-in which positions, or words, differ most: it is the mean squared cosine of the principal angles.
-For a random subspace of d in D dimensions the expected value is d / D.
+Method. *Scores*: the mean weight that a token gives to certain other tokens, for example to the
+previous token, over held-out sentences (see `training.senses.heads`). *Positions*: the texts are
+random words, so that every word is equally likely at every position. The mean of a layer's input at
+a position, over all texts, is the vector of this position (Song and Zhong 2023, "Uncovering hidden
+geometry in Transformers via disentangling position and context"). The matrix W_Q W_K^T of a head is
+its QK circuit, called its form in the code (Elhage et al. 2021, "A Mathematical Framework for
+Transformer Circuits"). This matrix gives each pair of positions a score. A head's scores vary over
+the keys; `from_places` is the share of this variance that the position scores explain. *Lines up*
+compares the subspace that a projection reads with the eight directions in which positions, or
+words, differ most: it is the mean squared cosine of the principal angles. For a random subspace of
+d in D dimensions the expected value is d / D.
 """
 
 from __future__ import annotations
@@ -211,7 +210,7 @@ def through(
         "layers": layers,
         "heads": count,
         "sentences": len(sentences),
-        "objectives": began,  # and the step at which each objective begins
+        "objectives": began,  # the step at which each objective begins
         "steps": run.steps,
         "loss": [_loss_at(rows, step) for step in run.steps],
         "scores": {

@@ -92,8 +92,8 @@ class Repeats:
     def draw(self, rng: np.random.Generator) -> tuple[Array, Array]:
         """Return texts (B, T), and a row for each token of a second copy, (n, 3).
 
-        A row has the number of the text, the token's position, and the position after its first
-        copy.
+        A row contains the number of the text, the token's position, and the position after its
+        first copy.
         """
         texts, positions = [], []
         for number in range(self.texts):
@@ -282,8 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     least, alphabet = len(TEXT.split()), SYMBOLS[: sizes.symbols]
     if not (least <= sizes.length <= sizes.symbols <= len(SYMBOLS) and "9" in alphabet):
         parser.error(
-            f"--symbols {sizes.symbols}, --length {sizes.length}: take 36 to {len(SYMBOLS)} "
-            f"symbols and {least} or more tokens, at most as many as symbols"
+            f"--symbols {sizes.symbols}, --length {sizes.length}: choose 36 to "
+            f"{len(SYMBOLS)} symbols, and a length from {least} to the number of symbols"
         )
     if given.threads is not None:
         qkv.set_num_threads(given.threads)

@@ -2,14 +2,14 @@
 
 Most cards use the *lesson's sentence*. In this sentence, the missing word gives a content word of
 the filler a weight of 0.5 or more in some head. This is the head's largest weight from the missing
-word, and the content word is not a neighbour of the missing word. Masking the word changes the
-first guess, and so does ablating the head. If several sentences qualify, the rule prefers sentences
-in which *neighbour* and *other* are found. Of these sentences, it takes the sentence with the most
-probable first guess. If *neighbour* and *other* are found in no sentence, the rule takes the
-sentence with the largest weight. A first guess after a change counts if it consists of letters, is
-not a function word, is not in the sentence, has a probability of 2% or more, and is 0.05% more
-probable than the next guess. Each rule first searches sentences whose first guess has a probability
-of 5% or more, and then all other sentences.
+word, and the content word is not a neighbour of the missing word. Masking the content word changes
+the first guess, and so does ablating the head. If several sentences qualify, the rule prefers
+sentences in which *neighbour* and *other* (see below) are found. Of these sentences, it chooses the
+sentence with the most probable first guess. If *neighbour* and *other* are found in no sentence,
+the rule chooses the sentence with the largest weight. A first guess after a change counts if it
+consists of letters, is not a function word, is not in the sentence, has a probability of 2% or
+more, and is 0.05% more probable than the next guess. Each rule first searches sentences whose first
+guess has a probability of 5% or more, and then all other sentences.
 
 - *second*, a sentence for the card about masking a word: the next qualifying sentence from another
   family and with another word, if no other card uses this sentence.
@@ -21,7 +21,7 @@ of 5% or more, and then all other sentences.
   the largest weight, which must be 0.4 or more. This head is not the head of *neighbour*. It is in
   the layer of the lesson's head if possible.
 - *causal*: a sentence whose filler comes after the gap, and whose first guess changes under a
-  causal mask. Of these sentences, the rule takes the sentence whose first guess loses most
+  causal mask. Of these sentences, the rule chooses the sentence whose first guess loses most
   probability.
 - *equal*: two heads in which the missing word gives its largest weight to the same content word.
   Both weights are 0.4 or more, and they differ by at most 0.01. But ablating one of the two heads
@@ -54,7 +54,7 @@ Edit = dict[str, Any]
 Head = tuple[int, int]
 
 SURE, LEAST = 0.05, 0.02  # the minimum probability of a first guess: preferred, allowed
-LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # minimum weights, minimum distance from others
+LARGE, LARGE_TOO, APART = 0.5, 0.4, 0.1  # minimum weights, minimum distance from other weights
 AHEAD = 0.0005  # the minimum difference in probability from the next guess
 STAYS, ALIKE = 0.08, 0.01  # the maximum differences of nearly equal weights
 MORE_WEIGHT, MORE_MOVED = 1.2, 1.3

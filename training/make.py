@@ -5,24 +5,24 @@ DIR becomes a run folder of `qkv.learn` with the model, its metrics, checkpoints
 model from the run.
 
 Inflected forms of a word can be masked together with the word (`alike` "base") or not ("word"). We
-compared both settings on the examples for choices, in two trials of 2,000 steps without senses, and
-the results hardly differ. With "base", the model named 15.5% of masked tokens and 17.9% of masked
-words; with "word", it named 15.8% and 17.8%. In the test of `training.copying`, the model repeated
-another content word in 0.4% of the examples with "base" and in 0.2% with "word", and its guess was
-right in 1.6% and in 2.1%.
+compared both settings on the examples that are kept for choosing models, in two trials of 2,000
+steps without senses, and the results hardly differ. With "base", the model named 15.5% of masked
+tokens and 17.9% of masked words; with "word", it named 15.8% and 17.8%. In the test of
+`training.copying`, the model repeated another content word in 0.4% of the examples with "base" and
+in 0.2% with "word", and its guess was right in 1.6% and in 2.1%.
 
 `make dictionary` makes the encoder in three runs. After the first run, the encoder named only 17.6%
-of masked tokens, so the second run continues with a rate that falls once more. After the second
-run, it named 19.2%, but it had two faults. First, it repeated another content word of the sentence
-in 4.4% of 800 examples (2.5% before): a model that knows more about a text's topic repeats the
-words of the text more often. Second, it often guessed a full stop just before the full stop at the
-end of a reader's sentence. The reason for the second fault is that WordNet's examples end without a
-full stop, so in training a full stop mostly followed an abbreviation. So the third run, which is
-short, uses `in_sight` and `ended`. (With `in_sight` alone, after
-1,400 steps at 3e-4, the model named 19.1%, repeated another content word in 1.4%, and guessed full
-stops even more often.) After the third run, the encoder named 18.9%. The mean of the weights before
-and after the third run names 19.3%, and qkv includes this mean. We chose it among four means, on
-the same examples on which the card reports results.
+of masked tokens, so the second run continues from this encoder, and its rate rises and falls again.
+After the second run, it named 19.2%, but it had two faults. First, it repeated another content word
+of the sentence in 4.4% of 800 examples (2.5% before): a model that knows more about a text's topic
+repeats the words of the text more often. Second, it often guessed a full stop just before the full
+stop at the end of a reader's sentence. The reason for the second fault is that WordNet's examples
+end without a full stop, so in training a full stop mostly followed an abbreviation. So the third
+run, which is short, uses `in_sight` and `ended`. (With `in_sight` alone, after 1,400 steps at 3e-4,
+the model named 19.1%, repeated another content word in 1.4%, and guessed full stops even more
+often.) After the third run, the encoder named 18.9%. The mean of the weights before and after the
+third run names 19.3%, and qkv includes this mean. We chose it among four means, on the same
+examples on which the card reports results.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Recipe:
         vocabulary: V, the maximum number of tokens in the vocabulary.
         whole: the minimum share of whole words in the vocabulary; the other tokens are subwords.
         held_out: the number of twelfths of the examples that the tokenizer and the training do not
-            read. A final run also learns from the examples for choices, so its number is 1.
+            read. A final run also learns from the examples that are kept for choosing models, so
+            its number is 1.
         alone: how often each example occurs as a separate text, in addition to its one occurrence
             in a document.
         ended: how many of these separate texts get a full stop, which WordNet leaves out.
@@ -82,7 +83,7 @@ class Recipe:
         warmup: the share of the run in which the rate rises.
         begin: the share of the run after which the model also learns senses.
         weight: the weight of the loss on senses; the loss on masked words has the weight 1.
-        uses: the number of words in sentences whose senses a step learns.
+        uses: the number of words, each in a sentence, whose senses the model learns in each step.
         wrong: the number of other senses of each word.
         temperature: the divisor of the cosines in the loss on senses.
         replaced: the share of the uses in which a synonym replaces the word.
@@ -91,7 +92,7 @@ class Recipe:
         late: the share of the run after which `late_prior` favours rarely drawn senses.
         late_prior: the argument `prior` of `Senses` in the last part of the run; before, `prior` is
             1.
-        after: the folder of a model of the same shape that gives the starting weights and the
+        after: the folder of a model of the same shape that provides the starting weights and the
             tokenizer; both are new by default.
         seed: the seed of all random draws.
     """
@@ -129,7 +130,7 @@ class Recipe:
             raise ValueError(f"make: alike is {self.alike!r}: choose word, base or token")
         if self.ended > self.alone:
             raise ValueError(
-                f"make: ended is {self.ended} and alone is {self.alone}: it may not exceed alone"
+                f"make: ended is {self.ended} and alone is {self.alone}: ended may not exceed alone"
             )
 
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -165,7 +166,7 @@ def make(
     if wordnet.kept != recipe.held_out:
         raise ValueError(
             f"make: held_out is {recipe.held_out} and {wordnet.kept} twelfths of this WordNet's "
-            "examples are kept: read it with as many"
+            f"examples are held out: read WordNet with kept={recipe.held_out}"
         )
     if recipe.after and tokenizer is None:
         tokenizer = SubwordTokenizer.from_file(Path(recipe.after) / "tokenizer.json")
@@ -231,7 +232,7 @@ def _begun(recipe: Recipe, tokenizer: Tokenizer) -> qkv.Model:
         if model.config.get(name) != wanted:
             raise ValueError(
                 f"make: after is {recipe.after}, which has {name} {model.config.get(name)}, and "
-                f"the recipe makes {name} {wanted}: give it the same sizes"
+                f"the recipe sets {name} to {wanted}: give the recipe the sizes of that model"
             )
     return model
 

@@ -49,7 +49,7 @@ class Table:
         types = np.diff(self._starts)
         self._once = 1 / (
             DISCOUNT * types
-        )  # the weight of an additional occurrence, without the factor `often`
+        )  # the weight of an additional occurrence, before the division by `often`
         self._often = often
         rates = (counts - DISCOUNT) * np.repeat(self._once, types) / often[self.words]
         self.values: Array = np.log1p(rates).astype(np.float32)

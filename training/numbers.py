@@ -1,9 +1,9 @@
 """Compute the numbers of included models that the docs quote: `python -m training.numbers`.
 
-`numbers.toml` has a section for each page: the page's path, and named f-strings. The command runs
-the cells of each page, evaluates the f-strings with the variables of the cells, and writes the
+`numbers.toml` contains a section for each page: the page's path, and named f-strings. The command
+runs the cells of each page, evaluates the f-strings with the variables of the cells, and writes the
 results to docs/data/numbers.json. Where a page writes `{{ lesson1.river }}`, Sphinx inserts the
-number. A section for a page without cells has `code` instead.
+number. If a page has no cells, its section contains `code` instead of the path.
 
 A hidden cell of asserts that may fail (`:tags: [remove-cell, raises-exception]`) tests a page's
 other statements about the included weights. numbers.json lists failing asserts under "untrue": an

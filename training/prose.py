@@ -453,7 +453,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("models", nargs="+", help="folders or names of decoders")
     parser.add_argument("books", type=Path, help="a clone of the repository, or an archive")
-    parser.add_argument("--choose", action="store_true", help="measure on the part for choices")
+    parser.add_argument(
+        "--choose", action="store_true", help="measure on the part kept for choosing models"
+    )
     parser.add_argument("--first", type=int, default=FIRST, help=f"words of each book ({FIRST})")
     parser.add_argument("--json", action="store_true", help="numbers and texts, not a table")
     given = parser.parse_args(arguments)

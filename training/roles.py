@@ -219,7 +219,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser = argparse.ArgumentParser(prog="python -m training.roles", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", help="a folder, a name, or nothing for the default")
-    parser.add_argument("--choose", action="store_true", help="measure on the examples for choices")
+    parser.add_argument(
+        "--choose", action="store_true", help="measure on the examples kept for choosing models"
+    )
     parser.add_argument("--json", action="store_true", help="numbers, not a table")
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)

@@ -320,7 +320,9 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("model", nargs="?", help="a folder, a name, or nothing for the default")
     parser.add_argument("--json", action="store_true", help="numbers, not tables")
-    parser.add_argument("--choose", action="store_true", help="measure on the examples for choices")
+    parser.add_argument(
+        "--choose", action="store_true", help="measure on the examples kept for choosing models"
+    )
     parser.add_argument("--wordnet", type=Path, default=FOLDER, help="where its files are")
     given = parser.parse_args(arguments)
     twelfth = CHOSEN if given.choose else REPORTED

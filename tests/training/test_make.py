@@ -207,5 +207,5 @@ def test_of_examples_by_themselves_some_end_with_a_full_stop(
     recipe = make.Recipe(**sizes, held_out=1, alone=3, ended=2)
     make.make(recipe, read(folder, kept=1), tmp_path / "run", steps=1)
     assert [texts.count(one) for one in ("oxen pull", "oxen pull.", "so!", "so!.")] == [1, 2, 3, 0]
-    with pytest.raises(ValueError, match="ended is 3 and alone is 2: it may not exceed alone"):
+    with pytest.raises(ValueError, match="ended is 3 and alone is 2: ended may not exceed alone"):
         make.Recipe(alone=2, ended=3)
