@@ -87,7 +87,7 @@ class Unseen(Masked):
         return words_loss(network, batch, (*self.seen(batch), self.in_sight)), len(batch.ids)
 
     def seen(self, batch: Words) -> tuple[Array, Array]:
-        """Return (m,) indices of targets, and for each (m,) a visible content word of its text."""
+        """Return all pairs of a target's index and another content word of its text, each (m,)."""
         of_text = np.searchsorted(batch.at, batch.cu_lengths)
         numbers, tokens = [], []
         for (begin, end), (first, last) in zip(
@@ -163,7 +163,7 @@ class Guessed(Stateless):
 
     Args:
         gaps: texts with their special tokens, each with the position of the masked word.
-        objective: the objective that has the size of a step and the constant for visible words.
+        objective: an objective whose step size and constant for visible words are used here too.
     """
 
     name = "guessed"
@@ -401,7 +401,7 @@ def nearest(
             mean of these rows is the vector of the word or definition.
         targets: (U,) the right definition of each word.
         temperature: the divisor of the cosines.
-        priors: (U, M), numbers that are added to the cosines divided by the temperature.
+        priors: (U, M), numbers that are added to the cosines after the division by the temperature.
 
     Returns:
         The loss, and its gradient with the shape of `rows`.
@@ -464,7 +464,7 @@ def sentences(
                 (pieces[word], _others(wordnet, word, use.synset))
                 for word in dict.fromkeys(others)
                 if word != use.lemma
-                and len(text) + len(pieces[word]) <= limit + len(at)  # it fits into the limit
+                and len(text) + len(pieces[word]) <= limit + len(at)  # the new text is not too long
             ),
         )
         found.append(one)

@@ -85,7 +85,7 @@ def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> 
     """Return the noun of the article at a position, or None if the word is not an article.
 
     Args:
-        words: of a sentence, in small letters, marks among them.
+        words: the words and punctuation marks of a sentence, in lower case.
         at: where the article should be.
         wordnet: the dictionary of nouns.
     """
@@ -105,7 +105,9 @@ def noun_after(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> 
 def nearest(
     words: Sequence[tuple[str, Span]], at: int, step: int, wanted: Callable[[str], bool]
 ) -> int | None:
-    """Find the nearest wanted word before (step -1) or after (step 1) a position, up to a mark.
+    """Find the nearest wanted word before (step -1) or after (step 1) a position.
+
+    The search ends at a punctuation mark.
 
     >>> nearest(cut("He was sitting, and she sat on it"), 7, -1, {"he", "she"}.__contains__)
     5
@@ -119,7 +121,7 @@ def nearest(
 
 
 def cut(sentence: str) -> list[tuple[str, Span]]:
-    """Split a sentence into lower-case words and marks, with their spans.
+    """Split a sentence into lower-case words and punctuation marks, with their spans.
 
     >>> cut("He ate, too")
     [('he', (0, 2)), ('ate', (3, 6)), (',', (6, 7)), ('too', (8, 11))]
@@ -137,7 +139,7 @@ def verb_of(words: Sequence[tuple[str, Span]], at: int, wordnet: WordNet) -> int
     """Return the verb of the auxiliary verb at a position, or None without an auxiliary verb.
 
     Args:
-        words: of a sentence, in small letters, marks among them.
+        words: the words and punctuation marks of a sentence, in lower case.
         at: where the auxiliary verb should be.
         wordnet: the dictionary of verbs and adverbs.
     """

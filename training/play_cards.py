@@ -3,8 +3,7 @@
 `python -m training.play_cards MODEL` finds and prints the cards. MODEL is a folder or a name; by
 default, it is the included encoder. `--keep` writes the cards to cards.json in the model's folder,
 for the page of `qkv.play`; `training.ship` also writes cards.json for a new model.
-`training.lesson` has
-the rules that find the examples, and `training.lesson_text` has the texts.
+`training.lesson` contains the rules that find the examples, and `training.lesson_text` the texts.
 
 The module searches the sentences of `stories.txt` (read by `training.frames`). A sentence is
 searched if each of its words is one token, and if the model's first guess is a right word of the

@@ -123,8 +123,8 @@ def _closing(tokenizer: Tokenizer, name: str) -> Array:
         found[number] = not _CONTINUES.match(token)
     if not any(token.startswith("\u0120") for token in tokenizer.vocabulary):
         raise ValueError(
-            f"prose: no token of {name} begins with a blank: give a decoder with tokens of bytes, "
-            "as GPT-2 has them"
+            f"prose: no token of {name} begins with a blank: give a decoder with byte-level "
+            "tokens, such as GPT-2"
         )
     return found
 
@@ -332,7 +332,7 @@ def continuations(model: qkv.Model, texts: Sequence[str], seed: int = 0) -> list
 
 
 def _free(model: qkv.Model, prompts: Sequence[str]) -> int:
-    """Return how many tokens every prompt can be continued by."""
+    """Return the number of tokens by which every prompt can be continued."""
     assert model.tokenizer is not None
     longest = max((len(ids) for ids in model.tokenizer.ids_batch(prompts)), default=0)
     return min(_TOKENS, (model.max_seq_length or 2 * _TOKENS) - longest)
@@ -365,7 +365,7 @@ def continued(
         A dict of counts: "texts"; "loop", texts that loop (beginning and continuation together);
         "end", continuations that end with a complete sentence; "closed", texts that the model ended
         before 40 words; "words", the words of all continuations; and "unknown", the unknown words
-        among these. "continuations" has the texts.
+        among these. "continuations" contains the texts.
     """
     texts = beginnings() if texts is None else texts
     found = continuations(model, texts, seed)

@@ -10,8 +10,8 @@ The rule. A head has a role if one of these weights is 0.4 or more:
   in `training.senses`;
 - the mean weight of a relation between words, over all pairs of related words. This weight must
   also exceed the weight between unrelated words at the same positions: the lower end of the 95%
-  interval of the difference must be 0.1 or more. This must hold on the examples for choices and on
-  the examples for reports.
+  interval of the difference must be 0.1 or more. This must hold both on the examples kept for
+  choosing models and on the examples kept for reports.
 
 Of the heads whose only roles are *first* or *last*, at most three count.
 
@@ -22,8 +22,8 @@ word looked at, and the mean over the subwords of the looking word (Clark et al.
 BERT Look At?", section 4). Each pair is compared with unrelated words at the same positions of
 another sentence, masked in the same way; punctuation does not count for positions. Before any
 measurement, we chose the relations of objects, and the relations of nouns to prepositions and
-articles. We chose the other relations, and masking, after we had seen the heads on the examples for
-choices.
+articles. We chose the other relations, and masking, after we had seen the heads on the examples
+kept for choosing models.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _tokens(offsets: Sequence[Span], span: Span) -> list[int]:
 
 
 def relations(model: qkv.Model, wordnet: WordNet, twelfth: int) -> dict[str, Measured]:
-    """Measure each relation on the examples of a twelfth, if possible also with masked words."""
+    """Measure each relation on one twelfth of the examples, if possible also with masked words."""
     assert model.tokenizer is not None
     mask = model.tokenizer.mask
     sentences = held_out_sentences(wordnet, twelfth)
@@ -131,8 +131,8 @@ def roles(
 ) -> tuple[list[dict[str, Any]], dict[str, Measured]]:
     """Return the roles of each head, and the result of each relation.
 
-    A relation must hold on the examples for choices. In a report, the relation must also hold on
-    the examples for reports.
+    A relation must hold on the examples kept for choosing models. In a report, the relation must
+    also hold on the examples kept for reports.
     """
     found = relations(model, wordnet, twelfth)
     holds = {name: one.holds() for name, one in found.items()}

@@ -6,18 +6,18 @@ is the default model.
 Method. A use is a held-out example that contains a word of the example's synset, spelled as in the
 synset or with an ending. The vector of a use is the mean of the vectors of the word's tokens. The
 vector of a sense is the mean of the vectors of all tokens of its definition, including [CLS] and
-[SEP]. Both vectors are read at
-the same point of the model: the token table, the embeddings (including positions and norm), or the
-output of a layer, counted from 0.
+[SEP]. Both vectors are read at the same point of the model: the token table, the embeddings
+(including positions and norm), or the output of a layer, counted from 0.
 
-*Sense* is a share of uses: the right sense must have the largest cosine among the senses that the
-word has as this part of speech. Only words with at least two such senses count. *AUC* compares
+*Sense* is the share of uses in which the right sense has the largest cosine, among the senses that
+the word has as this part of speech. Only words with at least two such senses count. *AUC* compares
 pairs of uses of one word as one part of speech. The AUC is the probability that a pair of uses with
 the same sense has a larger cosine than a pair of uses with different senses.
 
 For all-MiniLM-L6-v2, at the embeddings, layer 4 and the last layer, sense is 0.299, 0.351 and 0.374
 (random guessing: 0.292), and AUC is 0.609, 0.716 and 0.627 (random: 0.500), from 2,723 uses and 562
-pairs. Only in 72 of the pairs, both uses have the same sense, so the error of an AUC is about 0.03.
+pairs. In only 72 of the pairs, the two uses have the same sense, so the error of an AUC is about
+0.03.
 
 We tried other choices and did not keep them. With all inflected forms, sense is 0.294, 0.347, 0.371
 and AUC is 0.625, 0.739, 0.665. With all inflected forms and no special tokens in the mean of a

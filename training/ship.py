@@ -58,9 +58,9 @@ of the {run}, it also learned senses, from words in example sentences and from w
 own definitions (with half of the definition masked). This objective pulls the vector of a word
 towards the mean vector of the definition of its sense, and away from other definitions, such as
 those of its other senses. The log frequency of each sense is added to the logits, and after
-{late:.0%} of the run {late_prior:g} times this number, which favours senses without a sentence.
-`make dictionary` repeats the training. On another processor, the numbers are close to these but not
-equal, because the processor rounds differently.
+{late:.0%} of the run {late_prior:g} times this number, which favours senses without an example
+sentence. `make dictionary` repeats the training. On another processor, the numbers are close to
+these but not equal, because the processor rounds differently.
 
 Recipe: {recipe}{then}
 
@@ -164,7 +164,7 @@ def _mean(run: Path, after: str | None) -> qkv.Model:
 
 
 def keep_lesson(model: qkv.Model, place: Path) -> None:
-    """Write the roles of an encoder's heads from its card, and the cards of the lesson."""
+    """Write the lesson's cards, and the roles of the heads that the encoder's card lists."""
     role_file.keep(place)
     kept = play_cards.lesson(model)
     if gone := play_cards.missing(kept):
@@ -173,7 +173,7 @@ def keep_lesson(model: qkv.Model, place: Path) -> None:
 
 
 def kept_stories(model: qkv.Model, run: Path, place: Path) -> dict[str, Any]:
-    """Write the stories of the run, or else of the folder, that hold for the model."""
+    """Write those stories of the run, or else of the folder, that hold for the model."""
     kept = told.kept_in(run if (run / told.STORIES).exists() else place)
     still = told.again(model, kept)
     gone = len(kept["stories"]) - len(still["stories"])
@@ -189,7 +189,7 @@ def _beside(peer: str | None, wordnet: WordNet) -> dict[str, Any] | None:
         try:
             return senses(qkv.load(peer), wordnet, held_out_uses(wordnet))
         except FileNotFoundError:
-            print(f"ship: {peer} was not found: the card does not compare it")
+            print(f"ship: {peer} was not found: the card does not compare the model with it")
     return None
 
 

@@ -5,7 +5,7 @@ folder or a name; by default, it is the included encoder. `--keep 3 8 21` writes
 these numbers to stories.json in the model's folder, and into the model's card. README, pages and
 tests read this file.
 
-Search. `stories.txt` has sentences with one missing word (frames) and words for the frames
+Search. `stories.txt` contains sentences with one missing word (frames) and words for the frames
 (fillers), which make over 2,500 sentences. No sentence is random or an example of WordNet. In each
 sentence, the search masks every word in turn (`hide`), and ablates every head in turn (`ablate`).
 
@@ -19,10 +19,10 @@ A story has a first guess before an edit, and another first guess after the edit
 
 Order. Four criteria determine the order, in this sequence: the first guess is a right word of the
 filler; the edit concerns a word of the filler (the masked word, or the word that the head looks at
-most from the gap); the second guess is a word written for the family; the *swing* is large. The
-swing is the fall of the log odds of the first guess against the second guess. Each sentence gives
-at most one story with a word and one with a head. Only a reader can judge whether a story is easy
-to understand.
+most from the gap); the second guess would be right with another filler in the frame; the *swing*
+is large. The swing is the fall of the log odds of the first guess against the second guess. Each
+sentence gives at most one story with a masked word, and one with an ablated head. Only a reader can
+judge whether a story is easy to understand.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _explained(
     words: Mapping[str, tuple[int, ...]],
     every: Mapping[_Edit, tuple[float, str]],
 ) -> Found:
-    """Complete a story with its word or head; `every` has the effects of all edits."""
+    """Complete a story with its word or head; `every` contains the effects of all edits."""
     if run.hide:
         return replace(found, hide=next(word for word, at in words.items() if at == run.hide))
     [head] = run.ablate
@@ -343,7 +343,8 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     if given.keep is not None:
         if odd := [number for number in given.keep if not 1 <= number <= len(found)]:
             raise ValueError(
-                f"stories: --keep has {odd[0]} and {len(found)} are found: give 1 to {len(found)}"
+                f"stories: --keep has {odd[0]}, and {len(found)} stories are found: "
+                f"give numbers from 1 to {len(found)}"
             )
         folder = find_model(given.model)
         told = [story(model, found[number - 1].told) for number in given.keep]

@@ -1,15 +1,15 @@
 """The stories of a model: sentences in which one edit changes its guess, stored in its folder.
 
-`training.stories` finds the stories and `training.ship` copies them. A model's folder has them in
-stories.json and, as a table, in its card:
+`training.stories` finds the stories and `training.ship` copies them. A model's folder holds the
+stories in stories.json and, as a table, in its card:
 
     {"searched": 1800, "found": 90, "stories": [{
         "sentence": "A kitten is a young [MASK].", "hide": ["kitten"], "ablate": [],
         "before": {"word": "cat", "chance": 0.31}, "after": {"word": "bird", "chance": 0.12},
         "reason": "The hidden word says whose young it is."}]}
 
-The file also has the number of searched sentences and the number of found stories, so that readers
-do not think that five chosen stories are typical.
+The file also contains the number of searched sentences and the number of found stories, so that
+readers do not think that five chosen stories are typical.
 """
 
 from __future__ import annotations

@@ -281,7 +281,7 @@ def test_the_command(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "word": row["after"][0][0],
             "chance": pytest.approx(row["after"][0][1], abs=1e-3),
         }
-    with pytest.raises(ValueError, match=f"--keep has 99 and {len(rows)} are found"):
+    with pytest.raises(ValueError, match=f"--keep has 99, and {len(rows)} stories are found"):
         main([*given, "--keep", "99"], said.append)
 
 
