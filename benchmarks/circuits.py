@@ -99,7 +99,7 @@ def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Ro
 
 
 def near(truth: np.ndarray) -> Callable[[Any], float]:
-    """Return a function for the largest error of a sweep, as a share of the range of `truth`."""
+    """Return a function that computes a sweep's largest error, relative to the range of `truth`."""
     middle = truth.mean()
     error = largest(truth - middle)
     return lambda found: error(np.asarray(found, np.float64) - middle)
@@ -168,7 +168,7 @@ def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str
 def hooks_edges(
     model: Any, *, clean: np.ndarray, corrupted: np.ndarray
 ) -> dict[tuple[str, str], float]:
-    """Score all edges with torch hooks: a batch per receiver runs its block and later ones."""
+    """Score all edges with torch hooks: one batch per receiver runs the model from its block on."""
     blocks, count = model.transformer.h, model.config.n_head
 
     def kept(ids: np.ndarray) -> dict[str, list[Any]]:

@@ -77,9 +77,9 @@ class Row:
     """A line of the table of goals."""
 
     name: str
-    ways: dict[str, Way | None]  # None if the library of a way is not installed
+    ways: dict[str, Way | None]  # None if the library is not installed
     goals: tuple[Goal, ...] = ()
-    # for each way, the bytes of memory in addition to the inputs
+    # for each implementation, the bytes of memory in addition to the inputs
     memory: dict[str, Callable[[], float]] = field(default_factory=dict)
     parts: Callable[[], dict[str, float]] | None = None  # shares of qkv's time
     rounds: int | None = None  # the number of rounds; very long work needs fewer rounds
@@ -89,7 +89,7 @@ class Row:
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
-    """Return the median time of a way, or the shortest time of several ways joined by "|"."""
+    """Return an implementation's median time, or the shortest time of several (joined by "|")."""
     there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
     return min(there)
 
@@ -112,7 +112,7 @@ def share_of_reading(least: float, way: str = "qkv") -> Goal:
 
 
 def within(most: float, way: str, of: str = "qkv") -> Goal:
-    """Make a goal: take at most `most` times the time of another way."""
+    """Make a goal: take at most `most` times the time of another implementation."""
     return Goal(
         f"time of {way} relative to {of}", lambda r: seconds(r, way) / seconds(r, of), most=most
     )
@@ -150,7 +150,7 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """Compute attention in float64; return a function that makes the `error` of a way."""
+    """Compute attention in float64; return a function that makes the function `Way.error`."""
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
 
@@ -166,10 +166,10 @@ def ours(query, key, value) -> float:
 
 
 def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) -> dict[str, Any]:
-    """Verify each way of a row, and then time all ways and the machine's limits in turn.
+    """Verify all implementations of a row, then time them and the machine's limits in turn.
 
     Raises:
-        ArithmeticError: a way gives a wrong result; the row is not timed.
+        ArithmeticError: an implementation returns a wrong result; the row is not timed.
     """
     ways = {name: way for name, way in row.ways.items() if way is not None}
     errors = {}

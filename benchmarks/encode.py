@@ -23,7 +23,7 @@ ENCODERS = "onnxruntime|openvino"
 
 
 def rows(shrink: int = 1) -> Iterator[Row]:
-    """Yield one row, in which every way gets the same texts in the same order."""
+    """Yield one row, in which every implementation gets the same texts in the same order."""
     model = qkv.load("minilm")
     yield row(model, sentences(COUNT // shrink, lambda text: len(model.tokenize(text))))
 

@@ -16,7 +16,7 @@ FLOOR = 4e6  # bytes; smaller differences come from the process itself
 
 
 def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
-    """Measure each way at growing lengths, up to a limit of time and memory."""
+    """Measure each implementation at growing lengths, up to a limit of time and memory."""
     found = {}
     for way in WAYS:
         if way == "torch" and not find_spec("torch"):

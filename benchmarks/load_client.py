@@ -28,7 +28,7 @@ LONGEST = 120.0  # the maximum seconds without any answer
 
 @dataclass(frozen=True)
 class Load:
-    """A number of requests for a server.
+    """The requests that are sent to a server.
 
     Attributes:
         port: the server's port on loopback.
@@ -172,7 +172,7 @@ def read(body: bytes) -> np.ndarray:
 
 
 def main(texts: str, vectors: str) -> None:
-    """Run loads from standard input until it ends."""
+    """Run loads from standard input until the input ends."""
     clients = Clients(json.loads(Path(texts).read_text(encoding="utf-8")), np.load(vectors))
     for line in sys.stdin:
         asked = json.loads(line)

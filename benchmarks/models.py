@@ -54,6 +54,6 @@ def in_type(model: qkv.Model, dtype: str) -> qkv.Model:
 
 
 def largest(truth: np.ndarray, shown: Any = ...) -> Callable[[Any], float]:
-    """Return a function for the largest error of a result, divided by the largest true value."""
+    """Return a function that computes the largest error, relative to the largest true value."""
     most = float(np.abs(truth).max())
     return lambda found: float(np.abs(np.asarray(found, np.float64)[shown] - truth).max()) / most

@@ -1,6 +1,6 @@
 """The speed of the live page in headless Chromium: typing, sweeps, the animation, new text.
 
-The time of a key runs from an input event, which changes the text, until the new guesses are
+The time of a key press runs from an input event, which changes the text, until the new guesses are
 painted. The page may paint the chosen head later. The time of a sweep is the time to ablate every
 head in turn; drawing the map does not count. The time of the animation runs from the choice of a
 query until its row is complete. The time of new tokens runs from the call until the last token,
@@ -30,7 +30,7 @@ ONCE = True  # measured once, because a browser chooses its own threads
 LENGTHS = {
     16: (0.1, 2.0),
     64: (0.3, 4.0),
-}  # number of tokens -> (seconds for a key, seconds for a sweep)
+}  # number of tokens -> (seconds for a key press, seconds for a sweep)
 PRESS = 0.6  # seconds from a press on the first screen until all motion ends
 MOTION = 12.0  # the maximum seconds of the animation, which should take 10.8 s
 NEW, TOKEN = 40, 0.04  # the number of new tokens, and the seconds for each token
@@ -94,7 +94,7 @@ TASKS = """() => {
 
 
 def rows(shrink: int = 1, browser: Any = None) -> Iterator[Row]:
-    """Yield rows for a key and a sweep at each length; without a browser nothing is measured.
+    """Yield rows for a key press and a sweep at each length; without a browser nothing is measured.
 
     If no browser is given, the function starts one. A process can run only one Playwright, so tests
     pass their own browser.
@@ -228,7 +228,7 @@ def longest(page: Any) -> Goal:
 
 
 def typed(page: Any, texts: Texts, name: str, most: float) -> Row:
-    """Make the row of a key: from the input event to the painted guesses."""
+    """Make the row of a key press: from the input event to the painted guesses."""
     if page is None:
         return Row(name, {"qkv": None}, (at_most(most),))
     area = page.locator("[data-part=sentence] textarea.text").element_handle()

@@ -2,10 +2,10 @@
 
 With torch, the model returns all weights (`output_attentions=True`, eager attention), and torch
 measures the weights as `qkv.circuits.scan_heads` does. For torch, the texts are sorted by length
-within each thousand, in batches of the fastest size. Both libraries begin with texts and the same
-tokenizer, or with ids. The memory is the peak memory of a whole process, which includes the
-interpreter and the model and reads its texts from a file. The error is the largest error of all
-means and examples; entropies are in nats.
+within each thousand texts, and run in batches of the fastest size. Both libraries begin with texts
+and the same tokenizer, or with ids. The memory is the peak memory of a whole process, including the
+interpreter and the model; the process reads its texts from a file. The error is the largest error
+of all means and examples; entropies are in nats.
 """
 
 import json

@@ -32,7 +32,7 @@ from training.wordnet import FOLDER, KEPT, WordNet, documents, read
 
 ENTRIES = 16_384
 WHOLE = 0.85  # the share of whole words in the vocabulary: 13,926 words
-OF_FORMS = 0.25  # a word gets this share of the count of all its forms
+OF_FORMS = 0.25  # the share of the count of all its forms that is added to a word's count
 _SPECIAL = 5  # [PAD], [UNK], [CLS], [SEP] and [MASK]
 
 
@@ -73,7 +73,7 @@ def commonest(
         definitions: texts to count.
         examples: more texts to count, with the same total weight as the definitions.
         base: the function that returns the base form of a content word.
-        of_forms: a word gets this share of the count of all its forms.
+        of_forms: the share of the count of all its forms that is added to the count of a word.
 
     >>> texts = ["The cat sat.", "the Caf\N{LATIN SMALL LETTER E WITH ACUTE} 1945, the cat"]
     >>> commonest(texts), commonest(texts, ["cat"])
@@ -99,9 +99,8 @@ def commonest_of_books(
 
     The count of a word is a sum of three shares: its share of the words in books, its share of the
     words in examples (modern English), and a quarter of its share of the words in definitions. A
-    word also gets a quarter of
-    the count of all its forms. A word that occurs in fewer than six books and in no text of WordNet
-    is left out, because it is usually a name from a novel.
+    word also gets a quarter of the count of all its forms. A word that occurs in fewer than six
+    books and in no text of WordNet is left out, because it is usually a name from a novel.
 
     Args:
         books: the passages of each book, from `training.books.read`.
@@ -146,7 +145,7 @@ def with_whole_words(
     Args:
         texts: the texts on which subwords are trained.
         words: words, the most common first.
-        entries: V.
+        entries: V, the maximum number of tokens in the vocabulary.
         whole: the number of words that become entries before subwords are trained.
 
     >>> texts = ["the cat sat on mats"] * 9
@@ -180,7 +179,7 @@ def _text(tokenizer: SubwordTokenizer) -> str:
 
 
 def _cut(text: str) -> list[tuple[str, tuple[int, int]]]:
-    """Split a text into words and marks, the first step of BERT's tokenizer."""
+    """Split a text into words and punctuation marks, the first step of BERT's tokenizer."""
     small, cut = _rules()
     found: list[tuple[str, tuple[int, int]]] = cut.pre_tokenize_str(small.normalize_str(text))
     return found
@@ -200,7 +199,7 @@ def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = pr
     parser.add_argument("-o", "--out", type=Path, required=True, help="the tokenizer.json")
     parser.add_argument("--entries", type=int, default=ENTRIES, help=f"V ({ENTRIES})")
     parser.add_argument(
-        "--whole", type=float, default=WHOLE, help=f"the share of words ({WHOLE}), 0 for none"
+        "--whole", type=float, default=WHOLE, help=f"the share of whole words ({WHOLE}), or 0"
     )
     parser.add_argument(
         "--held_out", type=int, default=KEPT, help=f"twelfths of the examples ({KEPT})"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 FOLDER = Path("/usr/share/wordnet")
 TWELFTHS = 12  # the number of parts of the examples; an example's part depends only on its text
-REPORTED, CHOSEN = 0, 1  # the twelfth for reports and the twelfth for choices
-KEPT = 2  # the tokenizer and the training do not read this many first twelfths
+REPORTED, CHOSEN = 0, 1  # the twelfth for reports, and the twelfth for choosing models
+KEPT = 2  # how many twelfths, from the first, the tokenizer and the training skip
 PARTS = {"noun": "n", "verb": "v", "adj": "a", "adv": "r"}
 
 # Endings, and the endings that replace them when a word is looked up (Debian's `man 7WN morphy`).
@@ -29,7 +29,7 @@ _ENDINGS: dict[str, tuple[tuple[str, str], ...]] = {
 }
 _WORD = re.compile(r"[^\W_]+(?:['./-][^\W_]+)*")
 _QUOTED = re.compile(r'"([^"]*)"')
-_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # the positions that an adjective may have
+_MARKER = re.compile(r"\((?:a|p|ip)\)$")  # where an adjective may stand, as WordNet marks it
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,9 @@ class WordNet:
             the most common sense first.
         exceptions: for each part of speech, maps irregular forms to their base words.
         held_out: the words of each held-out example.
-        kept: the number of first twelfths that are held out. The number is `KEPT`, or 1 in a final
-            run, which also learns from the examples for choices.
+        kept: the number of twelfths that are held out, counted from the first. The number is
+            `KEPT`, or 1 in a final run, which also learns from the examples kept for choosing
+            models.
     """
 
     synsets: list[Synset]
@@ -119,8 +120,8 @@ class WordNet:
         """Return the examples of a twelfth that contain a word of their synset.
 
         Without a twelfth, return the training examples (see `may_learn`). If an example contains
-        several words of its synset, the use is of a compound, or else of the first word in the
-        order of the synset. Only the first occurrence of the word counts.
+        several words of its synset, the use is that of a compound, or else (without a compound) of
+        the first word in the order of the synset. Only the first occurrence of the word counts.
         """
         for number, synset in enumerate(self.synsets):
             for sentence in synset.examples:
@@ -190,8 +191,8 @@ def read(folder: Path = FOLDER, *, kept: int = KEPT) -> WordNet:
     """
     if not REPORTED < kept < TWELFTHS:
         raise ValueError(
-            f"wordnet: kept is {kept}: keep {REPORTED + 1} to {TWELFTHS - 1} twelfths of the "
-            "examples from training"
+            f"wordnet: kept is {kept}: hold out {REPORTED + 1} to {TWELFTHS - 1} twelfths of "
+            "the examples"
         )
     synsets: list[Synset] = []
     index: dict[tuple[str, str], tuple[int, ...]] = {}

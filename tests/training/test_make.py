@@ -163,7 +163,7 @@ def test_a_run_goes_on_from_a_model_of_its_own_sizes_only(
 ) -> None:
     make.main([*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "one"), "--steps", "1"])
     more = [*SMALL, "--wordnet", str(folder), "-o", str(tmp_path / "two"), "--steps", "1"]
-    with pytest.raises(ValueError, match=r"has hidden_size 8, and the recipe makes \w+ 16: "):
+    with pytest.raises(ValueError, match=r"has hidden_size 8, and the recipe sets \w+ to 16: "):
         make.main([*more, "--dim", "16", "--after", str(tmp_path / "one")])
     with pytest.raises(FileNotFoundError, match="nowhere"):
         make.main([*more, "--after", str(tmp_path / "nowhere")])
