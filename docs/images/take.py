@@ -17,8 +17,8 @@ from playwright.sync_api import Page, sync_playwright
 import qkv
 
 HERE = Path(__file__).parent
-RESTS, STEPS, STEP = 1800, range(0, 401, 50), 50  # of the moving picture, in milliseconds
-# Holds what moves once after a press, and takes it to a moment.
+RESTS, STEPS, STEP = 1800, range(0, 401, 50), 50  # of play.gif, in milliseconds
+# Pause the animations that run once after a click, and set them to a time in milliseconds.
 HELD = """(at) => {
   const all = document.querySelector(".qkv-view").shadowRoot.getAnimations();
   const moving = all.filter((one) => one.effect.getTiming().iterations === 1);
@@ -28,7 +28,7 @@ HELD = """(at) => {
 
 
 def press_in_motion(page: Page) -> None:
-    """The first screen as a word is hidden and seen again, as play.gif."""
+    """Write play.gif: on the first screen, a word is masked, then shown again."""
     frames, lasts = [], []
 
     def take(milliseconds: int) -> None:
@@ -63,7 +63,7 @@ def press_in_motion(page: Page) -> None:
 
 def main() -> None:
     model = qkv.load()
-    views = {  # what to show, how much of it, and what to press first
+    views = {  # the view, the height of the picture, and the button to click first
         "play": (qkv.play(), 560, None),
         "walk": (qkv.walk("The cat sat on the mat", model=model), 715, "weights"),
     }

@@ -1,8 +1,9 @@
-// Frames the live views of a page, whose links stay where a reader saves data. A frame is as light or dark as the page,
-// which it is told at once in its address and later by messages; and it tells how high it is, also from files.
+// Replace each link to a live view by a frame, unless the reader saves data. The frame follows the page's light or dark
+// theme: first from the frame's address, later from messages. The frame reports its height, even if the page was opened
+// from a disk.
 addEventListener("DOMContentLoaded", () => {
   if (navigator.connection?.saveData) return;
-  const theme = () => ({ light: "light", dark: "dark" })[document.body.dataset.theme] ?? null; // null: the system's
+  const theme = () => ({ light: "light", dark: "dark" })[document.body.dataset.theme] ?? null; // null: as the system
   const tell = (frame) => frame.contentWindow.postMessage({ theme: theme() }, "*");
   const frames = [...document.querySelectorAll(".live-view")].map((place) => {
     const link = place.querySelector("a");
@@ -10,7 +11,7 @@ addEventListener("DOMContentLoaded", () => {
     const src = theme() ? `${link.href}&theme=${encodeURIComponent(JSON.stringify(theme()))}` : link.href;
     Object.assign(frame, { title: link.textContent.replace(/^Open a/, "A"), loading: "lazy", src });
     frame.style.height = `${place.dataset.height}px`;
-    frame.addEventListener("load", () => tell(frame)); // the reader may have switched while it was loading
+    frame.addEventListener("load", () => tell(frame)); // the reader may have changed the theme during loading
     link.replaceWith(frame);
     return frame;
   });

@@ -1,4 +1,4 @@
-// Keys of a lesson's slides: to the next and the one before; the address says which slide is shown.
+// Keys that go to the next and the previous slide of a lesson; the page's address contains the current slide.
 const slides = [...document.querySelectorAll("main > section")];
 const shown = () => slides.reduce((best, slide, at) => (slide.getBoundingClientRect().top < innerHeight / 2 ? at : best), 0);
 const STEPS = { ArrowRight: 1, ArrowDown: 1, PageDown: 1, " ": 1, ArrowLeft: -1, ArrowUp: -1, PageUp: -1 };
