@@ -75,7 +75,7 @@ def regions_of(only: str) -> list[str]:
     return names
 
 
-def place_of(word: str, text: str) -> int:
+def position_of(word: str, text: str) -> int:
     """Return the position of a word among the tokens of a text, or the given position.
 
     Raises:
@@ -83,14 +83,14 @@ def place_of(word: str, text: str) -> int:
     """
     tokens = list(model().tokenizer(text).tokens)
     if word.isdecimal() and word not in tokens:
-        found = [int(word)] if int(word) < len(tokens) else []
+        positions = [int(word)] if int(word) < len(tokens) else []
     else:
-        found = [place for place, token in enumerate(tokens) if token in (word, word.lower())]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        places = " or ".join(map(str, found))
-        raise ValueError(f"{word!r} occurs more than once in {text!r}: give its position, {places}")
+        positions = [i for i, token in enumerate(tokens) if token in (word, word.lower())]
+    if len(positions) == 1:
+        return positions[0]
+    if positions:
+        choice = " or ".join(map(str, positions))
+        raise ValueError(f"{word!r} occurs more than once in {text!r}: give its position, {choice}")
     raise ValueError(f"{word!r} is not a token of {text!r}: choose from {' '.join(tokens)}")
 
 
@@ -105,7 +105,7 @@ def edit_of(said: str, text: str) -> dict[str, object]:
     if said == "causal":
         return {"op": op}
     if op == "hide" and of:
-        return {"op": op, "token": place_of(of, text)}
+        return {"op": op, "token": position_of(of, text)}
     if op == "scale" and re.fullmatch(r"\d+(\.\d+)?", of) and float(of):
         return {"op": op, "value": float(of)}
     raise ValueError(f"edits: {said!r} is not an edit: write {EDITS}")
@@ -130,9 +130,9 @@ def state_of(text: str, options: dict[str, str]) -> dict[str, Any]:
                 raise ValueError(f"{name}: {options[name]!r} is not one of 0 to {size - 1}")
             state[name] = int(options[name])
     if "query" in options:
-        state["query"] = place_of(options["query"], text)
+        state["query"] = position_of(options["query"], text)
         if {"headline", "outcome"} & set(names):
-            state["place"] = state["query"]
+            state["position"] = state["query"]
     if "second" in options:
         state["second"] = options["second"]
     if "edits" in options:

@@ -348,12 +348,12 @@ def guessable(
         if usable and len(words) <= recipe.length - 2:
             texts.append(ids.astype(np.int64))
             places.append(usable[int(rng.integers(len(usable)))])
-    chances = neighbours.chances(texts, places)
+    probabilities = neighbours.probabilities(texts, places)
     first, last = around(tokenizer)
     return [
         (np.concatenate([first, ids, last]), place + len(first))
-        for ids, place, chance in zip(texts, places, chances, strict=True)
-        if chance >= recipe.guessed
+        for ids, place, probability in zip(texts, places, probabilities, strict=True)
+        if probability >= recipe.guessed
     ]
 
 

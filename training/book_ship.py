@@ -421,9 +421,9 @@ def ten(model: qkv.Model) -> Iterator[str]:
     for line in TEN.read_text(encoding="utf-8").splitlines():
         if line and not line.startswith("#"):
             text = line.replace("_", str(model.tokenizer.mask))
-            [[(first, chance), *others]] = model.predict(text, top_k=fits.FIVE)
+            [[(first, probability), *others]] = model.predict(text, top_k=fits.FIVE)
             then = ", ".join(word for word, _ in others)
-            yield f"| {line} | {first} ({chance:.2f}) | {then} |"
+            yield f"| {line} | {first} ({probability:.2f}) | {then} |"
 
 
 def _written(

@@ -177,10 +177,10 @@ class KneserNey:
             _order(keys, counts, size) for (keys, _), counts in zip(grams, counted, strict=True)
         ]
 
-    def chances(self, words: Array) -> Array:
+    def probabilities(self, words: Array) -> Array:
         """Return the probability of each word given the words before it, (N,)."""
         words = words.astype(np.int64)
-        chance = np.full(len(words), 1 / self._size)
+        probability = np.full(len(words), 1 / self._size)
         before = np.zeros(len(words), np.int64)
         known = np.ones(len(words), bool)
         for one in self._orders:
@@ -193,10 +193,12 @@ class KneserNey:
             total = np.where(known, one.totals[at], 0)
             seen = total > 0
             own = np.divide(counts - discount, total, where=seen, out=np.zeros(len(words)))
-            chance = np.where(seen, own + np.where(seen, one.kept[at], 1) * chance, chance)
+            probability = np.where(
+                seen, own + np.where(seen, one.kept[at], 1) * probability, probability
+            )
             known = np.concatenate([[False], is_there[:-1]])
             before = np.concatenate([[0], place[:-1]])
-        return chance
+        return probability
 
 
 def _order(keys: Array, counts: Array, size: int) -> _Order:
@@ -218,8 +220,8 @@ def perplexity(model: KneserNey, corpus: Corpus) -> float:
     """Return the perplexity per known word of a corpus, except punctuation and sentence ends."""
     names = np.array([name[:1].isalpha() for name in corpus.vocabulary])
     names[UNKNOWN] = False
-    chances = model.chances(corpus.words)[names[corpus.words]]
-    return float(np.exp(-np.log(chances).mean()))
+    probabilities = model.probabilities(corpus.words)[names[corpus.words]]
+    return float(np.exp(-np.log(probabilities).mean()))
 
 
 def beginning(passages: Iterable[Sequence[str]], words: int) -> list[Sequence[str]]:

@@ -112,8 +112,8 @@ class Sentence:
             [ids], names=["pattern"], logits=True, ablate=ablate, hide=hide, edit=change
         )
         logits = trace["logits"][0, self.place].astype(np.float64)
-        chances = np.exp(logits - logits.max())
-        return np.array(trace.attentions)[:, 0], chances / chances.sum()
+        probabilities = np.exp(logits - logits.max())
+        return np.array(trace.attentions)[:, 0], probabilities / probabilities.sum()
 
     @property
     def vocabulary(self) -> dict[str, int]:
@@ -137,16 +137,18 @@ class Sentence:
 
     def guesses(self, edits: Sequence[Edit], count: int = 1) -> list[tuple[str, float]]:
         """Return the most probable words with their probabilities."""
-        _, chances = self.run(edits)
+        _, probabilities = self.run(edits)
         assert self.model.tokenizer is not None
-        best = np.argsort(-chances, kind="stable")[:count]
-        return [(self.model.tokenizer.token(int(k)) or "", float(chances[k])) for k in best]
+        best = np.argsort(-probabilities, kind="stable")[:count]
+        return [(self.model.tokenizer.token(int(k)) or "", float(probabilities[k])) for k in best]
 
     def becomes(self, edits: Sequence[Edit]) -> str | None:
         """Return the first guess after edits; None if the guess is unchanged or does not count."""
-        (word, chance), (_, next_one) = self.guesses(edits, 2)
+        (word, probability), (_, next_one) = self.guesses(edits, 2)
         counts = (
-            chance >= max(LEAST, next_one + AHEAD) and is_content(word) and word not in self.words
+            probability >= max(LEAST, next_one + AHEAD)
+            and is_content(word)
+            and word not in self.words
         )
         return word if counts and word != self.guesses([])[0][0] else None
 
@@ -211,8 +213,8 @@ def pool(model: Model, given: Sequence[Candidate]) -> list[Sentence]:
     for one in given:
         text = model.tokenize(one.sentence)
         if all(x.isalpha() or x in (MASK, ".", ",") for x in text.tokens[1:-1]):
-            [[(word, chance)]] = model.predict(one.sentence, top_k=1)
-            if word in one.right and chance >= LEAST:
+            [[(word, probability)]] = model.predict(one.sentence, top_k=1)
+            if word in one.right and probability >= LEAST:
                 kept.append(Sentence.of(model, one.sentence, one))
     return kept
 

@@ -287,7 +287,7 @@ def _worth(given: Examples) -> Card | None:
 
 def _state(one: Sentence, head: Head, query: int | None = None, **more: Any) -> dict[str, Any]:
     """Return a state of the page that shows a head; the missing word is the default query."""
-    own = {"text": one.spelled, "edits": [], "place": one.place}
+    own = {"text": one.spelled, "edits": [], "position": one.place}
     own |= {"query": one.place if query is None else query, "layer": head[0], "head": head[1]}
     return own | {"inside": False, "colouring": "pattern", "tab": "heads"} | more
 
@@ -322,10 +322,10 @@ def _guesses(one: Sentence, edits: list[Edit]) -> tuple[str, str, str, dict[str,
     before = [word for word, _ in one.guesses([], 8) if word.isalpha() and word not in one.words]
     now = one.guesses(edits)[0][0]
     words = sorted({now, *[word for word in before if word != now][: GUESSES - 1]})
-    probes = [{"of": "chance", "edits": edits, "word": word} for word in words]
+    probes = [{"of": "probability", "edits": edits, "word": word} for word in words]
     own = {
         "options": [f"*{word}*" for word in words],
-        "probes": [*probes, {"of": "chance", "edits": [], "word": before[0]}],
+        "probes": [*probes, {"of": "probability", "edits": [], "word": before[0]}],
         "right": {"of": "largest", "among": list(range(len(words)))},
     }
     return before[0], f"{{{len(words)}}}", f"{{{words.index(before[0])}}}", own

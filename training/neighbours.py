@@ -176,7 +176,7 @@ class Neighbours:
                 logits[target] += self.weights[which] * less
         return found
 
-    def chances(self, texts: Sequence[Array], places: Sequence[int]) -> Array:
+    def probabilities(self, texts: Sequence[Array], places: Sequence[int]) -> Array:
         """Return the probability (n,) of words at positions, from counts without these words.
 
         Content words that are visible in the text have probability 0.

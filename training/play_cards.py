@@ -18,9 +18,9 @@ A card holds everything that the page needs to ask the question and to check the
      "right": {"of": "largest", "among": [probe of each option]}
            or {"of": "change", "from": probe, "to": probe}}     options: less, as much, more
 
-    STATE = {"text", "edits", "place", "query", "layer", "head"} and other keys of the page's state
+    STATE = {"text", "edits", "position", "query", "layer", "head"} and more of the page's state
     PROBE = {"of": "weight", "edits", "query", "keys": [...], "layer"?, "head"?}   without: mean
-          | {"of": "chance", "edits", "word"}      of a word at the position
+          | {"of": "probability", "edits", "word"}      of a word at the position
           | {"of": "moved", "edits"}               the probability that moves to other words
 
 In the texts of a card, *word* is a word of the sentence or of the vocabulary ("?" is the missing
@@ -71,16 +71,16 @@ def values(sentence: Sentence, card: Card) -> list[float]:
     _, before = sentence.run([])
     measured = []
     for probe in card["probes"]:
-        pattern, chances = sentence.run(probe["edits"])
+        pattern, probabilities = sentence.run(probe["edits"])
         if probe["of"] == "weight":
             heads = pattern
             if "head" in probe:
                 heads = pattern[probe["layer"], probe["head"]][None, None]
             measured.append(float(heads[..., probe["query"], probe["keys"]].sum(-1).mean()))
-        elif probe["of"] == "chance":
-            measured.append(float(chances[sentence.vocabulary[probe["word"]]]))
+        elif probe["of"] == "probability":
+            measured.append(float(probabilities[sentence.vocabulary[probe["word"]]]))
         else:
-            measured.append(float(abs(chances - before).sum() / 2))
+            measured.append(float(abs(probabilities - before).sum() / 2))
     return measured
 
 

@@ -164,7 +164,7 @@ class _Guesser:
             )
         return _Run(number, text.ids.tolist(), text.tokens.index(self.mask)), words
 
-    def chances(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
+    def probabilities(self, runs: Sequence[_Run]) -> Iterator[tuple[_Run, Array]]:
         """Return each run's log probabilities (V,) at the gap; equal edits share a batch."""
         order = sorted(runs, key=lambda run: (run.ablate, run.hide, len(run.ids), run.number))
         changes = [
@@ -189,10 +189,10 @@ class _Guesser:
         logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
         yield from zip(runs, logits.astype(np.float32), strict=True)
 
-    def ranked(self, chances: Array) -> Ranked:
+    def ranked(self, probabilities: Array) -> Ranked:
         """Return the most probable words with their probabilities."""
-        best = np.argsort(-chances, kind="stable")[:RANKED]
-        return tuple((self.words[k].lower(), float(np.exp(chances[k]))) for k in best)
+        best = np.argsort(-probabilities, kind="stable")[:RANKED]
+        return tuple((self.words[k].lower(), float(np.exp(probabilities[k]))) for k in best)
 
     def looks(
         self, run: _Run, words: Mapping[str, Sequence[int]], head: tuple[int, int]
@@ -222,17 +222,17 @@ def search(
     runs = [guesser.run(number, one) for number, one in enumerate(given)]
 
     def good(number: int, guess: tuple[str, float]) -> bool:
-        word, chance = guess
+        word, probability = guess
         known = word.isalpha() and len(word) > 1 and not is_function_word(word)
-        if not known or chance < least or not repeats.forms(word):
+        if not known or probability < least or not repeats.forms(word):
             return False
         seen = (other for other in given[number].words if not is_function_word(other))
         return not any(repeats(word, other) for other in seen)
 
     before = {
-        run.number: chances
-        for run, chances in guesser.chances([run for run, _ in runs])
-        if good(run.number, guesser.ranked(chances)[0])
+        run.number: probabilities
+        for run, probabilities in guesser.probabilities([run for run, _ in runs])
+        if good(run.number, guesser.ranked(probabilities)[0])
     }
     edited = [
         _Run(run.number, run.ids, run.place, **edit)
@@ -242,14 +242,14 @@ def search(
     ]
     found = []
     every: dict[int, dict[_Edit, tuple[float, str]]] = {}
-    for run, chances in guesser.chances(edited):
+    for run, probabilities in guesser.probabilities(edited):
         was = before[run.number]
-        first, second = int(was.argmax()), int(chances.argmax())
-        drop = float(was[first] - chances[first])
+        first, second = int(was.argmax()), int(probabilities.argmax())
+        drop = float(was[first] - probabilities[first])
         every.setdefault(run.number, {})[run.hide or run.ablate] = drop, guesser.words[second]
-        after = guesser.ranked(chances)
+        after = guesser.ranked(probabilities)
         if first != second and drop >= np.log(RATIO) and good(run.number, after[0]):
-            swing = drop + float(chances[second] - was[second])
+            swing = drop + float(probabilities[second] - was[second])
             one = Found(given[run.number], guesser.ranked(was), after, swing, drop)
             found.append((run, one))
     return _best(
@@ -311,7 +311,7 @@ def shown(found: Sequence[Found], top: int, sentences: int) -> str:
         lines.append(f"{number:4} {stars} {one.candidate.sentence}  [{one.candidate.family}]")
         lines.append(f"         {'as it is':24} {_in_a_line(one.before)}")
         lines.append(f"         {edit:24} {_in_a_line(one.after)}")
-        moved = f"swing {one.swing:.1f}, log chance -{one.drop:.1f}"
+        moved = f"swing {one.swing:.1f}, log probability -{one.drop:.1f}"
         if one.ablate is not None:
             word, weight = one.looks
             moved += f" (the median head {-one.median:+.1f}), looks at {word} {weight:.2f}"
@@ -322,7 +322,7 @@ def shown(found: Sequence[Found], top: int, sentences: int) -> str:
 
 
 def _in_a_line(ranked: Ranked) -> str:
-    return ", ".join(f"{word} {chance:.2f}" for word, chance in ranked)
+    return ", ".join(f"{word} {probability:.2f}" for word, probability in ranked)
 
 
 def main(arguments: Sequence[str] | None = None, say: Callable[[str], None] = print) -> None:

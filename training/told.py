@@ -5,7 +5,8 @@ stories in stories.json and, as a table, in its card:
 
     {"searched": 1800, "found": 90, "stories": [{
         "sentence": "A kitten is a young [MASK].", "hide": ["kitten"], "ablate": [],
-        "before": {"word": "cat", "chance": 0.31}, "after": {"word": "bird", "chance": 0.12},
+        "before": {"word": "cat", "probability": 0.31},
+        "after": {"word": "bird", "probability": 0.12},
         "reason": "The hidden word says whose young it is."}]}
 
 The file also contains the number of searched sentences and the number of found stories, so that
@@ -52,8 +53,8 @@ def story(model: qkv.Model, given: Mapping[str, Any]) -> dict[str, Any]:
     edit = {name: given[name] for name in ("hide", "ablate")}
     kept = {"sentence": given["sentence"], **edit}
     for name, options in (("before", {}), ("after", edit)):
-        [[(word, chance)]] = model.predict(given["sentence"], top_k=1, **options)
-        kept[name] = {"word": word, "chance": round(chance, 3)}
+        [[(word, probability)]] = model.predict(given["sentence"], top_k=1, **options)
+        kept[name] = {"word": word, "probability": round(probability, 3)}
     return kept | {"reason": given["reason"]}
 
 
@@ -115,7 +116,7 @@ def section(kept: Mapping[str, Any]) -> str:
 
 
 def _guess(one: Mapping[str, Any]) -> str:
-    return f"{one['word']} ({one['chance']:.2f})"
+    return f"{one['word']} ({one['probability']:.2f})"
 
 
 def _edit(one: Mapping[str, Any]) -> str:

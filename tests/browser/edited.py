@@ -99,7 +99,7 @@ def run(model: Model, ids: list[int], edits: list[Edit]) -> Result:
     return Result(np.array(patterns), np.array(resid), logits, inside)
 
 
-def places(x: np.ndarray, edit: Edit) -> np.ndarray:
+def positions(x: np.ndarray, edit: Edit) -> np.ndarray:
     """Which rows of x an edit is of."""
     return np.isin(np.arange(len(x)), [edit.get("token", range(len(x)))])
 
@@ -132,7 +132,7 @@ def with_source(model: Model, edit: Edit) -> Edit:
 CHANGES: dict[str, Callable[[np.ndarray, Edit, int], np.ndarray]] = {
     "set": with_value,
     "patch": with_value,
-    "add": lambda x, edit, _: x + np.outer(places(x, edit), edit["vector"]),
+    "add": lambda x, edit, _: x + np.outer(positions(x, edit), edit["vector"]),
 }
 
 

@@ -58,7 +58,7 @@ def agree(found: Result, expected: Result, weights: float = 1e-7, others: float 
 
 
 def ranked_alike(found: np.ndarray, expected: np.ndarray) -> None:
-    """The five likeliest words are the same, in the same order, where chances differ by 1e-5."""
+    """The five likeliest words are the same, in the same order, if probabilities differ by 1e-5."""
     for mine, own in zip(shares(found), shares(expected), strict=True):
         best = np.argpartition(-own, 6)[:6]
         best = best[np.argsort(-own[best])]

@@ -29,22 +29,22 @@ def by_the_formula(card: dict[str, Any]) -> list[float]:
 @cache
 def _measured(card_: str) -> list[float]:
     card = json.loads(card_)
-    words, place = qkv.load("books").tokenizer.vocabulary, card["before"]["place"]
+    words, position = qkv.load("books").tokenizer.vocabulary, card["before"]["position"]
 
     def run(edits: list[Any]) -> tuple[np.ndarray, np.ndarray]:
         result = run_of(card["before"]["text"], json.dumps(edits))
-        chances = np.exp(result.logits[place] - result.logits[place].max())
-        return result.pattern, chances / chances.sum()
+        probabilities = np.exp(result.logits[position] - result.logits[position].max())
+        return result.pattern, probabilities / probabilities.sum()
 
     measured = []
     for probe in card["probes"]:
-        pattern, chances = run(probe["edits"])
+        pattern, probabilities = run(probe["edits"])
         if probe["of"] == "weight":
             own = pattern[..., probe["query"], probe["keys"]].sum(-1)  # (layers, H)
             named = "head" in probe
             measured.append(own[probe["layer"], probe["head"]] if named else own.mean())
-        elif probe["of"] == "chance":
-            measured.append(chances[words[probe["word"]]])
+        elif probe["of"] == "probability":
+            measured.append(probabilities[words[probe["word"]]])
         else:
-            measured.append(np.abs(chances - run([])[1]).sum() / 2)
+            measured.append(np.abs(probabilities - run([])[1]).sum() / 2)
     return measured

@@ -39,11 +39,11 @@ export const start = starting((box, data, ui) => {
     return spans.map(([first, end]) => [first, end, part(first, end)]);
   };
   globalThis.asked = asked;
-  globalThis.follow = async ({ text, edits, place, inside = true, ...more }) => {
+  globalThis.follow = async ({ text, edits, position, inside = true, ...more }) => {
     const model = { ...(await qkv.model), ...more };
-    const original = await qkv.run(text, [], { at: [place] });
-    const run = edits.length ? await qkv.run(text, edits, { at: [place] }) : original;
-    const state = { text, edits, place, layer: 0, head: 0, query: null, inside };
+    const original = await qkv.run(text, [], { at: [position] });
+    const run = edits.length ? await qkv.run(text, edits, { at: [position] }) : original;
+    const state = { text, edits, position, layer: 0, head: 0, query: null, inside };
     const now = { state, model, run, original, words: words(text, original) };
     part.update({ ...now, busy: false, error: null });
   };
@@ -62,10 +62,10 @@ class Row(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What the library makes of a place, before and now."""
+    """What the library makes of a position, before and now."""
 
     words: list[str]
-    before: np.ndarray  # (V) chances
+    before: np.ndarray  # (V) probabilities
     now: np.ndarray
     patterns: tuple[np.ndarray, np.ndarray]  # (layers, H, T, T)
     resid: tuple[np.ndarray, np.ndarray]  # (layers + 1, T, D)
@@ -85,16 +85,16 @@ def outcome_page(model: Model, theme: str = "auto") -> str:
     return document("what follows", body, theme, WITH_WORKER)
 
 
-def follow(page: Page, text: str, edits: list[Edit], place: int, **more: Any) -> str:
+def follow(page: Page, text: str, edits: list[Edit], position: int, **more: Any) -> str:
     """Runs a text, and gives the headline."""
-    page.evaluate("follow", {"text": text, "edits": edits, "place": place, **more})
+    page.evaluate("follow", {"text": text, "edits": edits, "position": position, **more})
     return page.locator(".outcome-headline").inner_text()
 
 
-def expected(model: Model, text: str, edits: list[Edit], place: int) -> Expected:
+def expected(model: Model, text: str, edits: list[Edit], position: int) -> Expected:
     plain, changed = (_by_the_library(model, text, json.dumps(own)) for own in ([], edits))
     words = _words(model)
-    one, other = (shares(found.logits[place : place + 1])[0] for found in (plain, changed))
+    one, other = (shares(found.logits[position : position + 1])[0] for found in (plain, changed))
     return Expected(
         words, one, other, (plain.pattern, changed.pattern), (plain.resid, changed.resid)
     )

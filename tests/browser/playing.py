@@ -22,7 +22,7 @@ from .support import STATIC, Visit, read
 
 TEXT = "She wore a crown on her [MASK]."  # 10 tokens
 PLACE, HEAD = 7, (3, 2)  # of the mask; the head that the page opens on
-START: dict[str, Any] = {"text": TEXT, "edits": [], "place": PLACE, "query": PLACE}
+START: dict[str, Any] = {"text": TEXT, "edits": [], "position": PLACE, "query": PLACE}
 START |= {"layer": HEAD[0], "head": HEAD[1]}
 STATE = START | {"inside": True}
 ROLES = {"1.1": ["previous", 0.97], "3.2": ["article to noun", 0.4049]}

@@ -68,9 +68,9 @@ def sentence(page: Page) -> str:
     return page.locator(".sentence").first.inner_text()
 
 
-def token(page: Page | Locator, place: int) -> Locator:
+def token(page: Page | Locator, position: int) -> Locator:
     """A query in the list on the left."""
-    return page.locator(f".queries [data-i='{place}']").first
+    return page.locator(f".queries [data-i='{position}']").first
 
 
 def keys(page: Page | Locator, text: int = 0) -> list[list[str]]:

@@ -147,7 +147,7 @@ def test_a_word_of_several_pieces_is_one_row(visit: Visit) -> None:
                     "what": "word",
                     "word": "unbelievable",
                     "sentence": "unbelievable in A and in B.",
-                    "places": [[2, 3, 4], [2, 3, 4]],
+                    "positions": [[2, 3, 4], [2, 3, 4]],
                     "similarity": [1.0, 0.5, 0.25],
                     "strongest": [[], []],
                 },

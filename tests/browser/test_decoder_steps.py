@@ -24,7 +24,7 @@ KINDS = [
 # The steps of a layer by their names: their matrices, and what each is made of.
 STEPS = """async ([text, edits, layer, head]) => {
   const run = await qkv.run(text, edits, { layers: [layer] });
-  const state = { layer, head, edits, query: 3, place: 3 };
+  const state = { layer, head, edits, query: 3, position: 3 };
   const flow = page.flowOf(run, state, await qkv.model, null);
   return flow.steps.map(({ name, op, note, title }) => {
     const array = flow.array(name);

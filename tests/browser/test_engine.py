@@ -153,11 +153,11 @@ def test_a_model_of_int8_rows_takes_half_the_page(visit: Visit, tmp_path: Path) 
 
 
 def offsets(text: str, found: dict[str, Any]) -> list[tuple[int, int]]:
-    """The characters of a text that tokens stand for, from places in it as a page counts them."""
+    """The characters of a text that tokens stand for, from positions as a page counts them."""
     units = text.encode("utf-16-le")
 
-    def characters(place: int) -> int:
-        return len(units[: 2 * place].decode("utf-16-le"))
+    def characters(position: int) -> int:
+        return len(units[: 2 * position].decode("utf-16-le"))
 
     return [(characters(start), characters(end)) for start, end in found["offsets"]]
 

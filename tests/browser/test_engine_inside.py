@@ -54,7 +54,7 @@ def test_gaps_are_the_librarys(visit: Visit, model: Model) -> None:
     found = page.evaluate(
         """([file, texts]) => {
           const tokenizer = readTokenizer(file);
-          const marks = (text, place) => Array.from(text.slice(0, place)).length;
+          const marks = (text, position) => Array.from(text.slice(0, position)).length;
           const told = (text) => ({ token, start, end }) =>
             [token, marks(text, start), marks(text, end)];
           return texts.map((text) => [...tokensOf(tokenizer, text)].map(told(text)));

@@ -275,7 +275,7 @@ def test_lines_are_of_the_heads_and_the_query_of_the_edits(visit: Visit, decoder
     )
     page = visit(page_of(ablated, masked), width=1400)
     ready(page)
-    pause(page, 600)  # lines move to their places
+    pause(page, 600)  # lines move to their positions
     exact = qkv.load("books-decoder", dtype=np.float64)
     trace = exact.trace(NAME)
     stages = page.locator(".finding .stage").all()

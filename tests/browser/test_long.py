@@ -14,11 +14,11 @@ SIZE, HEADS, TOP = 8192, 12, 8
 def text() -> Heads:
     """A sink, the previous token, the token itself, and a few at random; 0.9 of all weight."""
     random = np.random.default_rng(0)
-    places = np.arange(SIZE)
+    positions = np.arange(SIZE)
     indices = np.argsort(random.random((HEADS, SIZE, 64)), axis=-1)[..., :TOP] * 128 + 5
     indices[..., 0] = 0
-    indices[..., 1] = np.maximum(places - 1, 1)
-    indices[..., 2] = np.maximum(places, 2)
+    indices[..., 1] = np.maximum(positions - 1, 1)
+    indices[..., 2] = np.maximum(positions, 2)
     weights = random.random((HEADS, SIZE, TOP))
     weights = -np.sort(-weights, axis=-1)
     weights *= 0.9 / weights.sum(-1, keepdims=True)
@@ -64,7 +64,7 @@ def test_it_holds_the_largest_weights_and_says_so(visit: Visit, whole: str, text
     )
     best = max(expected, key=lambda j: expected[j])
     assert readout(page)["weight"] == f"{expected[best]:.4f}"
-    assert readout(page)["places"] == f"4,000 → {best:,}"
+    assert readout(page)["positions"] == f"4,000 → {best:,}"
 
 
 def test_keys_go_from_weight_to_weight_and_far_rows_come_into_view(
@@ -75,10 +75,10 @@ def test_keys_go_from_weight_to_weight_and_far_rows_come_into_view(
     page.get_by_role("application").focus()
     press(page, "ArrowDown", "Home")
     for j in sorted(summary.indices[0, 4000].tolist()):
-        assert readout(page)["places"] == f"4,000 → {j:,}"
+        assert readout(page)["positions"] == f"4,000 → {j:,}"
         press(page, "ArrowRight")
     press(page, "Control+End")
-    assert readout(page)["places"].startswith("8,191 → ")
+    assert readout(page)["positions"].startswith("8,191 → ")
     assert sentence(page).startswith("w8191 looks at ")
     assert token(page, 8191).is_visible()
     page.get_by_role("button", name="Show cells").click()
@@ -100,5 +100,5 @@ def test_what_each_key_received(visit: Visit, whole: str, text: Heads) -> None:
     received = text.summary[0].received[0]
     best = int(received.argmax())
     note = page.locator(".strip + .note").inner_text()
-    assert note.startswith(f"w{best} (place {best:,}) received ")
+    assert note.startswith(f"w{best} (position {best:,}) received ")
     assert read(note.split("received ")[1].split(",")[0]) == pytest.approx(received[best], rel=1e-3)

@@ -41,7 +41,7 @@ def held(page: Page) -> dict[str, Any]:
 
 
 def check_told(card: dict[str, Any], text: str, said: str) -> None:
-    """A text is what is said, with the numbers of the probes in their places."""
+    """A text is what is said, with the numbers of the probes in their positions."""
     measured = by_the_formula(card)
     parts = re.split(r"(\{\d+\})", text.replace("*", ""))
     pattern = "".join(r"(under 0\.1%|[\d.]+%)" if x[:1] == "{" else re.escape(x) for x in parts)

@@ -109,7 +109,7 @@ def test_the_weights_of_a_head_are_the_librarys_and_have_all_digits(
     assert {(row["layer"], row["head"]) for row in table} == {(str(layer), str(head))}
     tokens = list(model.trace(TEXT).tokens)
     pairs = [(i, tokens[i], j, tokens[j]) for i in range(size) for j in range(size)]
-    keys = ("query_place", "query", "key_place", "key")
+    keys = ("query_position", "query", "key_position", "key")
     assert [tuple(row[key] for key in keys) for row in table] == [
         tuple(map(str, pair)) for pair in pairs
     ]
@@ -141,15 +141,15 @@ def test_all_words_are_there_before_and_after(
     order = column(table, "id").astype(int)
     assert sorted(order) == list(range(len(model.tokenizer.vocabulary)))
     assert [row["rank"] for row in table[:3]] == ["1", "2", "3"]
-    for which, edits in (("chance_before", []), ("chance", EDITS)):
+    for which, edits in (("probability_before", []), ("probability", EDITS)):
         expected = shares(by_the_library(model, ids, edits).logits[[PLACE]])[0]
         np.testing.assert_allclose(column(table, which), expected[order], atol=1e-6, rtol=0)
-    assert (np.diff(column(table, "chance")) <= 0).all()
+    assert (np.diff(column(table, "probability")) <= 0).all()
     words = [row["word"].removeprefix("'") for row in table]
     assert words == [model.tokenizer.token(int(id)).removeprefix("'") for id in order]
     shown = page.locator(".outcome-words tbody tr").first.locator("th, td").all_inner_texts()
     assert shown[0] == words[0]
-    assert any(is_percent(text, float(table[0]["chance"])) for text in shown)
+    assert any(is_percent(text, float(table[0]["probability"])) for text in shown)
     alike = rows(saved(page, "outcome", "CSV: layer by layer"))
     chart = page.locator(".outcome-alike td").all_text_contents()
     assert [f"{float(row['cosine_with_original']):.3f}" for row in alike] == chart
@@ -171,9 +171,9 @@ def test_the_map_gives_a_row_for_each_head_and_all_weights(
         assert row["removed"] == ("true" if name == "1.5" else "false")
         shown = page.locator(f"[data-head='{name}'] .figure").inner_text()
         if name == "1.5":
-            assert float(row["chance_moved_without_it"]) == 0
+            assert float(row["probability_moved_without_it"]) == 0
         else:
-            moved = float(row["chance_moved_without_it"])
+            moved = float(row["probability_moved_without_it"])
             assert is_percent(shown, moved)
     after_, before = (by_the_library(model, ids, edits).pattern for edits in (EDITS, []))
     moved_ = np.maximum(0, before - after_).sum((2, 3)) / len(ids)
@@ -187,8 +187,8 @@ def test_a_step_is_saved_as_its_matrix(quick: Visit, html: str, model: Model) ->
     layer, head = HEAD
     trace = model.trace(TEXT)
     table = rows(saved(page, "steps", menu(page, "steps").get_by_role("button").last.inner_text()))
-    names = [f"{place} {token}" for place, token in enumerate(trace.tokens)]
-    assert list(table[0]) == ["place", "row", *names]
+    names = [f"{position} {token}" for position, token in enumerate(trace.tokens)]
+    assert list(table[0]) == ["position", "row", *names]
     found = np.array([[float(row[name]) for name in names] for row in table])
     scores = trace["q", layer][0, :, head] @ trace["k", layer][0, :, head].T
     np.testing.assert_allclose(found, scores, atol=1e-4)
@@ -200,7 +200,7 @@ def test_a_step_is_saved_as_its_matrix(quick: Visit, html: str, model: Model) ->
 
 
 def test_no_cell_is_a_formula(quick: Visit, html: str) -> None:
-    page = opened(quick, html, text='=1 + @SUM -2 \'a, "b"', edits=[], place=None, query=None)
+    page = opened(quick, html, text='=1 + @SUM -2 \'a, "b"', edits=[], position=None, query=None)
     file = saved(page, "head", "CSV: weights")
     for row in csv.reader(io.StringIO(file[1].decode(), newline="")):
         for cell in row:
@@ -410,7 +410,7 @@ def test_a_frame_that_may_forbid_files_gets_them_as_text(
     said = box.locator("> .bar .note")
     said.get_by_text("may not allow").wait_for()
     text = box.locator("textarea").input_value()
-    assert text.startswith("layer,head,query_place,query,")
+    assert text.startswith("layer,head,query_position,query,")
     assert len(text.splitlines()) == 1 + len(model.tokenize(TEXT).ids) ** 2
     box.get_by_role("button", name="PNG").click()
     said.get_by_text("in its own window").wait_for()

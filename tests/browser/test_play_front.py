@@ -105,8 +105,8 @@ def test_the_first_screen_shows_one_idea(
 def test_one_press_changes_the_guess_and_the_lines(page: Page, exact: Model) -> None:
     def expected(**edits: object) -> tuple[str, float, dict[str, float]]:
         trace = exact.trace(TEXT, logits=True, **edits)
-        place = trace.tokens.index("[MASK]")
-        row = np.mean([trace["pattern", k][0] for k in range(exact.num_layers)], (0, 1))[place]
+        position = trace.tokens.index("[MASK]")
+        row = np.mean([trace["pattern", k][0] for k in range(exact.num_layers)], (0, 1))[position]
         ((word, share),) = exact.predict(TEXT, 1, **edits)[0]
         words = {str(t): row[t] for t, token in enumerate(trace.tokens) if token.isalpha()}
         return word, share, words

@@ -88,10 +88,10 @@ def test_watch_a_word_change_its_mind(visit: Visit, html: str, exact: Model) -> 
     traces = [exact.trace(text) for text in SENTENCES]
     vectors = []
     for trace in traces:
-        place = trace.tokens.index("bank")
+        position = trace.tokens.index("bank")
         layers = range(exact.num_layers)
-        after_each = [trace["normalized_resid_post", k][0, place] for k in layers]
-        vectors.append([trace["hook_full_embed"][0, place], *after_each])
+        after_each = [trace["normalized_resid_post", k][0, position] for k in layers]
+        vectors.append([trace["hook_full_embed"][0, position], *after_each])
     slider, say = page.get_by_label("Layer"), page.locator(".watch .say")
     place_of = "(dot) => [parseFloat(dot.style.cx), parseFloat(dot.style.cy)]"
     points = []

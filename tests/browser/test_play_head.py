@@ -56,8 +56,8 @@ def map_of(page: Page) -> Locator:
 def click(page: Page, i: int, j: int) -> None:
     """Clicks on a cell of the heat map."""
     left, top, wide, tall = cells(page)
-    place = Position(x=left + (j + 0.5) * wide, y=top + (i + 0.5) * tall)
-    map_of(page).click(position=place)
+    position = Position(x=left + (j + 0.5) * wide, y=top + (i + 0.5) * tall)
+    map_of(page).click(position=position)
 
 
 def test_lines_and_heat_map_are_the_trace(page: Page, trace: Trace) -> None:
@@ -260,14 +260,14 @@ def test_pieces_of_a_word_are_one_where_the_reader_wants(
     text = "The unbelievable crown is on her [MASK]."
     tokens = model.tokenize(text)
     spans: list[list[int]] = []
-    for place, name in enumerate(tokens.tokens):
+    for position, name in enumerate(tokens.tokens):
         if name.startswith("##"):
-            spans[-1].append(place)
+            spans[-1].append(position)
         else:
-            spans.append([place])
+            spans.append([position])
     assert max(map(len, spans)) > 2
-    place = tokens.tokens.index("[MASK]")
-    page = opened(quick, html, text=text, place=place, query=place)
+    position = tokens.tokens.index("[MASK]")
+    page = opened(quick, html, text=text, position=position, query=position)
     weights = np.asarray(model.trace(text)["pattern", LAYER][0, NUMBER], np.float64)
     shows(page, weights)
     page.get_by_label("merge subwords into words").check()

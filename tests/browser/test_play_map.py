@@ -181,11 +181,11 @@ def test_what_removing_a_head_changes_is_what_the_library_finds(
     page = opened(quick, html, edits=edits, colouring="effect")
     removed = {(edit["layer"], edit["head"]) for edit in edits if edit["op"] == "ablate"}
     until(lambda: figures(page).keys() == set(HEADS) - removed)
-    before = chances(model, ids, edits)
+    before = probabilities(model, ids, edits)
     first = int(before.argmax())
     found = figures(page)
     for layer, head in found:
-        after = chances(model, ids, [*edits, {"op": "ablate", "layer": layer, "head": head}])
+        after = probabilities(model, ids, [*edits, {"op": "ablate", "layer": layer, "head": head}])
         moved = np.abs(before - after).sum() / 2
         assert is_percent(found[layer, head], moved)
         said = str(cell(page, layer, head).get_attribute("aria-label"))
@@ -194,7 +194,7 @@ def test_what_removing_a_head_changes_is_what_the_library_finds(
     assert "total variation" in page.locator("[data-part=map] .note").first.inner_text()
 
 
-def chances(model: Model, ids: list[int], edits: list[Edit]) -> np.ndarray:
+def probabilities(model: Model, ids: list[int], edits: list[Edit]) -> np.ndarray:
     return shares(by_the_library(model, ids, edits).logits[[PLACE]])[0]
 
 

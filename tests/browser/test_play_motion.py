@@ -243,17 +243,17 @@ def test_what_the_reader_changed_is_said(quick: Visit, html: str, exact: Model, 
 
 
 def test_of_many_keys_the_others_stand_together(quick: Visit, html: str, exact: Model) -> None:
-    page = opened(quick, html, text=LONG, place=None, query=None)
+    page = opened(quick, html, text=LONG, position=None, query=None)
     trace = exact.trace(LONG)
     size = len(trace.tokens)
-    place = list(trace.tokens).index("[MASK]")
-    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, place])
+    position = list(trace.tokens).index("[MASK]")
+    weights = np.asarray(trace["pattern", LAYER][0, NUMBER, position])
     best = sorted(np.argsort(-weights)[:11])
     assert names(page)[1:-1] == [*(trace.tokens[i] for i in best), f"{size - 11} others"]
     expected = [*weights[best], weights.sum() - weights[best].sum(), 1]
     np.testing.assert_allclose([read(x) for x in figures(page)[1:]], expected, atol=0.0051)
     v, z = vectors(trace, "v"), vectors(trace, "z")
-    like(drawn(page)[-1], z[place] / np.abs(v).max(), 3)
+    like(drawn(page)[-1], z[position] / np.abs(v).max(), 3)
     to(page, 45)
     others = np.delete(np.arange(size), best)
     together = weights[others] @ v[others] / weights[others].sum()
@@ -264,7 +264,7 @@ def test_of_many_keys_the_others_stand_together(quick: Visit, html: str, exact: 
 
 def test_a_frame_of_a_long_text_draws_little(quick: Visit, html: str) -> None:
     """What a frame costs follows the rows that are shown, however long the text is."""
-    page = opened(quick, html, text=f"{'the cat sat on the mat and ' * 16} [MASK]", place=None)
+    page = opened(quick, html, text=f"{'the cat sat on the mat and ' * 16} [MASK]", position=None)
     page.evaluate(
         """() => {
           globalThis.drawn = [];

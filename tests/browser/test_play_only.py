@@ -39,7 +39,7 @@ def test_what_is_done_there_stays_there(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["sentence", "outcome"], inside=False)
     assert part(page, "headline").is_visible()
     chip(page, "crown").click()
-    page.wait_for_function("place => location.hash.includes(`query=${place}`)", arg=4)
+    page.wait_for_function("position => location.hash.includes(`query=${position}`)", arg=4)
     assert held(page)["only"] == ["sentence", "outcome"]
     assert seen(page) == ["sentence", "outcome"]
 
@@ -182,6 +182,6 @@ def test_the_temperature_stands_beside_the_original(visit: Visit, html: str) -> 
 def test_every_word_is_written_as_dark(visit: Visit, html: str) -> None:
     page = opened(visit, html, only=["sentence"], inside=False)
     chips = page.locator(".chip:not(.special)")
-    assert "place" in " ".join(chips.evaluate_all("all => all.map((it) => it.className)"))
+    assert "position" in " ".join(chips.evaluate_all("all => all.map((it) => it.className)"))
     looks = "all => all.map((it) => ['color', 'padding'].map((name) => getComputedStyle(it)[name]))"
     assert len({tuple(found) for found in chips.evaluate_all(looks)}) == 1

@@ -77,26 +77,26 @@ def check_words(page: Page, own: Expected, edits: list[Edit]) -> None:
 def check_first(shown: list[Any], own: Expected, edits: list[Edit]) -> None:
     """No word is missing among the first four before or now, and those of one alone are marked."""
     marks = {own.id(row.word): row.mark for row in shown}
-    first = [set(certain(chances)) for chances in (own.before, own.now)]
+    first = [set(certain(probabilities)) for probabilities in (own.before, own.now)]
     assert first[0] | first[1] <= set(marks)
     if edits:
-        ranks = [np.argsort(np.argsort(-chances)) for chances in (own.before, own.now)]
+        ranks = [np.argsort(np.argsort(-probabilities)) for probabilities in (own.before, own.now)]
         for id, mark in marks.items():
             was, now = (rank[id] < 4 for rank in ranks)
-            near = any(is_near(chances, id) for chances in (own.before, own.now))
+            near = any(is_near(probabilities, id) for probabilities in (own.before, own.now))
             assert near or mark == {(True, False): "lost", (False, True): "new"}.get((was, now), "")
 
 
-def certain(chances: np.ndarray) -> list[int]:
+def certain(probabilities: np.ndarray) -> list[int]:
     """The first four, without those that a rounding could put behind the fifth."""
-    best = np.argsort(-chances)[:5]
-    return [id for id in best[:4] if chances[id] > chances[best[4]] + 1e-5]
+    best = np.argsort(-probabilities)[:5]
+    return [id for id in best[:4] if probabilities[id] > probabilities[best[4]] + 1e-5]
 
 
-def is_near(chances: np.ndarray, id: int) -> bool:
+def is_near(probabilities: np.ndarray, id: int) -> bool:
     """Whether a rounding could move a word in or out of the first four."""
-    fourth, fifth = np.sort(chances)[::-1][3:5]
-    return fourth - fifth < 1e-5 and abs(chances[id] - fourth) < 2e-5
+    fourth, fifth = np.sort(probabilities)[::-1][3:5]
+    return fourth - fifth < 1e-5 and abs(probabilities[id] - fourth) < 2e-5
 
 
 def check_headline(headline: str, cause: str, own: Expected, where: str = "") -> None:
@@ -138,9 +138,9 @@ def check_headline(headline: str, cause: str, own: Expected, where: str = "") ->
         assert words in {f"{way} {says}{end}." for way in ways[1:] for end in ("", where)}
 
 
-def check_inside(page: Page, own: Expected, place: int) -> None:
+def check_inside(page: Page, own: Expected, position: int) -> None:
     """Layer by layer and head by head, what the library gives."""
-    one, other = (resid[:, place] for resid in own.resid)
+    one, other = (resid[:, position] for resid in own.resid)
     cosines = (one * other).sum(-1) / np.sqrt((one**2).sum(-1) * (other**2).sum(-1))
     shown = page.locator(".outcome-alike tbody td").all_inner_texts()
     assert len(shown) == len(cosines)
@@ -168,16 +168,16 @@ def test_each_story_is_told_with_the_librarys_numbers(
     for story in STORIES["stories"]:
         text, hide = story["sentence"], story["hide"]
         tokens = exact.tokenize(text)
-        place = tokens.tokens.index("[MASK]")
+        position = tokens.tokens.index("[MASK]")
         words = [text[start:end] for start, end in tokens.offsets]
         edits: list[Edit] = [{"op": "hide", "token": words.index(word)} for word in hide]
         edits += [{"op": "ablate", "layer": layer, "head": head} for layer, head in story["ablate"]]
         removed = [*hide, *(f"head {layer}.{head}" for layer, head in story["ablate"])]
-        headline = follow(page, text, edits, place)
-        own = expected(exact, text, edits, place)
+        headline = follow(page, text, edits, position)
+        own = expected(exact, text, edits, position)
         check_headline(headline, f"Without {' and '.join(removed)}", own)
         check_words(page, own, edits)
-        check_inside(page, own, place)
+        check_inside(page, own, position)
         ablate = list(map(tuple, story["ablate"]))
         (before,) = model.predict(text, top_k=1)
         (after,) = model.predict(text, top_k=1, hide=hide, ablate=ablate)
@@ -221,11 +221,11 @@ def test_a_text_as_it_is(page: Page, exact: Model) -> None:
 
 
 def test_a_place_that_is_no_mask(page: Page, exact: Model) -> None:
-    text, place = "The riverbank was overgrown.", 2
+    text, position = "The riverbank was overgrown.", 2
     spans = exact.tokenize(text)
-    assert spans.tokens[place + 1].startswith("##")
-    own = expected(exact, text, [], place)
-    headline = follow(page, text, [], place)
+    assert spans.tokens[position + 1].startswith("##")
+    own = expected(exact, text, [], position)
+    headline = follow(page, text, [], position)
     best = own.now.argmax()
     sure = own.now[best] >= 0.0995
     assert skeleton(headline)[0] == (
@@ -235,11 +235,11 @@ def test_a_place_that_is_no_mask(page: Page, exact: Model) -> None:
     assert page.locator(".outcome h3").inner_text() == "The model's words for riverbank"
     check_words(page, own, [])
     edits: list[Edit] = [{"op": "ablate", "layer": 0}]
-    headline = follow(page, text, edits, place)
+    headline = follow(page, text, edits, position)
     cause = "Without the heads of layer 0"
-    check_headline(headline, cause, expected(exact, text, edits, place), " at riverbank")
-    headline = follow(page, text, [{"op": "hide", "token": place + 1}], place)
-    assert f"ithout {spans.tokens[place + 1]}" in headline
+    check_headline(headline, cause, expected(exact, text, edits, position), " at riverbank")
+    headline = follow(page, text, [{"op": "hide", "token": position + 1}], position)
+    assert f"ithout {spans.tokens[position + 1]}" in headline
     assert headline.endswith(" at riverbank.")
 
 

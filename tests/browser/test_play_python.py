@@ -62,7 +62,7 @@ def test_the_python_of_each_change_gives_the_numbers_of_the_page(
     page = ready(visit(opened_at(in_lab(qkv.play(TEXT)._document()), "")))
     plain = None
     for name, edits in EDITS.items():
-        hash_ = address(text=TEXT, edits=edits, place=7, query=7, layer=3, head=2)
+        hash_ = address(text=TEXT, edits=edits, position=7, query=7, layer=3, head=2)
         after(page, lambda to=hash_: page.evaluate("hash => { location.hash = hash; }", to))
         button(page, "Copy as Python").click()
         code = page.get_by_label("The same numbers in Python").input_value()

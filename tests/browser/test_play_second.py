@@ -23,7 +23,7 @@ FIRST, SECOND = "She wore a crown on her [MASK].", "The old king wore a crown on
 PAIR = "He wore a hat on her [MASK]."
 LAYER, HEAD, QUERY = 3, 2, 7  # the query is [MASK]
 STATE: dict[str, Any] = {"text": FIRST, "second": SECOND, "inside": True, "query": QUERY}
-STATE |= {"place": QUERY, "layer": LAYER, "head": HEAD}
+STATE |= {"position": QUERY, "layer": LAYER, "head": HEAD}
 NONE = "\N{EN DASH}"  # what stands in the place of a number
 NAMES = [  # of both, by hand
     *("[CLS]", "she", "the", "old", "king", "wore", "a", "crown", "on", "her", "his", "big"),
@@ -43,7 +43,7 @@ def opened(visit: Visit, html: str, **state: Any) -> Page:
 
 
 def table(page: Page) -> list[list[str]]:
-    """A row for each place of the common axis: its name, both weights, their difference."""
+    """A row for each position of the common axis: its name, both weights, their difference."""
     rows = part(page, "second").locator("details tbody tr")
     return rows.evaluate_all(
         "rows => rows.map((row) => [...row.children].map((x) => x.textContent))"
@@ -139,13 +139,13 @@ def test_how_alike_and_where_they_differ_is_the_librarys(
     assert heads.evaluate_all("all => all.map((x) => x.dataset.head)") == best
     for text, k in zip(own.locator(".outcome-moved").all_inner_texts(), order, strict=True):
         assert is_percent(text, moved.flat[k])
-    chances = [shares(found.logits[[k]])[0] for found, k in ((first, QUERY), (second, there))]
+    probabilities = [shares(found.logits[[k]])[0] for found, k in ((first, QUERY), (second, there))]
     for cells in own.locator(".outcome-words tbody tr").evaluate_all(
         "rows => rows.map((row) => [...row.querySelectorAll('th, td:not(.outcome-cell)')]"
         ".map((x) => x.textContent))"
     ):
         id = exact.tokenizer.vocabulary[cells[0]]
-        assert all(is_percent(cells[1 + k], chances[k][id]) for k in (0, 1)), cells
+        assert all(is_percent(cells[1 + k], probabilities[k][id]) for k in (0, 1)), cells
     after(page, heads.first.click)
     assert best[0] in part(page, "head").locator("h3").first.inner_text()
     assert f"(head {best[0]})" in lines_of(page)[1]

@@ -179,9 +179,9 @@ def test_the_layers_of_a_decoder_as_data_flows_through_them(
     query = own.locator(".row-table th[scope=row]").count()
     assert query == len(ids)
     hidden = own.locator(".row-table td:nth-child(4)").all_text_contents()
-    place = int(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('query') ?? -1"))
-    place = len(ids) - 1 if place < 0 else place
-    assert hidden == ["open" if key <= place else "hidden" for key in range(len(ids))]
+    position = int(page.evaluate("new URLSearchParams(location.hash.slice(1)).get('query') ?? -1"))
+    position = len(ids) - 1 if position < 0 else position
+    assert hidden == ["open" if key <= position else "hidden" for key in range(len(ids))]
 
 
 def test_the_layers_of_a_model_without_mlps(open_served: Open, tmp_path: Path) -> None:

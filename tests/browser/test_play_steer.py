@@ -27,10 +27,10 @@ LONGER = "He wore a hat on his big [MASK]."
 SEA, KING = "The sea is wide.", "The king was rich and old."
 __all__ = ["open_served"]  # a fixture
 PLACE, LAYER, HEAD = 7, 2, 3
-STATE: dict[str, Any] = {"text": TEXT, "place": PLACE, "query": PLACE, "inside": True}
+STATE: dict[str, Any] = {"text": TEXT, "position": PLACE, "query": PLACE, "inside": True}
 STATE |= {"layer": LAYER, "head": HEAD}
 FIRST = 1  # token that differs
-# What the page computed last of its text with changes: patterns, vectors, logits at the place.
+# What the page computed last of its text with changes: patterns, vectors, logits at the position.
 LAST = """() => {
   const pack = (x) => Array.isArray(x) ? x.map(pack)
     : new Uint8Array(x.buffer, x.byteOffset, x.byteLength).toBase64();
@@ -436,10 +436,10 @@ def decoder_or_served(page: Page, model: Model) -> None:
     way = direction(model, add["layer"], "dog", "cat")
     np.testing.assert_allclose(add["vector"], 2 * way, rtol=1e-3, atol=1e-4)
     trace = model.trace("the cat sat on the bank", logits=True, edit=edits)
-    chances = np.exp(trace["logits"][0, -1] - trace["logits"][0, -1].max())
-    chances /= chances.sum()
+    probabilities = np.exp(trace["logits"][0, -1] - trace["logits"][0, -1].max())
+    probabilities /= probabilities.sum()
     row = part(page, "outcome").locator(".outcome-words tbody tr").first
-    assert is_percent(row.locator(".outcome-now").inner_text(), chances.max())
+    assert is_percent(row.locator(".outcome-now").inner_text(), probabilities.max())
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])

@@ -100,10 +100,10 @@ def test_what_a_reader_writes_goes_on_from_the_swapped_word(quick: Visit, html: 
 def test_a_swapped_piece_of_a_word(quick: Visit, html: str, model: Model) -> None:
     text = "A xylophonist sang."
     tokens = model.tokenize(text).tokens
-    place = max(t for t, token in enumerate(tokens) if token.startswith("##"))
-    hash_ = address(text=text, edits=[{"op": "swap", "token": place, "with": "dog"}])
+    position = max(t for t, token in enumerate(tokens) if token.startswith("##"))
+    hash_ = address(text=text, edits=[{"op": "swap", "token": position, "with": "dog"}])
     page = ready(quick(opened_at(html, hash_)))
-    rest = "".join(token.removeprefix("##") for token in tokens[2:place])
+    rest = "".join(token.removeprefix("##") for token in tokens[2:position])
     assert field(page) == f"A {rest} dog sang."
     assert chips(page)[-4:-2] == ["dog", "sang"]
 

@@ -36,7 +36,7 @@ from .test_play_server import Open, open_served
 
 __all__ = ["open_served"]  # a fixture
 LAYER, NUMBER = HEAD
-CROWN, ON = 4, 5  # places in TEXT
+CROWN, ON = 4, 5  # positions in TEXT
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +302,7 @@ def test_what_is_hidden_is_orange_in_the_picture_of_a_whole_map(quick: Visit, ht
     text = f"{'the crown and ' * 30}[MASK]."
     block = [(i, j) for i in range(40, 46) for j in range(10, 16)]
     edits = [{"op": "mask", "query": i, "key": j, "layer": 3, "head": 2} for i, j in block]
-    page = opened(quick, html, text=text, place=None, query=None, edits=edits)
+    page = opened(quick, html, text=text, position=None, query=None, edits=edits)
     assert own(page).get_by_role("button", name="Show cells").is_visible()
     left, top, wide, tall = cells(page)
     found = heat_map(page).astype(int)

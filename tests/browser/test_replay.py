@@ -104,10 +104,10 @@ def test_it_opens_on_the_last_step_of_the_head_that_learned_most(
     assert sentence(page) == view.sentence
     assert view.head.reason in page.locator(".note").first.inner_text()
     assert shown_step(page) == 1000
-    place = view.head.layer * 4 + view.head.head
+    position = view.head.layer * 4 + view.head.head
     chosen = page.locator(".head[aria-selected=true]")
     assert chosen.count() == 1
-    assert chosen.get_attribute("data-i") == str(place)
+    assert chosen.get_attribute("data-i") == str(position)
     exact = view.replay.values[-1, ..., view.score].ravel()
     np.testing.assert_allclose(scores(page), exact, atol=0.0056)
 
@@ -194,9 +194,9 @@ def test_of_many_heads_the_chosen_one_is_in_sight(visit: Visit) -> None:
 
 def test_another_score_of_all_heads(visit: Visit, html: str, view: ReplayView) -> None:
     page = visit(html)
-    for place, score in enumerate(view.replay.scores):
+    for position, score in enumerate(view.replay.scores):
         page.get_by_label("Score", exact=True).select_option(score.of)
-        exact = view.replay.values[-1, ..., place].ravel()
+        exact = view.replay.values[-1, ..., position].ravel()
         np.testing.assert_allclose(scores(page), exact, atol=0.0056)
         reach = int((exact >= 0.5).sum())
         chart = page.locator(".replay-chart").last
@@ -213,11 +213,11 @@ def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: Repl
         "lines => lines.map((line) => ['x1', 'x2', 'y1'].map((k) => Number(line.getAttribute(k))))"
     )
     (left, right, ground), _, (_, _, top) = axis
-    for place, line in enumerate(chart.locator("polyline").all()):
+    for position, line in enumerate(chart.locator("polyline").all()):
         points = [list(map(float, p.split(","))) for p in str(line.get_attribute("points")).split()]
         x, y = np.array(points).T
         np.testing.assert_allclose((x - left) / (right - left), np.arange(7) / 6, atol=1e-3)
-        course = view.replay.values[:, view.head.layer, view.head.head, place]
+        course = view.replay.values[:, view.head.layer, view.head.head, position]
         np.testing.assert_allclose((ground - y) / (ground - top), course, atol=2e-3)
     box = chart.bounding_box()
     assert box
@@ -230,8 +230,8 @@ def test_the_lines_are_where_the_numbers_are(visit: Visit, html: str, view: Repl
     points = str(lost.locator("polyline").get_attribute("points")).split()
     x, y = np.array([list(map(float, point.split(","))) for point in points]).T
     steps, losses = np.array(view.replay.losses).T
-    places = np.interp(steps, STEPS, np.arange(7) / 6)  # evenly between two snapshots
-    np.testing.assert_allclose((x - left) / (right - left), places, atol=1e-3)
+    positions = np.interp(steps, STEPS, np.arange(7) / 6)  # evenly between two snapshots
+    np.testing.assert_allclose((x - left) / (right - left), positions, atol=1e-3)
     np.testing.assert_allclose(
         (y - y[0]) / (y[-1] - y[0]), (losses - 5) / (losses[-1] - 5), atol=2e-3
     )

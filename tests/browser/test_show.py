@@ -350,13 +350,13 @@ def test_heads_are_opened_and_sorted(visit: Visit) -> None:
         f"{number:.2f}" for number in numbers
     ]
     # by keyboard: the tab stop is the open head; one to the right, then open it
-    place = list(order).index(6)
-    heads.nth(place).focus()
-    step, there = ("ArrowRight", place + 1) if place < 7 else ("ArrowLeft", place - 1)
+    position = list(order).index(6)
+    heads.nth(position).focus()
+    step, there = ("ArrowRight", position + 1) if position < 7 else ("ArrowLeft", position - 1)
     press(page, step, "Enter")
     opened = order[there]
     assert f"layer {opened // 4}, head {opened % 4}" in sentence(page)
-    page.get_by_label("Order").select_option("place")
+    page.get_by_label("Order").select_option("position")
     assert heads.evaluate_all("all => all.map((head) => head.dataset.head)") == names
 
 

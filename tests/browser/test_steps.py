@@ -19,9 +19,9 @@ from .playing import HEAD, PLACE, TEXT
 from .support import Visit
 
 # The steps of a layer of a run, with parameters and without.
-STEPS = """async ([text, edits, layer, head, place]) => {
+STEPS = """async ([text, edits, layer, head, position]) => {
   const run = await qkv.run(text, edits, { layers: [layer] });
-  const state = { layer, head, edits, query: place, place };
+  const state = { layer, head, edits, query: position, position };
   const known = await qkv.parameters(...page.parametersOf(run, layer));
   const told = (parameters) => page.flowOf(run, state, model, parameters).steps;
   const model = await qkv.model;
@@ -83,6 +83,6 @@ def test_both_fill_every_row_alike(visit: Visit, model: Model) -> None:
     page, parts = with_steps(visit, model), [ROWS, PHRASES]
     names = re.findall(r"\{(\w+)\}", json.dumps(parts))
     given: dict[str, Any] = {name: f"<{name}> {{x}}" for name in names}
-    given |= {"place": 3, "rows": [1, 2], "bias": None, "interleaved": False}
+    given |= {"position": 3, "rows": [1, 2], "bias": None, "interleaved": False}
     filled = page.evaluate("([parts, given]) => page.fill(parts, given)", [parts, given])
     assert filled == fill(parts, given)

@@ -35,9 +35,9 @@ READ = """([file, texts]) => {
   return texts.map((text) => {
     const { tokens } = tokenize(tokenizer, text, 1e6);
     const of = (name) => tokens.map((token) => token[name]);
-    const places = [0]; // how many characters each part of the text has
-    for (const mark of text) places.push(...mark.split("").fill(places.at(-1) + 1));
-    const offsets = tokens.map(({ start, end }) => [places[start], places[end]]);
+    const positions = [0]; // how many characters each part of the text has
+    for (const mark of text) positions.push(...mark.split("").fill(positions.at(-1) + 1));
+    const offsets = tokens.map(({ start, end }) => [positions[start], positions[end]]);
     const rows = [of("id"), of("id").filter((_, i) => i % 2)];
     const decoded = rows.map((ids) => decode(tokenizer, ids));
     return [of("id"), of("token"), offsets, of("special"), decoded];

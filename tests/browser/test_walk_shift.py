@@ -403,11 +403,11 @@ def test_a_long_text_shows_the_rows_it_has(visit: Visit) -> None:
         page.locator(".map").first.focus()
         press(page, "ArrowDown", "Control+Home", "ArrowDown", "ArrowDown")
         shown = readout(page)
-        place = (rows[2], 0)
+        position = (rows[2], 0)
         assert read(shown[""].rpartition(" ")[2]) == pytest.approx(
-            float(step.values[place]), abs=5.1e-4
+            float(step.values[position]), abs=5.1e-4
         )
-        agree(shown["="], " = ".join(walk.spell(step, place, most=6).split(" = ")[1:-1]))
+        agree(shown["="], " = ".join(walk.spell(step, position, most=6).split(" = ")[1:-1]))
 
 
 def test_a_matrix_that_the_page_leaves_out_is_named(visit: Visit) -> None:
@@ -447,7 +447,7 @@ def many(count: int, *, seed: int = 0) -> Shift:
     return shift_between(before * 0.1, after, [f"word{number}" for number in range(count)])
 
 
-def places(page: Page) -> np.ndarray:
+def positions(page: Page) -> np.ndarray:
     """Both ends of each arrow, `(n, 4)`."""
     return np.array(
         page.locator(".shift-plane [data-word] line").evaluate_all(
@@ -486,11 +486,11 @@ def slider(page: Page) -> Locator:
 def test_arrows_are_in_one_plane_at_every_layer(visit: Visit, width: int) -> None:
     shift = two_sentences()
     page = visit(shift_page(shift), width=width)
-    at_last = places(page)
+    at_last = positions(page)
     slider(page).focus()
     press(page, "Home")
     for stage in shift.stages:
-        ends = places(page)
+        ends = positions(page)
         np.testing.assert_array_equal(ends[:, :2], at_last[:, :2])  # the static ends stay
         pairs = np.concatenate([shift.before, stage.points])
         pixels = np.concatenate([ends[:, :2], ends[:, 2:]])
@@ -541,9 +541,9 @@ def test_tables_have_the_cosines(visit: Visit) -> None:
     head, *rows = rows_of(page.get_by_role("table").first)
     assert head == ["word", "sentence", *(stage.name for stage in shift.stages)]
     assert len(rows) == len(shift.tokens)
-    for place, (word, sentence, *cosines) in enumerate(rows):
-        assert (word, sentence) == (shift.tokens[place], "AB"[shift.of[place]])
-        expected = [stage.cosine[place] for stage in shift.stages]
+    for position, (word, sentence, *cosines) in enumerate(rows):
+        assert (word, sentence) == (shift.tokens[position], "AB"[shift.of[position]])
+        expected = [stage.cosine[position] for stage in shift.stages]
         assert [x.replace(MINUS, "-") for x in cosines] == [f"{x:.3f}" for x in expected]
     head, *rows = rows_of(page.get_by_role("table").nth(1))
     assert head == ["word", "sentences", "static", *(stage.name for stage in shift.stages)]
@@ -619,7 +619,7 @@ def test_the_plane_is_saved_as_it_is_shown_and_its_points_with_all_digits(visit:
         [float(line.get(name, "nan")) for name in ("x1", "y1", "x2", "y2")]
         for line in svg.iter(f"{space}line")
     ]
-    assert all(place in ends for place in places(page).tolist())
+    assert all(position in ends for position in positions(page).tolist())
 
 
 def test_a_static_vector_is_named_once(visit: Visit) -> None:
@@ -631,7 +631,7 @@ def test_a_static_vector_is_named_once(visit: Visit) -> None:
 
 def test_vectors_that_do_not_move_are_drawn(visit: Visit) -> None:
     page = visit(shift_page(shift_between(np.ones((2, 3)), np.ones((2, 3)), ["a", HOSTILE])))
-    assert np.isfinite(places(page)).all()
+    assert np.isfinite(positions(page)).all()
     assert page.locator("img").count() == 0
     assert {box["text"] for box in boxes(page)} == {"a", f"{HOSTILE[:17]}…"}
 

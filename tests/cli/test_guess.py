@@ -1,4 +1,4 @@
-"""qkv guess: the words and their chances, before and after, and what it refuses."""
+"""qkv guess: the words and their probabilities, before and after, and what it refuses."""
 
 from __future__ import annotations
 

@@ -56,9 +56,9 @@ def test_a_query_is_a_word_or_a_place() -> None:
 
 
 def test_the_guesses_are_of_the_query_where_they_are_in_view() -> None:
-    assert state(only="sentence outcome", query="river")["place"] == 5
-    assert state(only="headline map", query="river")["place"] == 5
-    assert "place" not in state(only="sentence head", query="river")
+    assert state(only="sentence outcome", query="river")["position"] == 5
+    assert state(only="headline map", query="river")["position"] == 5
+    assert "position" not in state(only="sentence head", query="river")
 
 
 def test_edits_stand_beside_the_original_where_a_head_is_in_view() -> None:

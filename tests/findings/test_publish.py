@@ -39,7 +39,7 @@ def test_a_page_has_its_findings_and_one_model(glass: qkv.Finding, tmp_path: Pat
     assert claims(data) == ["A glass makes it wine.", "Once more."]
     assert data["parts"] == [0, 1]
     assert data["start"] == {
-        **{"text": GLASS, "edits": [{"op": "hide", "token": 4}], "place": 6, "query": 6},
+        **{"text": GLASS, "edits": [{"op": "hide", "token": 4}], "position": 6, "query": 6},
         **{"hide": [], "view": "findings"},
     }
     assert "<title>A glass makes it wine.</title>" in text

@@ -236,10 +236,10 @@ def test_its_stories_are_so(name: str, story: dict) -> None:
     words = set(re.findall(r"\w+", story["sentence"].lower()))
     guesses = []
     for told_of, options in ((story["before"], {}), (story["after"], edit)):
-        [[(word, chance), *_]] = model.predict(story["sentence"], **options)
-        assert (word, round(chance, 2)) == (
+        [[(word, probability), *_]] = model.predict(story["sentence"], **options)
+        assert (word, round(probability, 2)) == (
             told_of["word"],
-            pytest.approx(told_of["chance"], abs=0.02),
+            pytest.approx(told_of["probability"], abs=0.02),
         )
         guesses.append(word)
     assert len({*guesses} - words) == 2

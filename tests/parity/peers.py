@@ -149,13 +149,13 @@ def weights(theirs: Found, ours: Found) -> float:
 def spelled(theirs: Found, ours: Found) -> float:
     """Tokens with a blank, and as the vocabulary has them."""
     words = [word.replace("Ġ", " ") for word in ours["words"]]
-    return max(away(theirs["words"], words), away(theirs["place"], ours["place"]))
+    return max(away(theirs["words"], words), away(theirs["position"], ours["position"]))
 
 
 def guesses(theirs: Found, ours: Found) -> float:
     """Words with a blank, and with the mark of letters that continue one."""
     words = [word.strip() if not word.isalpha() else f"##{word}" for word in theirs["words"]]
-    return max(away(words, ours["words"]), away(theirs["chances"], ours["chances"]))
+    return max(away(words, ours["words"]), away(theirs["probabilities"], ours["probabilities"]))
 
 
 def written(theirs: Found, ours: Found) -> float:

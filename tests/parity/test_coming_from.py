@@ -133,18 +133,18 @@ def tokens(theirs: Theirs) -> Any:
     ids = theirs.ids(theirs.text)[0].tolist()
     words = theirs.tokenizer.convert_ids_to_tokens(ids)
     assert ids.count(theirs.answer) == 2
-    return {"words": words, "place": len(ids) - 1 - ids[::-1].index(theirs.answer)}
+    return {"words": words, "position": len(ids) - 1 - ids[::-1].index(theirs.answer)}
 
 
 @row(13)
 def likeliest(theirs: Theirs) -> Any:
-    chances, ids = theirs.seen()["logits", 0][0, -1].softmax(-1).topk(5)
+    probabilities, ids = theirs.seen()["logits", 0][0, -1].softmax(-1).topk(5)
     tokens = theirs.tokenizer.convert_ids_to_tokens(ids.tolist())
     words = tuple(
         token[1:] if token.startswith("Ġ") else f"##{token}" if token.isalpha() else token
         for token in tokens
     )
-    return {"words": words, "chances": chances}
+    return {"words": words, "probabilities": probabilities}
 
 
 @row(14)

@@ -175,11 +175,13 @@ def test_who_may_be_drawn(temperature: float, top_k: int | None, top_p: float | 
     logits[:10] = logits[:10].round()  # ties
     left = processors(torch.zeros((50, 1), dtype=torch.long), torch.tensor(logits)).softmax(-1)
     for row, expected in zip(logits, left.numpy(), strict=True):
-        ids, chances = Sampling(temperature, top_k, top_p).allowed(row)
-        np.testing.assert_allclose(np.sort(chances), np.sort(expected[expected > 0]), rtol=1e-9)
+        ids, probabilities = Sampling(temperature, top_k, top_p).allowed(row)
+        np.testing.assert_allclose(
+            np.sort(probabilities), np.sort(expected[expected > 0]), rtol=1e-9
+        )
         if top_p is None or len(set(row)) == len(row):  # of equals, any may be left out
             np.testing.assert_array_equal(ids, np.flatnonzero(expected))
-            np.testing.assert_allclose(chances, expected[ids], rtol=1e-9)
+            np.testing.assert_allclose(probabilities, expected[ids], rtol=1e-9)
 
 
 def test_what_is_drawn_is_among_what_theirs_allows(tmp_path: Path) -> None:

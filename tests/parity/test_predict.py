@@ -47,7 +47,7 @@ def pair_of(folder: Path, kind: str, dtype: torch.dtype) -> Any:
 
 
 def near(pair: Any, found: Any, logits: torch.Tensor) -> None:
-    """The words and chances of one place are those of these logits (V,)."""
+    """The words and probabilities of one place are those of these logits (V,)."""
     shares = torch.softmax(logits.double(), -1).numpy()
     order = np.argsort(-shares, kind="stable")
     names = ["[MASK]" if i == MASK else f"w{i}" for i in order]

@@ -26,7 +26,7 @@ def plain(corpus: Corpus, order: int, history: tuple[int, ...], word: int) -> fl
     """Interpolated Kneser-Ney with three discounts, as the paper writes it."""
     text = corpus.words.tolist()
     size = len(corpus.vocabulary)
-    chance = 1 / size
+    probability = 1 / size
     for n in range(1, order + 1):
         before = history[len(history) - n + 1 :] if n > 1 else ()
         if len(before) < n - 1:
@@ -49,35 +49,35 @@ def plain(corpus: Corpus, order: int, history: tuple[int, ...], word: int) -> fl
             break
         left = sum(discount[min(count, 3)] for count in own.values()) / total
         count = own.get(word, 0)
-        chance = (count - discount[min(count, 3)]) / total + left * chance
-    return chance
+        probability = (count - discount[min(count, 3)]) / total + left * probability
+    return probability
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_chances_are_those_of_the_paper(corpus: Corpus, order: int) -> None:
+def test_probabilities_are_those_of_the_paper(corpus: Corpus, order: int) -> None:
     model = KneserNey(corpus, order)
     held_out = Corpus.of(["the dog lay on the rug.", "a cat sat"], corpus.vocabulary).words
-    found = model.chances(held_out)
+    found = model.probabilities(held_out)
     for place in range(len(held_out)):
         history = tuple(held_out[max(0, place - order + 1) : place].tolist())
         expected = plain(corpus, order, history, int(held_out[place]))
         np.testing.assert_allclose(found[place], expected, rtol=1e-12)
 
 
-def test_chances_sum_to_one(corpus: Corpus) -> None:
+def test_probabilities_sum_to_one(corpus: Corpus) -> None:
     model = KneserNey(corpus, 3)
     for history in ([0], [0, 2], [0, 2, 3, 4], [0, 5, 5, 5]):
-        chances = [
-            model.chances(np.array([*history, w]))[-1] for w in range(len(corpus.vocabulary))
+        probabilities = [
+            model.probabilities(np.array([*history, w]))[-1] for w in range(len(corpus.vocabulary))
         ]
-        np.testing.assert_allclose(sum(chances), 1)
+        np.testing.assert_allclose(sum(probabilities), 1)
 
 
 def test_perplexity_leaves_out_what_no_word_is(corpus: Corpus) -> None:
     model = KneserNey(corpus, 2)
     held_out = Corpus.of(["the zebra sat."], corpus.vocabulary)
-    chances = model.chances(held_out.words)
-    expected = np.exp(-np.log(chances[[1, 3]]).mean())  # of "the" and "sat"
+    probabilities = model.probabilities(held_out.words)
+    expected = np.exp(-np.log(probabilities[[1, 3]]).mean())  # of "the" and "sat"
     np.testing.assert_allclose(perplexity(model, held_out), expected)
 
 

@@ -98,7 +98,7 @@ def test_stories_are_taken_along_if_the_model_tells_them(
     make.main([*SMALL, "--wordnet", str(folder), "-o", str(run), "--steps", "1"])
     asked = {"sentence": "an ox and a [MASK]", "hide": ["ox"], "ablate": [], "reason": "So."}
     one = told.story(qkv.load(run), asked)
-    two = {**one, "after": {"word": "elk", "chance": 0.5}}
+    two = {**one, "after": {"word": "elk", "probability": 0.5}}
     told.keep(run, {"searched": 9, "found": 3, "stories": [one, two]})
     ship.ship(run, place, folder, peer=None)
     kept = told.kept_in(place)

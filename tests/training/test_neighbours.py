@@ -92,10 +92,10 @@ def test_logits_are_the_weighted_sum_without_the_text_itself() -> None:
     np.testing.assert_allclose(found, [expected], rtol=1e-5)
 
 
-def test_the_chance_of_a_word_that_is_in_a_text() -> None:
+def test_the_probability_of_a_word_that_is_in_a_text() -> None:
     neighbours = Neighbours([*TEXTS, np.array([4, 5, 6])], CONTENT)
     text = np.array([4, 5, 6, 7])
-    [found] = neighbours.chances([text], [2])
+    [found] = neighbours.probabilities([text], [2])
     gap = Words(text, np.array([0, 4]), np.array([2]), np.array([6]))
     shares = np.exp(neighbours.logits(gap)[0].astype(np.float64))
     shares[7] = 0  # a content word in sight

@@ -17,7 +17,7 @@ from training.play_cards import lesson, main, right, values
 
 CARDS = KEPT["cards"]
 CARD = {card["name"]: card for card in CARDS}
-MEASURED = {"weight": 0.02, "chance": 0.0005, "moved": 0.05}  # how far the right one is ahead
+MEASURED = {"weight": 0.02, "probability": 0.0005, "moved": 0.05}  # how far the right one is ahead
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def model() -> qkv.Model:
 
 def first(card: dict[str, Any], edits: list[Any]) -> str:
     result = run_of(card["before"]["text"], json.dumps(edits))
-    best = int(result.logits[card["before"]["place"]].argmax())
+    best = int(result.logits[card["before"]["position"]].argmax())
     return str(qkv.load("books").tokenizer.token(best))
 
 
@@ -65,7 +65,7 @@ def test_it_is_short_and_its_answer_is_clear(card: dict[str, Any], model: qkv.Mo
 @pytest.mark.parametrize("card", CARDS, ids=list(CARD))
 def test_the_page_is_led_to_what_is_measured(card: dict[str, Any], model: qkv.Model) -> None:
     text = model.tokenize(card["before"]["text"])
-    assert text.tokens[card["before"]["place"]] == "[MASK]"
+    assert text.tokens[card["before"]["position"]] == "[MASK]"
     for state in (card["before"], card["after"]):
         assert state["text"] == card["before"]["text"]
         assert (state["layer"], state["head"]) < (model.num_layers, model.num_heads)
@@ -90,7 +90,7 @@ def test_the_word_that_comes_first_is_an_option_and_was_none_before(name: str) -
     assert f"*{before}*" in card["options"]
     assert f"*{before}* falls" in card["told"]
     *_, was = card["probes"]
-    assert was == {"of": "chance", "edits": [], "word": before}
+    assert was == {"of": "probability", "edits": [], "word": before}
 
 
 def test_weights_that_are_equal_have_unequal_effects() -> None:

@@ -38,15 +38,15 @@ class Says:
 
     name, max_seq_length = "says", 6
 
-    def __init__(self, chances: dict[str, dict[str, float]]) -> None:
+    def __init__(self, probabilities: dict[str, dict[str, float]]) -> None:
         self.tokenizer = tokenizer_of(["the cat cats dog sat", "the cat dog s"] * 9, 280)
         names = self.tokenizer.vocabulary
         self.table = np.zeros((len(names), len(names)))
-        for before, behind in chances.items():
+        for before, behind in probabilities.items():
             row = self.table[names[before]]
             row[:] = (1 - sum(behind.values())) / (len(names) - len(behind))
-            for name, chance in behind.items():
-                row[names[name]] = chance
+            for name, probability in behind.items():
+                row[names[name]] = probability
 
     def __call__(self, batch: np.ndarray, seen: np.ndarray) -> SimpleNamespace:
         with np.errstate(divide="ignore"):
@@ -80,7 +80,7 @@ def test_surprise_is_that_of_one_token_after_the_other(length: int) -> None:
     tokens = model.tokenizer(TEXT)
     nats, words, start = 0.0, 0, 3
 
-    def chances(at: int) -> np.ndarray:
+    def probabilities(at: int) -> np.ndarray:
         half, begin = length // 2, 0
         while at - begin > length:
             begin += length - half
@@ -98,7 +98,7 @@ def test_surprise_is_that_of_one_token_after_the_other(length: int) -> None:
             or name[0] in "-Ã"
             or (name[0] == "'" and name[1:2].islower() and name[1:2].isascii())
         ]
-        return math.log(1 - chances(at)[goes_on].sum())
+        return math.log(1 - probabilities(at)[goes_on].sum())
 
     for word in [
         *["cats", "sat", "Ann's", "well-known", "Cat", "said", "the", "cat", "It", "na\u00efve"],
@@ -108,7 +108,7 @@ def test_surprise_is_that_of_one_token_after_the_other(length: int) -> None:
         inside = [
             at for at, (a, b) in enumerate(tokens.offsets) if a < start + len(word) and b > start
         ]
-        nats -= sum(math.log(chances(at)[tokens.ids[at]]) for at in inside)
+        nats -= sum(math.log(probabilities(at)[tokens.ids[at]]) for at in inside)
         nats -= ended(inside[-1] + 1) - ended(inside[0])
         words += 1
     assert found.words == words

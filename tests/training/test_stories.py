@@ -117,7 +117,7 @@ def test_what_repeats_a_word(word: str, other: str, repeated: bool) -> None:
 
 
 def by_itself(model: Model, sentence: str, words: set[str], **edit: object) -> tuple[str, dict]:
-    """What is guessed first if it may be, and all chances, by the model's own call."""
+    """What is guessed first if it may be, and all probabilities, by the model's own call."""
     [ranked] = model.predict(sentence, top_k=len(model.tokenizer), **edit)
     word = ranked[0][0]
     return (word if word in CONTENT.split() and word not in words else ""), dict(ranked)
@@ -172,7 +172,7 @@ def test_it_finds_what_each_edit_does_by_itself(model: Model) -> None:
             assert one.alike == (after == second)
 
 
-def test_a_guess_needs_its_chance(model: Model) -> None:
+def test_a_guess_needs_its_probability(model: Model) -> None:
     every, known = candidates(TEXT), Repeats(wordnet(CONTENT))
     found = search(model, every, known, least=0.2)
     assert all(min(one.before[0][1], one.after[0][1]) >= 0.2 for one in found)
@@ -209,8 +209,8 @@ KEPT = {
             "sentence": "A kitten is a young [MASK].",
             "hide": ["kitten"],
             "ablate": [[1, 0]],
-            "before": {"word": "cat", "chance": 0.314},
-            "after": {"word": "bird", "chance": 0.2},
+            "before": {"word": "cat", "probability": 0.314},
+            "after": {"word": "bird", "probability": 0.2},
             "reason": "It says which.",
         }
     ],
@@ -243,15 +243,18 @@ def test_they_are_kept_beside_the_model_and_in_its_card(tmp_path: Path) -> None:
 
 def test_what_a_model_tells_no_more_is_left_out(model: Model) -> None:
     sentence = "The owl saw a [MASK]."
-    [[(before, chance)]] = model.predict(sentence, top_k=1)
+    [[(before, probability)]] = model.predict(sentence, top_k=1)
     [[(after, then)]] = model.predict(sentence, top_k=1, hide=["owl"])
     good = {"sentence": sentence, "hide": ["owl"], "ablate": [], "reason": "So."}
-    good |= {"before": {"word": before, "chance": 0.9}, "after": {"word": after, "chance": 0.9}}
-    now = {"before": round(chance, 3), "after": round(then, 3)}
-    right = {**good, **{x: {**good[x], "chance": now[x]} for x in now}}
+    good |= {
+        "before": {"word": before, "probability": 0.9},
+        "after": {"word": after, "probability": 0.9},
+    }
+    now = {"before": round(probability, 3), "after": round(then, 3)}
+    right = {**good, **{x: {**good[x], "probability": now[x]} for x in now}}
     wrong = [
-        {**good, "before": {"word": "elk", "chance": 0.1}},
-        {**good, "after": {"word": "elk", "chance": 0.1}},
+        {**good, "before": {"word": "elk", "probability": 0.1}},
+        {**good, "after": {"word": "elk", "probability": 0.1}},
         {**good, "hide": ["elk"]},
         {**good, "ablate": [[9, 9]]},
     ]
@@ -279,7 +282,7 @@ def test_the_command(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert one["before"]["word"] == row["before"][0][0]
         assert one["after"] == {
             "word": row["after"][0][0],
-            "chance": pytest.approx(row["after"][0][1], abs=1e-3),
+            "probability": pytest.approx(row["after"][0][1], abs=1e-3),
         }
     with pytest.raises(ValueError, match=f"--keep has 99, and {len(rows)} stories are found"):
         main([*given, "--keep", "99"], said.append)
@@ -290,7 +293,10 @@ def test_a_word_that_stands_twice_is_hidden_twice(model: Model) -> None:
     guesser = stories._Guesser(model)
     run, words = guesser.run(0, one)
     assert words["the"] == (1, 4)
-    [(_, chances)] = guesser.chances([replace(run, hide=words["the"])])
+    [(_, probabilities)] = guesser.probabilities([replace(run, hide=words["the"])])
     [guesses] = model.predict(one.sentence, hide=[1, 4])
-    assert guesser.ranked(chances)[0] == (guesses[0][0], pytest.approx(guesses[0][1], rel=1e-4))
+    assert guesser.ranked(probabilities)[0] == (
+        guesses[0][0],
+        pytest.approx(guesses[0][1], rel=1e-4),
+    )
     assert guesses != model.predict(one.sentence, hide=[1])[0]

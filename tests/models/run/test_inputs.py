@@ -45,7 +45,7 @@ WAYS = {
     ],
     "gradient": lambda model, ids, _: model.gradient(ids, of=(-1, 5))["embed"],
     "generate": lambda model, ids, _: model.generate(ids, max_new_tokens=3).ids,
-    "predict": lambda model, ids, _: [chance for _, chance in model.predict(ids)[0]],
+    "predict": lambda model, ids, _: [probability for _, probability in model.predict(ids)[0]],
     "patch": lambda model, *both: patch(model, *both, at="z", metric=(-1, 5)),
     "head_scores": lambda model, *both: head_scores(model, [*both], "previous")["previous"],
     "head_scores of one": lambda model, ids, _: head_scores(model, ids, "first")["first"],

@@ -58,9 +58,9 @@ def test_records_are_those_of_a_plain_bert(model: Model, records: list[Edit]) ->
     np.testing.assert_allclose(output[0], expected.resid[-1], atol=1e-10)
     tokens = model.encode(TEXT, edit=records, output_value="token_embeddings")
     np.testing.assert_allclose(tokens, expected.resid[-1], atol=1e-10)
-    [[(_, chance)]] = model.predict(TEXT, top_k=1, edit=records)
-    chances = np.exp(expected.logits[6] - expected.logits[6].max())
-    np.testing.assert_allclose(chance, (chances / chances.sum()).max(), atol=1e-12)
+    [[(_, probability)]] = model.predict(TEXT, top_k=1, edit=records)
+    probabilities = np.exp(expected.logits[6] - expected.logits[6].max())
+    np.testing.assert_allclose(probability, (probabilities / probabilities.sum()).max(), atol=1e-12)
 
 
 OTHER = "the dog ran by the [MASK]"  # 8 tokens, too

@@ -231,16 +231,16 @@ def plainly_allowed(logits: np.ndarray, options: dict[str, Any]) -> dict[int, fl
         last = scaled[order[min(options["top_k"], len(order)) - 1]]
         order = [i for i in order if scaled[i] >= last]
     total = sum(np.exp(scaled[i] - scaled[order[0]]) for i in order)
-    chances = {i: float(np.exp(scaled[i] - scaled[order[0]]) / total) for i in order}
+    probabilities = {i: float(np.exp(scaled[i] - scaled[order[0]]) / total) for i in order}
     if options.get("top_p"):
         before, kept = 0.0, {}
-        for i, chance in chances.items():
+        for i, probability in probabilities.items():
             if before >= options["top_p"]:
                 break
-            kept[i] = chance
-            before += chance
-        chances = {i: chance / before for i, chance in kept.items()}
-    return chances
+            kept[i] = probability
+            before += probability
+        probabilities = {i: probability / before for i, probability in kept.items()}
+    return probabilities
 
 
 OPTIONS: list[dict[str, Any]] = [
@@ -262,13 +262,15 @@ def test_who_may_be_drawn_and_how_often(options: dict[str, Any]) -> None:
     for _ in range(20):
         logits = rng.standard_normal(30).astype(np.float32) * 2
         expected = plainly_allowed(logits, options)
-        ids, chances = choice.allowed(logits)
+        ids, probabilities = choice.allowed(logits)
         assert set(ids) == set(expected)
-        np.testing.assert_allclose(chances, [expected[i] for i in ids], rtol=1e-6)
+        np.testing.assert_allclose(probabilities, [expected[i] for i in ids], rtol=1e-6)
     drawn = np.bincount([choice(logits, rng) for _ in range(4000)], minlength=30) / 4000
     for token in range(30):
-        chance = expected.get(token, 0.0)
-        assert abs(drawn[token] - chance) <= 5 * np.sqrt(chance * (1 - chance) / 4000)
+        probability = expected.get(token, 0.0)
+        assert abs(drawn[token] - probability) <= 5 * np.sqrt(
+            probability * (1 - probability) / 4000
+        )
 
 
 def test_ties() -> None:
@@ -341,11 +343,11 @@ def test_each_token_can_be_traced(random: qkv.Model) -> None:
     for number in range(6):
         before = given + result.ids[:number]
         logits = next_logits(random, before).astype(np.float64)
-        chances = np.exp(logits - logits.max())
+        probabilities = np.exp(logits - logits.max())
         token = result.ids[number]
         np.testing.assert_allclose(result.logits[number], logits[token], rtol=1e-5)
         np.testing.assert_allclose(
-            result.probabilities[number], chances[token] / chances.sum(), rtol=1e-5
+            result.probabilities[number], probabilities[token] / probabilities.sum(), rtol=1e-5
         )
         looked = result.looked_at(number)
         again = random.trace([before])
@@ -505,17 +507,19 @@ def test_every_token_is_measured_by_the_logits_in_its_place(random: qkv.Model, t
     for row, prompt in zip(rows, prompts, strict=True):
         ids = [*ids_of(prompt), *row.ids]
         logits = random([ids]).logits[0].astype(np.float64)
-        chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+        probabilities = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
         found = [*row.measured_prompt, *row.measured]
         assert len(found) == len(ids) - 1
         for place, one in enumerate(found):
             token = ids[place + 1]
             assert one.logit == pytest.approx(logits[place, token], abs=1e-4)
-            assert one.log_probability == pytest.approx(np.log(chances[place, token]), abs=1e-4)
-            likeliest = np.argsort(-chances[place], kind="stable")[:top]
+            assert one.log_probability == pytest.approx(
+                np.log(probabilities[place, token]), abs=1e-4
+            )
+            likeliest = np.argsort(-probabilities[place], kind="stable")[:top]
             assert [token for token, _ in one.top] == likeliest.tolist()
             np.testing.assert_allclose(
-                [log for _, log in one.top], np.log(chances[place, likeliest]), atol=1e-4
+                [log for _, log in one.top], np.log(probabilities[place, likeliest]), atol=1e-4
             )
 
 

@@ -35,7 +35,7 @@ def model() -> qkv.Model:
     return qkv.load("books")
 
 
-def chances(model: qkv.Model, text: str, **options: Any) -> np.ndarray:
+def probabilities(model: qkv.Model, text: str, **options: Any) -> np.ndarray:
     """Compute the probability of each word at the first gap."""
     trace = model.trace(text, names=["embed"], logits=True, **options)
     logits = trace["logits"][0, trace.tokens.index("[MASK]")].astype(np.float64)
@@ -46,9 +46,12 @@ def chances(model: qkv.Model, text: str, **options: Any) -> np.ndarray:
 
 def moved(model: qkv.Model, text: str) -> np.ndarray:
     """Compute how much probability each head's removal moves, with one run for each head."""
-    before = chances(model, text)
+    before = probabilities(model, text)
     without = [
-        [chances(model, text, ablate=[(layer, head)]) - before for head in range(model.num_heads)]
+        [
+            probabilities(model, text, ablate=[(layer, head)]) - before
+            for head in range(model.num_heads)
+        ]
         for layer in range(model.num_layers)
     ]
     found: np.ndarray = np.abs(without).sum(axis=-1) / 2
@@ -75,7 +78,10 @@ def test_at_a_gap_it_is_the_head_whose_removal_changes_the_guess_most(
     if not view.head.stands_out:
         assert view.sentence.startswith(NONE)
         return
-    before, after = chances(model, text), chances(model, text, ablate=[(int(layer), int(head))])
+    before, after = (
+        probabilities(model, text),
+        probabilities(model, text, ablate=[(int(layer), int(head))]),
+    )
     [[(word, share)]] = model.predict(text, 1)
     assert share == pytest.approx(before.max())
     assert view.sentence.startswith(

@@ -98,7 +98,7 @@ def test_compare_says_where_the_word_is(minilm: Model) -> None:
     word = data["compare"]
     assert (data["kind"], word["what"], word["word"]) == ("compare", "word", "bank")
     assert [text["name"] for text in data["texts"]] == ["A", "B"]
-    assert word["places"] == [[5], [2]]
+    assert word["positions"] == [[5], [2]]
     np.testing.assert_allclose(word["similarity"], view.similarity, atol=5e-5)
     (river,) = (link for link in word["strongest"][0] if link["to_token"] == "river")
     assert (river["from"], river["to"], river["layer"], river["head"]) == (5, 8, 0, 4)

@@ -69,8 +69,8 @@ def test_a_story_takes_no_other_edits() -> None:
 def test_the_walk_through_its_head_goes_on_to_its_word(story: Story) -> None:
     ((layer, head),) = story.ablate
     view = walk(story.sentence, layer, head)
-    (first, chance), *_ = view.words
+    (first, probability), *_ = view.words
     assert first == story.before
     assert view.walk.tokens[view.walk.position] == "[MASK]"
     ((_, expected),) = qkv.load("books").predict(story.sentence, top_k=1)[0]
-    assert chance == pytest.approx(expected, rel=1e-3)
+    assert probability == pytest.approx(expected, rel=1e-3)

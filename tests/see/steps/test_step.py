@@ -20,7 +20,7 @@ def test_a_row_has_every_field_and_its_line_gives_what_it_names(row: str) -> Non
     found = ROWS[row]
     assert set(found) - {"weights"} == FIELDS
     assert all(type(found[name]) is str for name in FIELDS - {"op"})
-    assert found["side"] in ("queries", "keys", "place", "{side}")
+    assert found["side"] in ("queries", "keys", "position", "{side}")
     name = re.escape(found["name"])
     assert re.search(rf"^(.*, )?{name} = ", found["code"], re.MULTILINE)
 

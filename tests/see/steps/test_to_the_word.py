@@ -110,7 +110,7 @@ def attend(
     return dense(np.concatenate(joined, 1), p, f"{block}attn.out_proj")
 
 
-def bert(p: Arrays, layer: int, place: int) -> Arrays:
+def bert(p: Arrays, layer: int, position: int) -> Arrays:
     """Compute every step of a BERT after the heads, layer by layer."""
     eps, found = 1e-12, {}
     x = p["embed.weight"][IDS] + p["pos_embed.weight"][: len(IDS)] + p["token_type_embed.weight"][0]
@@ -127,7 +127,7 @@ def bert(p: Arrays, layer: int, place: int) -> Arrays:
             found["Y"] = x
     if layer < 2:
         found["Z"] = x
-    y = x[[place]]
+    y = x[[position]]
     h = dense(y, p, "head.dense_proj")
     u = layer_norm(gelu(h), p, "head.norm", eps)
     logits = u @ p["embed.weight"].T + p["head.out_proj.bias"]
@@ -135,7 +135,7 @@ def bert(p: Arrays, layer: int, place: int) -> Arrays:
     return found | {"logits": logits, "probs": softmax(logits)}
 
 
-def gpt2(p: Arrays, layer: int, place: int) -> Arrays:
+def gpt2(p: Arrays, layer: int, position: int) -> Arrays:
     eps, found = 1e-5, {}
     x = p["embed.weight"][IDS] + p["pos_embed.weight"][: len(IDS)]
     for number in range(2):
@@ -152,12 +152,12 @@ def gpt2(p: Arrays, layer: int, place: int) -> Arrays:
     if layer < 1:
         found["Z"] = x
     final = layer_norm(x, p, "final_norm", eps)
-    logits = final[[place]] @ p["embed.weight"].T
-    found |= {"final": final, "y": final[[place]]}
+    logits = final[[position]] @ p["embed.weight"].T
+    found |= {"final": final, "y": final[[position]]}
     return found | {"logits": logits, "probs": softmax(logits)}
 
 
-def llama(p: Arrays, layer: int, place: int) -> Arrays:
+def llama(p: Arrays, layer: int, position: int) -> Arrays:
     found: Arrays = {}
     x = p["embed.weight"][IDS]
     for number in range(2):
@@ -174,8 +174,8 @@ def llama(p: Arrays, layer: int, place: int) -> Arrays:
     if layer < 1:
         found["Z"] = x
     final = rms_norm(x, p, "final_norm")
-    logits = dense(final[[place]], p, "head.out_proj")
-    found |= {"final": final, "y": final[[place]]}
+    logits = dense(final[[position]], p, "head.out_proj")
+    found |= {"final": final, "y": final[[position]]}
     return found | {"logits": logits, "probs": softmax(logits)}
 
 
@@ -253,18 +253,18 @@ def test_the_lines_run_and_every_number_has_a_sum(family: Any) -> None:
 def test_shapes_and_what_is_shown_of_wide_steps(family: Any) -> None:
     name, model = family
     view = walk(model.trace(IDS), 0, 1, model=model)
-    steps, place = {step.name: step for step in view.steps}, view.walk.position
-    size, token = model.dim, view.walk.tokens[place]
+    steps, position = {step.name: step for step in view.steps}, view.walk.position
+    size, token = model.dim, view.walk.tokens[position]
     assert steps["pre"].shape == steps["post"].shape == "(T=6, F=20)"
     assert steps["mlp"].shape == steps["Z"].shape == f"(T=6, D={size})"
     assert (steps["y"].shape, steps["logits"].shape) == (f"(1, D={size})", "(1, V=30)")
     assert steps["y"].rows == steps["probs"].rows == [token]
-    row = np.abs(steps["post"].values[place])
+    row = np.abs(steps["post"].values[position])
     units = np.argsort(-row)[:8].tolist()
     for one in ("pre", "post") + (("act", "up") if name == "llama" else ()):
         assert list(steps[one].shown) == units
         assert steps[one].few.shape == (6, 8)
-        assert steps[one].cell == (place, units[0])
+        assert steps[one].cell == (position, units[0])
     assert (
         f"shown: the 8 of F=20 units that are largest after the activation at {token}"
         in steps["pre"].note
@@ -272,7 +272,7 @@ def test_shapes_and_what_is_shown_of_wide_steps(family: Any) -> None:
     largest = sorted(units[:3], key=lambda unit: -row[unit])
     down = model.parameters["blocks.0.mlp.down_proj.weight"]
     written = " + ".join(
-        f"{steps['post'].values[place, unit]:.3f}*{down[unit, 0]:.3f}" for unit in largest
+        f"{steps['post'].values[position, unit]:.3f}*{down[unit, 0]:.3f}" for unit in largest
     )
     assert f" = {written} + … (17 more: " in steps["mlp"].sum
 
@@ -332,16 +332,20 @@ def test_a_mask_token_is_the_place_and_its_words_are_those_of_predict() -> None:
     (guesses,) = model.predict(BLANK, top_k=8)
     for layer, head in ((0, 0), (1, 2), (model.num_layers - 1, model.num_heads - 1)):
         view = walk(BLANK, layer, head, model=model)
-        place = view.walk.tokens.index("[MASK]")
-        assert view.walk.position == place
+        position = view.walk.tokens.index("[MASK]")
+        assert view.walk.position == position
         scores = next(step for step in view.steps if step.name == "scores")
-        assert scores.cell[0] == place
+        assert scores.cell[0] == position
         assert [word for word, _ in view.words] == [word for word, _ in guesses]
-        chances = [chance for _, chance in guesses]
-        assert [chance for _, chance in view.words] == pytest.approx(chances, abs=1e-5)
+        probabilities = [probability for _, probability in guesses]
+        assert [probability for _, probability in view.words] == pytest.approx(
+            probabilities, abs=1e-5
+        )
         assert next(iter(view.steps[-1].shown.values())) == guesses[0][0]
-        word, chance = guesses[0]
-        assert view.sentence.startswith(f"The likeliest word at [MASK] is {word}, {chance:.2f}.")
+        word, probability = guesses[0]
+        assert view.sentence.startswith(
+            f"The likeliest word at [MASK] is {word}, {probability:.2f}."
+        )
         run_lines(view)
 
 
@@ -493,8 +497,8 @@ def test_a_wrong_number_anywhere_shows_as_a_difference() -> None:
     for name in (f"blocks.1.{hook}" for hook in (*names, "hook_resid_post")):
         wrong = changed(trace, name, (0, 2, 3), trace[name][0, 2, 3] + 0.25)
         assert walk(wrong, 1, model=model).difference == pytest.approx(0.25, rel=1e-3), name
-    trace, place = model.trace(IDS, logits=True), (0, own.position, 3)
-    wrong = changed(trace, "logits", place, trace["logits"][place] + 0.25)
+    trace, position = model.trace(IDS, logits=True), (0, own.position, 3)
+    wrong = changed(trace, "logits", position, trace["logits"][position] + 0.25)
     assert walk(wrong, 1, model=model).difference == pytest.approx(0.25, rel=1e-3)
 
 
@@ -520,7 +524,7 @@ def test_json_has_the_few_numbers_and_the_words() -> None:
     words = data["words"]
     assert [one["word"] for one in words] == steps["probs"]["columns"]
     assert [one["probability"] for one in words] == pytest.approx(steps["probs"]["values"][0])
-    assert data["place"] == view.walk.position
+    assert data["position"] == view.walk.position
     assert len(data["own"][0]) == len(data["recomputed"][0]) == 8
 
 
@@ -535,8 +539,10 @@ def test_a_terminal_has_the_steps_and_a_bar_for_each_word(width: int) -> None:
     text = " ".join(" ".join(lines).split())
     for number, step in enumerate(view.steps, 1):
         assert f"{number}. {step.title}" in text
-    for word, chance in view.words:
-        bars = [line for line in lines if line.startswith(f"{word} ") and f" {chance:.3f}" in line]
+    for word, probability in view.words:
+        bars = [
+            line for line in lines if line.startswith(f"{word} ") and f" {probability:.3f}" in line
+        ]
         assert len(bars) == 1, word
     assert f"The likeliest word at [MASK] is {view.words[0][0]}" in text
 
@@ -547,9 +553,9 @@ def test_a_picture_has_a_bar_for_each_word() -> None:
     view = walk(model.trace(IDS), model=model)
     found = view.svg()
     assert "the probability of each word to be at" in found
-    for word, chance in view.words:
+    for word, probability in view.words:
         assert f">{word}<" in found
-        assert f"{chance:.3f}" in found
+        assert f"{probability:.3f}" in found
     (bars,) = [axes for axes in view.figure().axes if len(axes.patches) == len(view.words)]
     assert [bar.get_width() for bar in bars.patches] == pytest.approx([x for _, x in view.words])
 
@@ -583,4 +589,4 @@ def test_the_page_holds_of_wide_steps_what_is_shown() -> None:
     assert data["said"] == view.walk.likeliest
     made = {step["name"]: step for step in data["steps"]}
     assert made["logits"]["shown"] == {"at": words, "names": [str(word) for word in words]}
-    assert (made["logits"]["side"], made["mlp"]["shown"]) == ("place", None)
+    assert (made["logits"]["side"], made["mlp"]["shown"]) == ("position", None)

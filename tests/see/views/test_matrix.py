@@ -198,7 +198,7 @@ def of_runs(view: View, kind: str, given: Given) -> str:
         close(found["similarity"], 1.0)
         return "1.000 after the last layer"
     lengths = np.linalg.norm(given.trace_a["resid_post", 0][0].astype(float), axis=-1)
-    changes = sorted(found["changes"], key=lambda change: change["place"])
+    changes = sorted(found["changes"], key=lambda change: change["position"])
     expected = np.where(np.isfinite(lengths), lengths, np.nan)  # an infinite vector has no distance
     close([change["distance"] for change in changes], expected)
     if kind == "infinite":
@@ -255,10 +255,10 @@ def of_play(view: View, kind: str, given: Given) -> str:
     assert found["tokens"] == ["[CLS]", *CAT.split(), "[SEP]"]
     trace = bert().trace(CAT, logits=True)
     logits = trace["logits"][0, 3].astype(float)
-    chances = np.exp(logits) / np.exp(logits).sum()
-    close(max(share for _, share in found["before"]), chances.max())
-    digits = 1 if chances.max() < 0.0995 else 0
-    return f"At sat most likely: {found['before'][0][0]}, {100 * chances.max():.{digits}f}%"
+    probabilities = np.exp(logits) / np.exp(logits).sum()
+    close(max(share for _, share in found["before"]), probabilities.max())
+    digits = 1 if probabilities.max() < 0.0995 else 0
+    return f"At sat most likely: {found['before'][0][0]}, {100 * probabilities.max():.{digits}f}%"
 
 
 VIEWS: dict[str, tuple[Callable[[Given, str], View], Callable[[View, str, Given], str]]] = {

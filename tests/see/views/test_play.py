@@ -56,14 +56,14 @@ def test_it_opens_on_the_word_that_matters_most(small: qkv.Model, view: PlayView
     apart = {}
     for word in ("cat", "sat"):
         (after,) = small.predict(SMALL, words, hide=word)
-        chances = dict(after)
-        change = sum(abs(share - chances[name]) for name, share in before) / 2
+        probabilities = dict(after)
+        change = sum(abs(share - probabilities[name]) for name, share in before) / 2
         apart[word] = (before[0][0] != after[0][0], change, after)
     word = max(apart, key=lambda name: apart[name][:2])
     found = view.to_dict()
     assert view.opening.word == word
     assert found["hide"] == [small.tokenize(SMALL).tokens.index(word)]
-    assert found["place"] == 6
+    assert found["position"] == 6
     assert found["before"] == [list(one) for one in before[:5]]
     for (name, share), (expected, exact) in zip(found["after"], apart[word][2][:5], strict=True):
         assert name == expected
@@ -94,7 +94,7 @@ def test_the_head_is_that_of_the_rule(view: PlayView, small: qkv.Model) -> None:
     assert view.head.reason in view.reasons[0]
     data = data_of(view._document())[0]
     assert data["start"] == {
-        **{"text": SMALL, "edits": [], "place": 6, "query": 6, "said": view.head.headline},
+        **{"text": SMALL, "edits": [], "position": 6, "query": 6, "said": view.head.headline},
         **{"layer": head.layer, "head": head.head, "hide": view.opening.hidden},
         "view": "front",
     }
@@ -164,8 +164,8 @@ def test_the_page_has_the_stories_and_roles_of_the_card(model: qkv.Model) -> Non
         tokens = model.tokenize(kept["sentence"]).tokens
         assert [tokens[place] for place in story.get("hide", [])] == kept["hide"]
         assert story.get("ablate", []) == kept["ablate"]
-        assert story["before"] == [kept["before"]["word"], kept["before"]["chance"]]
-        assert story["after"] == [kept["after"]["word"], kept["after"]["chance"]]
+        assert story["before"] == [kept["before"]["word"], kept["before"]["probability"]]
+        assert story["after"] == [kept["after"]["word"], kept["after"]["probability"]]
         assert story["why"] == kept["reason"]
         changes = [f"{word} hidden" for word in kept["hide"]]
         changes += [f"without layer {layer}, head {head}" for layer, head in kept["ablate"]]

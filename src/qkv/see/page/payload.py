@@ -88,7 +88,7 @@ from qkv.see.steps.walk import Walk
 #   `why` is the reason why this word was chosen.
 #   `sentence` is a sentence about the comparison.
 #   `texts` has the original texts, A and B.
-#   `places` has two lists with the positions of the word in A and in B.
+#   `positions` has two lists with the positions of the word in A and in B.
 #   `similarity` has the cosines at the embeddings and after each layer.
 #   `strongest` has two lists with the links of A and of B, as in `to_dict`.
 #
@@ -321,7 +321,7 @@ def shift_payload(shift: Shift) -> dict[str, Any]:
 #
 #   `title`, `formula`, `shape`, `code` and `note` are strings.
 #   `name` is the name of the step's array.
-#   `side` is "queries" or "keys" if the rows are queries or keys. It is "place" if the step has
+#   `side` is "queries" or "keys" if the rows are queries or keys. It is "position" if the step has
 #   only one row, which is the query of `start`.
 #   `columns` is "keys" if the columns are keys, or null if they are components of vectors.
 #   `shown` has the indices (`at`) and the `names` of the shown columns, or is null for all.

@@ -46,7 +46,7 @@ from qkv.trace import Trace
 #
 #   `text` is a string.
 #   `edits` has records of edits.
-#   `place` is the position at which the model guesses a word.
+#   `position` is the position at which the model guesses a word.
 #   `layer` and `head` are numbers.
 #   `said` is a sentence about this head.
 #   `query` is the position of a token, or null.
@@ -193,7 +193,7 @@ def _start(model: Model, mask: str | None) -> dict[str, Any]:
         if begin < first + len(HIDDEN) and end > first and not tokens.special[position]
     ]
     position = tokens.tokens.index(mask) if mask in tokens.tokens else None
-    return {"text": text, "edits": [], "place": position, "query": position, "hide": hide}
+    return {"text": text, "edits": [], "position": position, "query": position, "hide": hide}
 
 
 FILE = "stories.json"  # a file in the model's folder, which `training.stories` writes

@@ -153,7 +153,7 @@ def word_steps(walk: Walk, model: Model, last: str) -> None:
     if own is None:
         own = model.unembed(before[[position]])
     shown = _name_words(walk, model, own)
-    walk.write("place", last=last, place=position, cell=(0, 0))
+    walk.write("position", last=last, position=position, cell=(0, 0))
     _head_steps(walk, head, own, shown)
 
 
@@ -186,10 +186,10 @@ def _head_steps(walk: Walk, head: BuiltHead, own: Array, shown: dict[int, str]) 
         linear_step(walk, "head", under(head.parameters, "head.dense_proj."), cell=cell)
         last = "h"
     if how.activation is not None:
-        activation_step(walk, last, "a", how.activation, columns="D", side="place", cell=cell)
+        activation_step(walk, last, "a", how.activation, columns="D", side="position", cell=cell)
         last = "a"
     if head.norm is not None:
-        last = normed(walk, last, "u", head.norm, side="place", cell=cell)
+        last = normed(walk, last, "u", head.norm, side="position", cell=cell)
     if how.scale != 1:
         scale = float(how.scale)
         walk.write("scaled before the words", x=last, by=f"{scale:g}", scale=scale, cell=cell)
@@ -261,7 +261,7 @@ def traced_steps(walk: Walk) -> None:
     order = np.argsort(-np.nan_to_num(logits[position], nan=-np.inf), kind="stable")[:FEW].tolist()
     shown = {token: str(token) for token in order}
     note = phrase("words", words=len(shown), count=logits.shape[1])
-    walk.write("traced logits", place=position, shown=shown, note=note)
+    walk.write("traced logits", position=position, shown=shown, note=note)
     probabilities_step(walk, shown, PHRASES["by number"])
     walk.end(f"{_NEEDED}, and which words they belong to")
 

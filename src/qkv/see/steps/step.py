@@ -189,7 +189,7 @@ PHRASES: Mapping[str, str] = _DATA["phrases"]
 def fill(text: Any, values: Mapping[str, Any]) -> Any:
     """Replace placeholders with values in a row of steps.json, or in a part of a row.
 
-    >>> fill({"of": "{x}", "rows": ["{place}"]}, {"x": "Q", "place": 3})
+    >>> fill({"of": "{x}", "rows": ["{position}"]}, {"x": "Q", "position": 3})
     {'of': 'Q', 'rows': [3]}
     """
     if isinstance(text, Mapping):
@@ -237,8 +237,8 @@ class Step:
         values: the result, `(n, m)`.
         op: how each number is computed, in the format that `_made` reads.
         rows: names for the rows: the tokens of the queries, or the tokens of the keys.
-        side: "queries" if the rows are queries, "keys" if the rows are keys, or "place" if there is
-            only one row, which belongs to the walk's query.
+        side: "queries" if the rows are queries, "keys" if the rows are keys, or "position" if there
+            is only one row, which belongs to the walk's query.
         columns: names for the columns, if the columns are tokens.
         shown: the shown columns and their names, if some columns are left out.
         weights: whether the numbers are weights, which are shaded.
@@ -357,9 +357,9 @@ class Walk:
         """Name the likeliest word in a sentence; return "" if the walk has no words."""
         if not self.words:
             return ""
-        (word, chance), token = self.words[0], self.tokens[self.position]
+        (word, probability), token = self.words[0], self.tokens[self.position]
         where = f"after {token}" if self.next_word else f"at {token}"
-        return f"The likeliest word {where} is {word}, {chance:.2f}."
+        return f"The likeliest word {where} is {word}, {probability:.2f}."
 
     def compare(self, name: str, own: Array | None = None) -> None:
         """Compare the last step with `own`; if it is None, use the array `name` of the trace."""
@@ -429,7 +429,7 @@ class Walk:
         exec(made["code"], known)
         values = self.arrays[name] = np.asarray(known[name])
         n, m = values.shape
-        count = "" if side == "place" else f"{self.count(side)}="
+        count = "" if side == "position" else f"{self.count(side)}="
         made["shape"] = f"({count}{n}, {columns or self.count('keys')}={m})"
         made["rows"] = {"queries": self.tokens, "keys": self.keys}.get(
             side, [self.tokens[self.position]]

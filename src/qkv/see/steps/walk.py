@@ -410,7 +410,7 @@ def _rotate_step(walk: Walk, at: AttentionInputs, name: str) -> str:
         first, second = f"0:{dims}:2", f"1:{dims}:2"
     walk.write(
         "rotated", **values, base=f"{base:g}", value=float(base), dims=dims,
-        places=f"{f'{start}, {start} + ' if start else ''}{walk.count(side)}",
+        bounds=f"{f'{start}, {start} + ' if start else ''}{walk.count(side)}",
         first=first, second=second, interleaved=at.rotary.interleaved,
         positions=list(range(start, start + count)),
         rest=f"; the last {at.d - dims} numbers are not rotated" if dims < at.d else "",

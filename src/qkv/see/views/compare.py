@@ -235,7 +235,7 @@ class CompareView(HeadShown):
                 "why": self.reasons[0],
                 "sentence": self.sentence,
                 "texts": [side.text for side in self.sides],
-                "places": [side.positions for side in self.sides],
+                "positions": [side.positions for side in self.sides],
                 "similarity": self.similarity,
                 "strongest": [side.strongest_links for side in self.sides],
             },
@@ -304,7 +304,7 @@ class RunsView(HeadShown):
             **self._chosen(),
             "by_layer": self.by_layer,
             "changes": [
-                {**asdict(change), "token": self.tokens[change.token], "place": change.token}
+                {**asdict(change), "token": self.tokens[change.token], "position": change.token}
                 for change in self.changes
             ],
         }

@@ -121,7 +121,7 @@ class PlayView(WithModels, OneText):
             "text": self.text,
             "tokens": list(self.trace.tokens),
             **self._chosen(),
-            "place": self.opening.position,
+            "position": self.opening.position,
             "before": self.opening.before,
             "hide": self.opening.hidden,
             "after": self.opening.after,
@@ -133,7 +133,7 @@ class PlayView(WithModels, OneText):
         start = {
             "text": self.text,
             "edits": list(self.edits),
-            "place": self.opening.position,
+            "position": self.opening.position,
             "layer": self.head.layer,
             "head": self.head.head,
             "said": link_in_words(self.shown, self.head, PAGE),
@@ -348,7 +348,7 @@ class FindingsView(WithModels):
     def _payload(self) -> dict[str, Any]:
         first = self.findings[0]
         start = {name: first[name] for name in ("text", "edits")} | {"hide": [], "view": "findings"}
-        start |= {"place": first["position"], "query": first["position"]}
+        start |= {"position": first["position"], "query": first["position"]}
         numbers, slots = iter(range(len(self.findings))), iter(range(len(self.parts)))
         parts = [
             next(numbers) if isinstance(part, dict) else f"prose-{next(slots)}"

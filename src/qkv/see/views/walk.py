@@ -115,7 +115,7 @@ class WalkView(View):
 
     def _probabilities(self, step: Step) -> Bars:
         """Show the probability of each likely word with a bar."""
-        values = [chance for _, chance in self.words] or step.few[0].tolist()
+        values = [probability for _, probability in self.words] or step.few[0].tolist()
         return Bars(names=step.names or [], values=values, top=1.0, shown_in=TERMINAL)
 
     def _step(self, number: int, step: Step) -> list[Panel]:
@@ -180,14 +180,16 @@ class WalkView(View):
             "head": walk.head,
             "chosen": self.head and self.head.reason,
             "stands_out": self.head and self.head.stands_out,
-            "place": walk.position,
+            "position": walk.position,
             "steps": [
                 {name: getattr(step, name) for name in _OF_A_STEP}
                 | {"columns": step.names, "values": step.few}
                 | {"shown": None if step.shown is None else list(step.shown)}
                 for step in walk.steps
             ],
-            "words": [{"word": word, "probability": chance} for word, chance in self.words],
+            "words": [
+                {"word": word, "probability": probability} for word, probability in self.words
+            ],
             "own_name": walk.own_name,
             "own": self._few(walk.own),
             "recomputed": self._few(walk.recomputed),

@@ -2,13 +2,13 @@
 // to its window.
 
 interface Array<T> {
-  at(place: -1): T; // the last element, which is assumed to exist, like [0]
+  at(position: -1): T; // the last element, which is assumed to exist, like [0]
   findLast(wanted: (value: T, index: number, array: T[]) => unknown): T | undefined;
   findLastIndex(wanted: (value: T, index: number, array: T[]) => unknown): number;
 }
 
 interface Float64Array {
-  at(place: number): number | undefined;
+  at(position: number): number | undefined;
   toSorted(): Float64Array;
   findLastIndex(wanted: (value: number) => unknown): number;
 }

@@ -13,11 +13,11 @@ export const LINES = 6; // the number of line colours: --line-0 to --line-5
  */
 export function shade(ui, share) {
   const stops = ui.stops(share < 0 ? "--less" : "--more");
-  const place = Math.min(1, Math.abs(share || 0)) * (stops.length / 3 - 1);
-  const low = Math.min(Math.floor(place), stops.length / 3 - 2);
+  const position = Math.min(1, Math.abs(share || 0)) * (stops.length / 3 - 1);
+  const low = Math.min(Math.floor(position), stops.length / 3 - 2);
   return [0, 1, 2].map((part) => {
     const [from, to] = [stops[3 * low + part], stops[3 * low + 3 + part]];
-    return Math.floor(from + (place - low) * (to - from) + 0.5);
+    return Math.floor(from + (position - low) * (to - from) + 0.5);
   });
 }
 

@@ -322,10 +322,10 @@ export function heatmap(ui, options) {
     for (let i = 0; i < n; i++) {
       for (const [j, value] of row(i)) {
         if (o.changed && Number.isNaN(value) && o.changed(i, j)) mine.push([i, j]);
-        const place = Math.floor((i * tall) / n) * wide + Math.floor((j * wide) / m);
-        const blank = !Number.isFinite(most[place]);
-        if (value === null && blank) most[place] = Infinity;
-        else if (value !== null && Math.abs(value) > (blank ? -1 : Math.abs(most[place]))) most[place] = value;
+        const position = Math.floor((i * tall) / n) * wide + Math.floor((j * wide) / m);
+        const blank = !Number.isFinite(most[position]);
+        if (value === null && blank) most[position] = Infinity;
+        else if (value !== null && Math.abs(value) > (blank ? -1 : Math.abs(most[position]))) most[position] = value;
       }
     }
     return raster(ui, most, wide, tall, share);
@@ -357,8 +357,8 @@ export function heatmap(ui, options) {
   /** @param {number} i @param {number} j */
   function reveal(i, j) {
     const { left, top, cell, tall, whole } = shape;
-    /** @param {number} place @param {number} size @param {number} now @param {number} room */
-    const near = (place, size, now, room) => (place < now ? place : Math.max(now, place + size - room));
+    /** @param {number} position @param {number} size @param {number} now @param {number} room */
+    const near = (position, size, now, room) => (position < now ? position : Math.max(now, position + size - room));
     if (whole) return;
     box.scrollTop = near(i * tall, tall, box.scrollTop, box.clientHeight - top);
     box.scrollLeft = near(x(j) - left, cell, box.scrollLeft, box.clientWidth - left);

@@ -32,8 +32,8 @@ export function starting(view) {
     const script = document.currentScript;
     /** @type {any} */
     const root = script ? script.getRootNode() : document;
-    const found = [...root.querySelectorAll(`.qkv-view[data-qkv="${hash}"]`)];
-    const hosts = found.length ? found : [...document.querySelectorAll(`.qkv-view[data-qkv="${hash}"]`)];
+    const inside = [...root.querySelectorAll(`.qkv-view[data-qkv="${hash}"]`)];
+    const hosts = inside.length ? inside : [...document.querySelectorAll(`.qkv-view[data-qkv="${hash}"]`)];
     for (const host of hosts) if (!host.shadowRoot) mount(host, data, styles, view);
   };
 }

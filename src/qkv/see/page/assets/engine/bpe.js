@@ -2,9 +2,9 @@
 // merged earliest. The steps end when training merged none of the remaining pairs.
 
 /** @typedef {import("./wordpiece.js").Model} Model */
-/** @typedef {import("./wordpiece.js").Found} Found */
+/** @typedef {import("./wordpiece.js").TokenSpan} TokenSpan */
 
-const [PAIR, PLACE] = [2 ** 24, 2 ** 32]; // larger than any id; larger than any position in a text
+const [PAIR, POSITIONS] = [2 ** 24, 2 ** 32]; // larger than any id; larger than any position in a text
 const ENCODER = new TextEncoder();
 
 /**
@@ -28,25 +28,25 @@ export function bpeOf({ vocab, merges, unk_token: unknown, fuse_unk: fuse, byte_
   const inBytes = Array.from({ length: bytes ? 256 : 0 }, (_, byte) => idOf(`<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`));
   return ({ text }) => {
     if (whole && ids.has(text)) return [[idOf(text), 0, text.length]];
-    /** @type {Found[]} */
-    const found = [];
+    /** @type {TokenSpan[]} */
+    const tokens = [];
     let [last, lost] = [0, false];
     for (const mark of text) {
       const [first, id] = [last, ids.get(mark)];
       last += mark.length;
-      if (id !== undefined) found.push([id, first, last]);
-      else if (bytes) for (const byte of ENCODER.encode(mark)) found.push([inBytes[byte], first, last]);
-      else if (lost && fuse) found[found.length - 1][2] = last;
-      else found.push([idOf(unknown), first, last]);
+      if (id !== undefined) tokens.push([id, first, last]);
+      else if (bytes) for (const byte of ENCODER.encode(mark)) tokens.push([inBytes[byte], first, last]);
+      else if (lost && fuse) tokens[tokens.length - 1][2] = last;
+      else tokens.push([idOf(unknown), first, last]);
       lost = id === undefined;
     }
-    return merged(found, ranks, made);
+    return merged(tokens, ranks, made);
   };
 }
 
 /**
  * Merges the tokens of a word: the earliest merge first; if a merge fits several pairs, the leftmost pair first.
- * @param {Found[]} tokens
+ * @param {TokenSpan[]} tokens
  * @param {Map<number, number>} ranks
  * @param {number[]} made
  */
@@ -56,28 +56,28 @@ function merged(tokens, ranks, made) {
   const gone = new Uint8Array(count);
   /** @type {number[]} */
   const queue = []; // the rank and the position of each pair that may be merged
-  /** @type {(place: number) => number | undefined} */
-  const rankAt = (place) => (after[place] < count ? ranks.get(tokens[place][0] * PAIR + tokens[after[place]][0]) : undefined);
-  /** @type {(place: number) => void} */
-  const look = (place) => {
-    const rank = place < 0 ? undefined : rankAt(place);
-    if (rank !== undefined) push(queue, rank * PLACE + place);
+  /** @type {(position: number) => number | undefined} */
+  const rankAt = (position) => (after[position] < count ? ranks.get(tokens[position][0] * PAIR + tokens[after[position]][0]) : undefined);
+  /** @type {(position: number) => void} */
+  const look = (position) => {
+    const rank = position < 0 ? undefined : rankAt(position);
+    if (rank !== undefined) push(queue, rank * POSITIONS + position);
   };
-  for (let place = 0; place < count; place++) look(place);
+  for (let position = 0; position < count; position++) look(position);
   while (queue.length) {
     const top = pop(queue);
-    const [place, id] = [top % PLACE, made[Math.floor(top / PLACE)]];
-    const rank = gone[place] ? undefined : rankAt(place);
+    const [position, id] = [top % POSITIONS, made[Math.floor(top / POSITIONS)]];
+    const rank = gone[position] ? undefined : rankAt(position);
     if (rank === undefined || made[rank] !== id) continue; // one token of this pair has been merged since
-    const next = after[place];
-    tokens[place] = [id, tokens[place][1], tokens[next][2]];
+    const next = after[position];
+    tokens[position] = [id, tokens[position][1], tokens[next][2]];
     gone[next] = 1;
-    after[place] = after[next];
-    if (after[place] < count) before[after[place]] = place;
-    look(before[place]);
-    look(place);
+    after[position] = after[next];
+    if (after[position] < count) before[after[position]] = position;
+    look(before[position]);
+    look(position);
   }
-  return tokens.filter((_, place) => !gone[place]);
+  return tokens.filter((_, position) => !gone[position]);
 }
 
 /**
@@ -86,12 +86,12 @@ function merged(tokens, ranks, made) {
  * @param {number} value
  */
 function push(heap, value) {
-  let place = heap.length;
-  for (let above = (place - 1) >> 1; place > 0 && heap[above] > value; above = (place - 1) >> 1) {
-    heap[place] = heap[above];
-    place = above;
+  let position = heap.length;
+  for (let above = (position - 1) >> 1; position > 0 && heap[above] > value; above = (position - 1) >> 1) {
+    heap[position] = heap[above];
+    position = above;
   }
-  heap[place] = value;
+  heap[position] = value;
 }
 
 /**
@@ -103,13 +103,13 @@ function pop(heap) {
   const value = /** @type {number} */ (heap.pop());
   const count = heap.length;
   if (!count) return top;
-  let place = 0;
-  for (let below = 1; below < count; below = 2 * place + 1) {
+  let position = 0;
+  for (let below = 1; below < count; below = 2 * position + 1) {
     if (below + 1 < count && heap[below + 1] < heap[below]) below += 1;
     if (heap[below] >= value) break;
-    heap[place] = heap[below];
-    place = below;
+    heap[position] = heap[below];
+    position = below;
   }
-  heap[place] = value;
+  heap[position] = value;
   return top;
 }

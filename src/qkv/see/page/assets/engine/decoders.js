@@ -32,19 +32,19 @@ const KINDS = {
   },
   ByteFallback: () => (tokens) => {
     /** @type {string[]} */
-    const found = [];
+    const decoded = [];
     /** @type {number[]} */
     let bytes = [];
     for (const token of [...tokens, ""]) {
       const code = /^<0x([\da-fA-F]{2})>$/.exec(token);
       if (code) bytes.push(parseInt(code[1], 16));
       else {
-        if (bytes.length) found.push(...whole(bytes));
+        if (bytes.length) decoded.push(...whole(bytes));
         bytes = [];
-        found.push(token);
+        decoded.push(token);
       }
     }
-    return found.slice(0, -1);
+    return decoded.slice(0, -1);
   },
   Fuse: () => (tokens) => [tokens.join("")],
   Strip: ({ content, start, stop }) => (tokens) =>

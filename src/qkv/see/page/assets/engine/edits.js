@@ -5,8 +5,8 @@
 /** @typedef {import("./parameters.js").Sizes} Sizes */
 
 /**
- * `found`, the numbers of another run, is added by sources.js and never written by a reader.
- * @typedef {{op: string, from?: string, found?: ArrayLike<number>, token?: number, query?: number, key?: number, layer?: number,
+ * `numbers` are from another run: sources.js adds them, and a reader never writes them.
+ * @typedef {{op: string, from?: string, numbers?: ArrayLike<number>, token?: number, query?: number, key?: number, layer?: number,
  *            head?: number, weights?: number[], with?: any, at?: string, vector?: number[], value?: any}} Edit
  */
 
@@ -108,12 +108,12 @@ export function axesOf(at, T, { heads: H, kv_heads, size: d, dim: D }) {
  * @param {[Axis, number][]} axes
  */
 export function indicesOf(edit, axes) {
-  let found = [0];
+  let indices = [0];
   for (const [name, size] of axes) {
     const chosen = name && edit[name] !== undefined ? [/** @type {number} */ (edit[name])] : Array.from({ length: size }, (_, i) => i);
-    found = found.flatMap((i) => chosen.map((j) => i * size + j));
+    indices = indices.flatMap((i) => chosen.map((j) => i * size + j));
   }
-  return found;
+  return indices;
 }
 
 /**
@@ -123,7 +123,7 @@ export function indicesOf(edit, axes) {
 const CHANGES = {
   row: ({ weights }) => weights,
   set: ({ value }) => value.flat(Infinity),
-  patch: ({ found }) => found,
+  patch: ({ numbers }) => numbers,
   add: ({ vector }, part) => part.map((number, i) => number + vector[i % vector.length]),
 };
 
@@ -131,7 +131,7 @@ const CHANGES = {
  * The activation that an edit changes; the edit "row" changes the pattern.
  * @param {Edit} edit
  */
-function placeOf({ op, at, head, token, query }) {
+function positionOf({ op, at, head, token, query }) {
   return op === "row" ? { at: "pattern", head, token: query } : { at, head, token };
 }
 
@@ -144,8 +144,8 @@ function placeOf({ op, at, head, token, query }) {
  * @param {Sizes} sizes
  */
 export function changed(edits, at, x, T, sizes) {
-  for (const edit of edits.filter((one) => placeOf(one).at === at)) {
-    const indices = indicesOf(placeOf(edit), axesOf(at, T, sizes));
+  for (const edit of edits.filter((one) => positionOf(one).at === at)) {
+    const indices = indicesOf(positionOf(edit), axesOf(at, T, sizes));
     const values = CHANGES[edit.op](/** @type {Required<Edit>} */ (edit), indices.map((i) => x[i]));
     x = x.slice();
     indices.forEach((i, n) => (x[i] = values[n]));
@@ -161,9 +161,9 @@ export function changed(edits, at, x, T, sizes) {
  */
 export function without(ablations, z, { heads: H, size: d }) {
   const kept = z.slice();
-  for (const { head, with: given = "zero", found } of ablations)
+  for (const { head, with: put = "zero", numbers } of ablations)
     for (let h = head ?? 0; h <= (head ?? H - 1); h++) {
-      const output = given === "mean" ? Array.prototype.slice.call(found, h * d, (h + 1) * d) : given === "zero" ? new Float64Array(d) : given;
+      const output = put === "mean" ? Array.prototype.slice.call(numbers, h * d, (h + 1) * d) : put === "zero" ? new Float64Array(d) : put;
       for (let first = h * d; first < z.length; first += H * d) kept.set(output, first);
     }
   return kept;

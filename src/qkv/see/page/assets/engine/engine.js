@@ -61,7 +61,7 @@ export function embed(model, ids, first = 0) {
   if (options.projects_first) x = widened();
   const wide = x.length / Math.max(1, ids.length);
   if (p["token_type_embed.weight"]) x = add(x, looked(p["token_type_embed.weight"], wide, ids.map(() => 0)));
-  if (p["pos_embed.weight"]) x = add(x, looked(p["pos_embed.weight"], wide, placesOf(ids, first, options)));
+  if (p["pos_embed.weight"]) x = add(x, looked(p["pos_embed.weight"], wide, positionsOf(ids, first, options)));
   x = norm(model, "embed_norm", x);
   return { full_embed: options.projects_first ? x : widened() };
 }
@@ -72,7 +72,7 @@ export function embed(model, ids, first = 0) {
  * @param {number} first
  * @param {{first: number, padding: number | null}} options
  */
-function placesOf(ids, first, { first: row, padding }) {
+function positionsOf(ids, first, { first: row, padding }) {
   let count = first - 1;
   return ids.map((id) => (id === padding ? -1 : (count += 1)) + row);
 }
@@ -180,23 +180,23 @@ function mlp(model, l, x, L) {
  * @param {Model} model
  * @param {number} l
  * @param {Float64Array} x
- * @param {Step} found  the heads' z, and `ln1.normalized`, the heads' input, if a norm comes before the heads
+ * @param {Step} heads  the heads' z, and `ln1.normalized`, the heads' input, if a norm comes before the heads
  * @param {number} L
  * @param {Edit[]} edits
  * @returns {Step}
  */
-export function rest(model, l, x, found, L, edits) {
+export function rest(model, l, x, heads, L, edits) {
   const { sizes, design, parameters } = model;
   const after = design.norms === "after";
   /** @type {(name: string, of: Float64Array) => Float64Array} */
   const normed = (name, of) => norm(model, `blocks.${l}.${name}`, of);
   /** @type {(at: string, array: Float64Array) => Float64Array} */
   const own = (at, array) => changed(edits, at, array, L, sizes);
-  const z = own("z", without(editsOf(edits, "ablate"), found.z, sizes));
+  const z = own("z", without(editsOf(edits, "ablate"), heads.z, sizes));
   const attn_out = own("attn_out", normed("out_norm1", project(model, `blocks.${l}.attn.out_proj`, z, L))); // (L, H * d) -> (L, D)
   const resid_mid = add(x, attn_out);
   const past = after ? normed("norm1", resid_mid) : resid_mid;
-  const both = design.parallel && (`blocks.${l}.norm2.weight` in parameters ? normed("norm2", x) : found["ln1.normalized"] ?? x);
+  const both = design.parallel && (`blocks.${l}.norm2.weight` in parameters ? normed("norm2", x) : heads["ln1.normalized"] ?? x);
   const read = both || (after ? past : normed("norm2", past));
   const { pre, post, out } = mlp(model, l, read, L);
   const mlp_out = own("mlp_out", normed("out_norm2", out));
@@ -205,7 +205,7 @@ export function rest(model, l, x, found, L, edits) {
   const step = { z, attn_out, pre, post, mlp_out, resid_post };
   if (!design.parallel) step.resid_mid = resid_mid;
   if (after) return { ...step, "ln1.normalized": past, normalized_resid_post: normed("norm2", resid_post) };
-  return read === past || read === found["ln1.normalized"] ? step : { ...step, "ln2.normalized": read };
+  return read === past || read === heads["ln1.normalized"] ? step : { ...step, "ln2.normalized": read };
 }
 
 /**
@@ -260,16 +260,16 @@ export function metIn({ q, k, v, rot_q = q, rot_k = k }) {
  * The logits of vectors (T, D): how well each word of the vocabulary would match at these positions (n).
  * @param {Model} model
  * @param {Float64Array} x
- * @param {number[]} places
+ * @param {number[]} positions
  */
-export function logitsAt(model, x, places) {
+export function logitsAt(model, x, positions) {
   const { parameters: p, design: { head }, sizes: { dim: D } } = model;
-  let rows = new Float64Array(places.length * D); // (T, D) -> (n, D)
-  places.forEach((t, n) => rows.set(x.subarray(t * D, (t + 1) * D), n * D));
+  let rows = new Float64Array(positions.length * D); // (T, D) -> (n, D)
+  positions.forEach((t, n) => rows.set(x.subarray(t * D, (t + 1) * D), n * D));
   rows = norm(model, "final_norm", rows);
-  if (p["head.dense_proj.weight"]) rows = project(model, "head.dense_proj", rows, places.length);
+  if (p["head.dense_proj.weight"]) rows = project(model, "head.dense_proj", rows, positions.length);
   if (head.activation) rows = rows.map(ACTIVATIONS[head.activation]);
   rows = norm(model, "head.norm", rows).map((value) => value * head.scale);
-  const out = linear(rows, p["head.out_proj.weight"] ?? p["embed.weight"], p["head.out_proj.bias"], rows.length / places.length);
+  const out = linear(rows, p["head.out_proj.weight"] ?? p["embed.weight"], p["head.out_proj.bias"], rows.length / positions.length);
   return head.softcap === null ? out : out.map((value) => capped(value, head.softcap)); // (n, D) -> (n, V)
 }

@@ -11,19 +11,19 @@ const GAPS = /\[MASK\]|\[mask\]|(?<![\p{L}\p{N}_])_+(?![\p{L}\p{N}_])|(?<= )\?(?
  * @returns {{start: number, end: number}[]}  for each gap, text.slice(start, end)
  */
 export function gapsOf(text) {
-  const found = /** @type {Iterable<RegExpExecArray>} */ (text.matchAll(GAPS));
-  return Array.from(found, ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
+  const matches = /** @type {Iterable<RegExpExecArray>} */ (text.matchAll(GAPS));
+  return Array.from(matches, ({ 0: gap, index }) => ({ start: index, end: index + gap.length }));
 }
 
 /**
- * Writes the gaps of a text as the mask token. `given` converts a position in the new text to the position in the
- * given text; `side` is 1 for the end of a part, and 0 for the start of a part.
+ * Writes the gaps of a text as the mask token. `toOriginal` converts a position in the new text to the position in the
+ * original text; `side` is 1 for the end of a part, and 0 for the start of a part.
  * @param {string} text
  * @param {string | null} mask  null leaves the text unchanged
- * @returns {{text: string, given: (place: number, side: 0 | 1) => number}}
+ * @returns {{text: string, toOriginal: (position: number, side: 0 | 1) => number}}
  */
 export function masked(text, mask) {
-  if (mask === null) return { text, given: (place) => place };
+  if (mask === null) return { text, toOriginal: (position) => position };
   /** @type {{start: number, end: number, at: number}[]} */
   const gaps = []; // the gaps, each with its position in the new text
   let shift = 0;
@@ -34,10 +34,10 @@ export function masked(text, mask) {
   });
   return {
     text: written,
-    given: (place, side) => {
-      const gap = gaps[gaps.findLastIndex(({ at }) => at <= place - side)];
-      const beyond = gap && place - gap.at - mask.length;
-      return !gap ? place : beyond >= 0 ? gap.end + beyond : side ? gap.end : gap.start;
+    toOriginal: (position, side) => {
+      const gap = gaps[gaps.findLastIndex(({ at }) => at <= position - side)];
+      const beyond = gap && position - gap.at - mask.length;
+      return !gap ? position : beyond >= 0 ? gap.end + beyond : side ? gap.end : gap.start;
     },
   };
 }

@@ -64,7 +64,7 @@ export function* written(model, memory, cache, ids, edits, choice) {
   cache.key = key;
   const all = [...ids, ...begun];
   if (!read) {
-    const same = all.findIndex((id, place) => id !== cache.ids[place]);
+    const same = all.findIndex((id, position) => id !== cache.ids[position]);
     cache.cut(Math.max(ids.length, same < 0 ? all.length - 1 : same)); // the last token is read again, because its vector is needed
   }
   for (const id of all.slice(cache.ids.length)) read = yield* next(model, cache, id, later);

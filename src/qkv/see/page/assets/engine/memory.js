@@ -9,7 +9,7 @@ export class Memory {
     this.size = 0;
     this.count = 0;
     /** @type {Map<string, Step>} */
-    this.found = new Map();
+    this.results = new Map();
   }
 
   /**
@@ -19,14 +19,14 @@ export class Memory {
    * @param {() => Step} compute
    */
   keep(name, compute) {
-    const known = this.found.get(name);
+    const known = this.results.get(name);
     const value = known ?? { ...compute(), key: (this.count += 1) };
-    this.found.delete(name);
-    this.found.set(name, value); // the most recently used result is the last
+    this.results.delete(name);
+    this.results.set(name, value); // the most recently used result is the last
     if (!known) this.size += sizeOf(value);
-    for (const [old, one] of this.found) {
+    for (const [old, one] of this.results) {
       if (this.size <= this.most || one === value) break;
-      this.found.delete(old);
+      this.results.delete(old);
       this.size -= sizeOf(one);
     }
     return value;

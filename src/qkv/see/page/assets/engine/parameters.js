@@ -54,10 +54,10 @@ function half(bits) {
 function unpacked({ b64, scale }, halves) {
   const text = atob(b64);
   const scales = scale && unpacked({ b64: scale }, halves);
-  const found = new Float32Array(text.length / (scales ? 1 : 2));
-  for (let i = 0; i < found.length; i++)
-    found[i] = scales
-      ? ((text.charCodeAt(i) << 24) >> 24) * scales[Math.floor((i * scales.length) / found.length)]
+  const numbers = new Float32Array(text.length / (scales ? 1 : 2));
+  for (let i = 0; i < numbers.length; i++)
+    numbers[i] = scales
+      ? ((text.charCodeAt(i) << 24) >> 24) * scales[Math.floor((i * scales.length) / numbers.length)]
       : halves[text.charCodeAt(2 * i) | (text.charCodeAt(2 * i + 1) << 8)];
-  return found;
+  return numbers;
 }

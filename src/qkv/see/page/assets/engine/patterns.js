@@ -28,26 +28,26 @@ export function escaped(text) {
 function translated(pattern) {
   const groups = [false]; // for each open group, whether it ignores case
   let inside = false; // a class
-  let found = "";
+  let translation = "";
   for (const [part] of /** @type {Iterable<RegExpExecArray>} */ (pattern.matchAll(PART))) {
-    if (part.endsWith("}") && /^\\p/i.test(part)) found += property(part);
-    else if (part[0] === "\\" && part.length === 2) found += escape(part[1], inside);
+    if (part.endsWith("}") && /^\\p/i.test(part)) translation += property(part);
+    else if (part[0] === "\\" && part.length === 2) translation += escape(part[1], inside);
     else if (inside) {
       inside = part !== "]";
-      found += folded(part, groups);
+      translation += folded(part, groups);
     } else if (part === "[") {
       inside = true;
-      found += part;
+      translation += part;
     } else if (part[0] === "(") {
       groups.push(part === "(?i:" || groups.at(-1));
-      found += part === "(?i:" ? "(?:" : part;
+      translation += part === "(?i:" ? "(?:" : part;
     } else if (part === ")") {
       groups.pop();
-      found += part;
-    } else if (part === ".") found += "[^\\n]";
-    else found += /^[a-z]$/i.test(part) && groups.at(-1) ? `[${folded(part, groups)}]` : part;
+      translation += part;
+    } else if (part === ".") translation += "[^\\n]";
+    else translation += /^[a-z]$/i.test(part) && groups.at(-1) ? `[${folded(part, groups)}]` : part;
   }
-  return found;
+  return translation;
 }
 
 /**

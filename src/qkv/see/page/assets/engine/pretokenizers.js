@@ -6,7 +6,7 @@ import { behind, changed, matchesOf, partOf, replaced } from "./spans.js";
 
 /** @typedef {import("./spans.js").Piece} Piece */
 /** @typedef {(piece: Piece) => Piece[]} Cutter */
-/** @typedef {[first: number, last: number, found: boolean]} Span  a part of a text, and whether a pattern was found there */
+/** @typedef {[first: number, last: number, matched: boolean]} Span  a part of a text, and whether a pattern was matched there */
 
 const BLANK = /\p{White_Space}/gu;
 const PUNCTUATION = /[\p{P}$+<=>^\x60|~]/gu; // punctuation, and the ASCII signs that Unicode counts as symbols
@@ -60,10 +60,10 @@ const inBytes = (piece) => changed(piece, (mark) => Array.from(ENCODER.encode(ma
 /** @type {Record<string, (spans: Span[]) => Span[]>} */
 const BEHAVIORS = {
   Isolated: (spans) => spans,
-  Removed: (spans) => spans.filter(([, , found]) => !found),
-  Contiguous: (spans) => joined(spans, (found, before) => found === before),
-  MergedWithPrevious: (spans) => joined(spans, (found, before) => found && !before),
-  MergedWithNext: (spans) => joined(spans.reverse(), (found, before) => found && !before).reverse(),
+  Removed: (spans) => spans.filter(([, , matched]) => !matched),
+  Contiguous: (spans) => joined(spans, (matched, before) => matched === before),
+  MergedWithPrevious: (spans) => joined(spans, (matched, before) => matched && !before),
+  MergedWithNext: (spans) => joined(spans.reverse(), (matched, before) => matched && !before).reverse(),
 };
 
 /**
@@ -91,19 +91,19 @@ function split(pattern, behavior, invert = false) {
 }
 
 /**
- * Joins a span with the span before it if `joins` is true for their flags `found`.
+ * Joins a span with the span before it if `joins` is true for their flags `matched`.
  * @param {Span[]} spans
- * @param {(found: boolean, before: boolean) => boolean} joins
+ * @param {(matched: boolean, before: boolean) => boolean} joins
  */
 function joined(spans, joins) {
   /** @type {Span[]} */
   const all = [];
   let before = false;
-  for (const [first, last, found] of spans) {
+  for (const [first, last, matched] of spans) {
     const one = all.at(-1);
-    if (all.length && joins(found, before)) [one[0], one[1]] = [Math.min(one[0], first), Math.max(one[1], last)];
-    else all.push([first, last, found]);
-    before = found;
+    if (all.length && joins(matched, before)) [one[0], one[1]] = [Math.min(one[0], first), Math.max(one[1], last)];
+    else all.push([first, last, matched]);
+    before = matched;
   }
   return all;
 }

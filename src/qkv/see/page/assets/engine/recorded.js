@@ -53,8 +53,8 @@ import { unpack } from "../base/arrays.js";
  * @returns {Run}
  */
 function recordedRun(written) {
-  /** @param {number[]} places @param {number} count_ */
-  const flags = (places, count_) => places && places.reduce((found, i) => found.fill(1, i, i + 1), Array(count_).fill(0));
+  /** @param {number[]} positions @param {number} count_ */
+  const flags = (positions, count_) => positions && positions.reduce((all, i) => all.fill(1, i, i + 1), Array(count_).fill(0));
   const { special, key_special: others } = written;
   const text = { ...written, special: flags(special, written.length), key_special: flags(others, written.key_length) };
   const source = reader(text);
@@ -97,8 +97,8 @@ export function openRecorded(data) {
     runs,
     /** @param {string} text  the name of a text @param {Edit[]} edits */
     run(text, edits = []) {
-      const found = data.texts.findIndex((/** @type {any} */ { name }) => name === text);
-      return edits.length || found < 0 ? refuse(found < 0 ? "Another text" : "A change") : Promise.resolve(runs[found]);
+      const which = data.texts.findIndex((/** @type {any} */ { name }) => name === text);
+      return edits.length || which < 0 ? refuse(which < 0 ? "Another text" : "A change") : Promise.resolve(runs[which]);
     },
     sweep: () => refuse("Removing heads"),
   };
@@ -120,8 +120,8 @@ function reader(text) {
     const packed = text[name];
     if (!packed) return false;
     const [layers, heads] = packed.shape; // an axis of length 1 holds for all indices
-    const place = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
-    return Boolean((once(name, { ...packed, bits: 8 })[place >> 3] >> (7 - (place & 7))) & 1);
+    const position = (((layers > 1 ? l : 0) * heads + (heads > 1 ? h : 0)) * L + i) * S + j;
+    return Boolean((once(name, { ...packed, bits: 8 })[position >> 3] >> (7 - (position & 7))) & 1);
   };
   /** @param {string} name @param {any} packed @param {number} l @param {number} h @param {number} j */
   const ofKey = (name, packed, l, h, j) => once(name, packed)[(l * H + h) * S + j];
@@ -133,10 +133,10 @@ function reader(text) {
     row(l, h, i, give) {
       const base = (l * H + h) * L + i;
       if (summary) {
-        const [places, weights] = [once("places", summary.indices), once("top", summary.weights)];
+        const [positions, weights] = [once("positions", summary.indices), once("top", summary.weights)];
         const none = summary.indices.bits === 32 ? 4294967295 : 65535;
         for (let t = base * summary.top_k; t < (base + 1) * summary.top_k; t++) {
-          if (places[t] !== none && weights[t]) give(places[t], weights[t] / summary.weights.per);
+          if (positions[t] !== none && weights[t]) give(positions[t], weights[t] / summary.weights.per);
         }
         return;
       }

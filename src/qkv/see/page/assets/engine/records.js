@@ -25,7 +25,7 @@ const OPS = schema.items.oneOf.map(nameOf);
  */
 export function checkedEdits(edits, T, model) {
   if (!Array.isArray(edits)) throw new TypeError(`run: edits is ${typeof edits}: give a list of objects with "op"`);
-  return edits.map((edit, place) => checked(edit, `run: edits[${place}]`, T, model));
+  return edits.map((edit, position) => checked(edit, `run: edits[${position}]`, T, model));
 }
 
 /**
@@ -41,18 +41,18 @@ function checked(edit, source, T, model) {
   const { properties, required, dependentRequired = {} } = DEFINED[edit.op];
   const names = Object.keys(properties).filter((name) => name !== "op");
   /** @type {Record<string, any>} */
-  const given = Object.fromEntries(Object.entries(edit).filter(([, value]) => value !== undefined && value !== null));
-  const missing = names.find((name) => required.includes(name) && !(name in given));
-  const unknown = Object.keys(given).find((name) => !(name in properties));
+  const fields = Object.fromEntries(Object.entries(edit).filter(([, value]) => value !== undefined && value !== null));
+  const missing = names.find((name) => required.includes(name) && !(name in fields));
+  const unknown = Object.keys(fields).find((name) => !(name in properties));
   if (missing || unknown) throw new RangeError(`${where} has ${missing ? `no ${missing}` : shown(unknown)}: ${taken(names, required)}`);
-  const right = rulesFor(given, T, model);
-  for (const name of names.filter((one) => one in given)) {
-    const way = right(nameOf(properties[name]), given[name]);
-    if (way) throw new RangeError(`${where} has ${name} ${shown(given[name])}: give ${way}`);
+  const right = rulesFor(fields, T, model);
+  for (const name of names.filter((one) => one in fields)) {
+    const way = right(nameOf(properties[name]), fields[name]);
+    if (way) throw new RangeError(`${where} has ${name} ${shown(fields[name])}: give ${way}`);
     for (const other of dependentRequired[name] ?? [])
-      if (!(other in given)) throw new RangeError(`${where} has ${name} ${shown(given[name])} and no ${other}: give the ${other} too`);
+      if (!(other in fields)) throw new RangeError(`${where} has ${name} ${shown(fields[name])} and no ${other}: give the ${other} too`);
   }
-  return /** @type {Edit} */ (given);
+  return /** @type {Edit} */ (fields);
 }
 
 /**
@@ -129,8 +129,8 @@ export function shown(value) {
  * @param {Tokenizer} tokenizer
  */
 export function swapped(tokens, edits, { ids }) {
-  const found = tokens.map(({ id, token }) => ({ id, token }));
+  const replaced = tokens.map(({ id, token }) => ({ id, token }));
   for (const edit of /** @type {ByOp["swap"][]} */ (edits.filter(({ op }) => op === "swap")))
-    found[edit.token] = { id: /** @type {number} */ (ids.get(edit.with)), token: edit.with };
-  return found;
+    replaced[edit.token] = { id: /** @type {number} */ (ids.get(edit.with)), token: edit.with };
+  return replaced;
 }

@@ -15,41 +15,41 @@ const LIKELIEST = 8; // the number of likely tokens that are reported with each 
  * @param {() => number} draw
  */
 export function chosenFrom(logits, { temperature, top_k }, draw) {
-  const chances = chancesOf(logits);
-  if (!Number.isFinite(chances[0])) throw new RangeError("generate: the model's logits are not finite: look at the edits");
-  const id = temperature ? drawn(logits, temperature, top_k, draw()) : likeliestOf(chances, 1)[0];
-  const likeliest = likeliestOf(chances, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, chances[one]]));
-  return { id, probability: chances[id], likeliest };
+  const probabilities = probabilitiesOf(logits);
+  if (!Number.isFinite(probabilities[0])) throw new RangeError("generate: the model's logits are not finite: look at the edits");
+  const id = temperature ? drawn(logits, temperature, top_k, draw()) : likeliestOf(probabilities, 1)[0];
+  const likeliest = likeliestOf(probabilities, LIKELIEST).map((one) => /** @type {[number, number]} */ ([one, probabilities[one]]));
+  return { id, probability: probabilities[id], likeliest };
 }
 
 /**
  * Probabilities: the softmax of logits over a temperature, in float64.
  * @param {Float32Array | Float64Array} logits  (V)
  */
-export function chancesOf(logits, temperature = 1) {
-  const found = Float64Array.from(logits);
-  const highest = found.reduce((one, other) => Math.max(one, other), -Infinity);
-  found.forEach((logit, id) => (found[id] = Math.exp((logit - highest) / temperature)));
-  const total = found.reduce((sum, one) => sum + one, 0);
-  return found.map((one) => one / total);
+export function probabilitiesOf(logits, temperature = 1) {
+  const powers = Float64Array.from(logits);
+  const highest = powers.reduce((one, other) => Math.max(one, other), -Infinity);
+  powers.forEach((logit, id) => (powers[id] = Math.exp((logit - highest) / temperature)));
+  const total = powers.reduce((sum, one) => sum + one, 0);
+  return powers.map((one) => one / total);
 }
 
 /**
  * The ids of the largest probabilities, largest first; among equal probabilities, the lower id comes first.
- * @param {Float64Array} chances
+ * @param {Float64Array} probabilities
  * @param {number} count
  */
-export function likeliestOf(chances, count) {
+export function likeliestOf(probabilities, count) {
   /** @type {number[]} */
-  const found = [];
-  for (let id = 0; id < chances.length; id++) {
-    if (found.length === count && chances[id] <= chances[found[count - 1]]) continue;
-    let place = found.length;
-    while (place && chances[found[place - 1]] < chances[id]) place -= 1;
-    found.splice(place, 0, id);
-    if (found.length > count) found.pop();
+  const ids = [];
+  for (let id = 0; id < probabilities.length; id++) {
+    if (ids.length === count && probabilities[id] <= probabilities[ids[count - 1]]) continue;
+    let position = ids.length;
+    while (position && probabilities[ids[position - 1]] < probabilities[id]) position -= 1;
+    ids.splice(position, 0, id);
+    if (ids.length > count) ids.pop();
   }
-  return found;
+  return ids;
 }
 
 /**
@@ -61,7 +61,7 @@ export function likeliestOf(chances, count) {
  */
 function drawn(logits, temperature, top_k, at) {
   const least = top_k === null || top_k >= logits.length ? -Infinity : logits.toSorted().at(-top_k);
-  const shares = chancesOf(logits.map((logit) => (logit >= /** @type {number} */ (least) ? logit : -Infinity)), temperature);
+  const shares = probabilitiesOf(logits.map((logit) => (logit >= /** @type {number} */ (least) ? logit : -Infinity)), temperature);
   let sum = 0;
   for (const [id, share] of shares.entries()) if ((sum += share) > at) return id;
   return shares.findLastIndex((share) => share > 0);

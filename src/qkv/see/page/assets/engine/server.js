@@ -70,7 +70,7 @@ export function openServer(model, form) {
     if (!model.vocabulary) at = undefined;
     else if (!at) {
       const { about } = await post({ input: text, layers: [0], heads: [0] }, signal);
-      at = about.tokens.map((/** @type {any} */ _, /** @type {number} */ place) => place);
+      at = about.tokens.map((/** @type {any} */ _, /** @type {number} */ position) => position);
     }
     const inside = model.plain && layers.length ? layers : undefined;
     const { about, arrays } = await post({ input: text, edits, include: ["text", "resid"], at, inside, ...more }, signal);
@@ -167,10 +167,10 @@ function keyFrom(form, message) {
  */
 function tensorsOf(file) {
   const size = Number(new DataView(file).getBigUint64(0, true));
-  const { __metadata__: written, ...places } = JSON.parse(new TextDecoder().decode(new Uint8Array(file, 8, size)));
+  const { __metadata__: written, ...positions } = JSON.parse(new TextDecoder().decode(new Uint8Array(file, 8, size)));
   /** @type {Record<string, {shape: number[], numbers: Float32Array}>} */
   const arrays = {};
-  for (const [name, { dtype, shape, data_offsets: [first, end] }] of Object.entries(places)) {
+  for (const [name, { dtype, shape, data_offsets: [first, end] }] of Object.entries(positions)) {
     const bytes = file.slice(8 + size + first, 8 + size + end);
     const numbers = dtype === "F64" ? Float32Array.from(new Float64Array(bytes)) : new Float32Array(bytes);
     arrays[name] = { shape, numbers };
@@ -228,9 +228,9 @@ function runOf(text, about, arrays, model) {
  * @returns {[number, number][]}
  */
 function inUnits(text, offsets) {
-  const places = [0];
-  for (const mark of text) places.push(places.at(-1) + mark.length);
-  /** @param {number} place */
-  const unit = (place) => places[Math.min(place, places.length - 1)];
+  const positions = [0];
+  for (const mark of text) positions.push(positions.at(-1) + mark.length);
+  /** @param {number} position */
+  const unit = (position) => positions[Math.min(position, positions.length - 1)];
   return offsets.map(([first, last]) => [unit(first), unit(last)]);
 }

@@ -12,8 +12,7 @@ import { tokenize } from "./tokenizer.js";
 /** @typedef {import("./parameters.js").Model} Model */
 
 /**
- * Adds to edits the numbers from other runs, as their `found`. `found` is not a part of the name of a step in
- * `memory`.
+ * Adds `numbers`, the numbers from other runs, to edits. `numbers` is not a part of the name of a step in `memory`.
  * @param {Model} model
  * @param {Memory} memory
  * @param {number[]} ids  (T)
@@ -28,7 +27,7 @@ export function* withSources(model, memory, ids, edits) {
     else {
       const steps = yield* forward(model, memory, mean ? ids : sourceOf(model, edit, ids.length), []);
       const value = mean ? meanOf(steps[edit.layer + 1].z, ids.length) : partOf(steps, edit, ids.length, model);
-      all.push(Object.defineProperty({ ...edit }, "found", { value }));
+      all.push(Object.defineProperty({ ...edit }, "numbers", { value }));
     }
   }
   return all;

@@ -1,7 +1,7 @@
 // Texts that the rules of a tokenizer change. Each character keeps the part of the given text for which it stands.
 
 /**
- * The character at position i of `text` stands for `given.slice(from[i], to[i])`; the piece begins at position
+ * The character at position i of `text` stands for `original.slice(from[i], to[i])`; the piece begins at position
  * `start` of the given text.
  * @typedef {{text: string, from: number[], to: number[], start: number}} Piece
  * @typedef {[mark: string, from: number, to: number]} Mark  a character, and the part of the text for which it stands
@@ -25,9 +25,9 @@ export function pieceOf(text) {
 export function marksOf({ text, from, to }) {
   let next = 0;
   return Array.from(text, (mark) => {
-    const place = next;
+    const position = next;
     next += mark.length;
-    return [mark, from[place], to[place]];
+    return [mark, from[position], to[position]];
   });
 }
 

@@ -15,7 +15,7 @@ import { wordpieceOf } from "./wordpiece.js";
 /** @typedef {import("./normalizers.js").Normalizer} Normalizer */
 /** @typedef {import("./pretokenizers.js").Cutter} Cutter */
 /** @typedef {import("./spans.js").Piece} Piece */
-/** @typedef {import("./wordpiece.js").Found} Found */
+/** @typedef {import("./wordpiece.js").TokenSpan} TokenSpan */
 /** @typedef {import("./wordpiece.js").Model} Model */
 
 /**
@@ -90,13 +90,13 @@ function frameOf(rules) {
     BertProcessing: () => ({ before: one(rules.cls), after: one(rules.sep), trims }),
     RobertaProcessing: () => ({ before: one(rules.cls), after: one(rules.sep), trims }),
     TemplateProcessing: () => {
-      const place = rules.single.findIndex((/** @type {any} */ part) => part.Sequence);
+      const position = rules.single.findIndex((/** @type {any} */ part) => part.Sequence);
       /** @type {(parts: any[]) => Token[]} */
       const all = (parts) => parts.flatMap(({ SpecialToken: { id } }) => {
         const { ids, tokens } = rules.special_tokens[id];
         return tokens.map((/** @type {string} */ token, /** @type {number} */ i) => put(token, ids[i]));
       });
-      return { before: all(rules.single.slice(0, place)), after: all(rules.single.slice(place + 1)), trims };
+      return { before: all(rules.single.slice(0, position)), after: all(rules.single.slice(position + 1)), trims };
     },
     Sequence: () => {
       /** @type {Frame[]} */
@@ -124,7 +124,7 @@ function finderOf(added, spelled) {
   const pattern = new RegExp([...known.keys()].sort((a, b) => b.length - a.length).map(escaped).join("|"), "gu");
   return (piece) => {
     const { text } = piece;
-    const found = [];
+    const parts = [];
     let last = 0;
     for (const { 0: content, index } of matchesOf(text, pattern)) {
       const { id, lstrip, rstrip, single_word: alone } = /** @type {Added} */ (known.get(content));
@@ -133,12 +133,12 @@ function finderOf(added, spelled) {
       if (alone && [...before.slice(-1), ...behind.slice(0, 1)].some((mark) => LETTER.test(mark))) continue;
       const start = lstrip ? last + text.slice(last, index).replace(/\p{White_Space}+$/u, "").length : index;
       const end = rstrip ? stop + text.slice(stop).search(/\P{White_Space}|$/u) : stop;
-      if (start > last) found.push({ piece: partOf(piece, last, start) });
-      found.push({ piece: partOf(piece, start, end), id });
+      if (start > last) parts.push({ piece: partOf(piece, last, start) });
+      parts.push({ piece: partOf(piece, start, end), id });
       last = end;
     }
-    if (last < text.length) found.push({ piece: partOf(piece, last, text.length) });
-    return found;
+    if (last < text.length) parts.push({ piece: partOf(piece, last, text.length) });
+    return parts;
   };
 }
 
@@ -167,16 +167,16 @@ export function tokenize(tokenizer, text, most) {
  * @returns {Generator<Token>}
  */
 export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model }, text) {
-  const { text: written, given } = masked(text.toWellFormed(), mask);
+  const { text: written, toOriginal } = masked(text.toWellFormed(), mask);
   let first = true;
   for (const { piece, id, word } of words()) {
-    /** @type {Found[]} */
+    /** @type {TokenSpan[]} */
     const tokens = id === undefined ? model(word) : [[id, 0, piece.text.length]];
     for (const [own, begin, end] of tokens) {
       const token = id === undefined ? names[own] : piece.text;
-      let place = { start: word.from[begin], end: word.to[end - 1] };
-      for (const trim of trims) place = trimmed(written, token, place, trim.first && (first || place.start === 0));
-      yield { id: own, token, start: given(place.start, 0), end: given(place.end, 1), special: false };
+      let position = { start: word.from[begin], end: word.to[end - 1] };
+      for (const trim of trims) position = trimmed(written, token, position, trim.first && (first || position.start === 0));
+      yield { id: own, token, start: toOriginal(position.start, 0), end: toOriginal(position.end, 1), special: false };
       first = false;
     }
   }
@@ -194,7 +194,7 @@ export function* tokensOf({ mask, names, trims, raw, read, normalize, cut, model
  * text.
  * @param {string} text
  * @param {string} token
- * @param {{start: number, end: number}} place
+ * @param {{start: number, end: number}} position
  * @param {boolean} first  whether the tokenizer may have added one blank at the beginning
  */
 function trimmed(text, token, { start, end }, first) {

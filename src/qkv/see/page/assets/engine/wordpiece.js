@@ -1,8 +1,8 @@
 // WordPiece: cuts a word into subwords of the vocabulary, always the longest that fits.
 
 /** @typedef {import("./spans.js").Piece} Piece */
-/** @typedef {[id: number, first: number, last: number]} Found  a token, and its first and last position in the word */
-/** @typedef {(word: Piece) => Found[]} Model */
+/** @typedef {[id: number, first: number, last: number]} TokenSpan  a token, and its first and last position in the word */
+/** @typedef {(word: Piece) => TokenSpan[]} Model */
 
 /**
  * "playing" -> "play", "##ing". A word that cannot be cut into subwords, or that is too long, is one unknown token.
@@ -13,17 +13,17 @@ export function wordpieceOf({ vocab, unk_token: unknown, continuing_subword_pref
   /** @type {Map<string, number>} */
   const ids = new Map(Object.entries(vocab));
   return ({ text }) => {
-    /** @type {Found[]} */
+    /** @type {TokenSpan[]} */
     const none = [[vocab[unknown], 0, text.length]];
     if (Array.from(text).length > longest) return none;
-    /** @type {Found[]} */
-    const found = [];
+    /** @type {TokenSpan[]} */
+    const tokens = [];
     for (let first = 0, last = 0; first < text.length; first = last) {
       const start = first ? prefix : "";
       for (last = text.length; last > first && !ids.has(start + text.slice(first, last)); ) last -= 1;
       if (last === first) return none;
-      found.push([/** @type {number} */ (ids.get(start + text.slice(first, last))), first, last]);
+      tokens.push([/** @type {number} */ (ids.get(start + text.slice(first, last))), first, last]);
     }
-    return found;
+    return tokens;
   };
 }

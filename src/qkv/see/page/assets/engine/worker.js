@@ -80,7 +80,7 @@ function asked({ text, edits, most = Infinity }) {
  */
 function* run(question) {
   const { tokens, cut, read, own } = asked(question);
-  const places = listed(question.at, tokens.length, "at", "tokens");
+  const positions = listed(question.at, tokens.length, "at", "tokens");
   const layers = listed(question.layers ?? [], model.sizes.layers, "layers", "layers");
   const T = tokens.length;
   if (T > MOST_PATTERNS && !question.layers)
@@ -92,7 +92,7 @@ function* run(question) {
     tokens: read.map(({ token }) => token),
     pattern: steps.slice(1).map(({ pattern }, l) => (T <= MOST_PATTERNS || layers.includes(l) ? rounded(pattern) : [])),
     resid: rounded(resid),
-    logits: yield* logits(/** @type {Float64Array} */ (resid.at(-1)), places),
+    logits: yield* logits(/** @type {Float64Array} */ (resid.at(-1)), positions),
     ids,
     offsets: tokens.map(({ start, end }) => [start, end]),
     special: tokens.map(({ special }) => special),
@@ -110,14 +110,14 @@ function* run(question) {
 function* sweep(question) {
   const { tokens, read, own } = asked(question);
   const { layers, heads } = model.sizes;
-  const places = listed(question.at, tokens.length, "at", "tokens");
+  const positions = listed(question.at, tokens.length, "at", "tokens");
   const ids = read.map(({ id }) => id);
   const edits = yield* withSources(model, memory, ids, own);
   for (let layer = layers - 1; layer >= 0; layer--)
     for (let head = 0; head < heads; head++) {
       const steps = yield* forward(model, memory, ids, [...edits, { op: "ablate", layer, head }]);
       const resid = handedOn(steps[layers]);
-      yield { layer, head, resid: rounded(resid), logits: yield* logits(resid, places) };
+      yield { layer, head, resid: rounded(resid), logits: yield* logits(resid, positions) };
     }
 }
 
@@ -178,9 +178,9 @@ function* parameters({ names, rows = {} }) {
   if (unknown !== undefined) throw new RangeError(`parameters: the model has no ${shown(unknown)}`);
   /** @type {(name: string) => Float32Array} */
   const chosen = (name) => {
-    const found = new Float32Array(rows[name].length * D);
-    rows[name].forEach((row, n) => found.set(all[name].subarray(row * D, (row + 1) * D), n * D));
-    return found;
+    const part = new Float32Array(rows[name].length * D);
+    rows[name].forEach((row, n) => part.set(all[name].subarray(row * D, (row + 1) * D), n * D));
+    return part;
   };
   return Object.fromEntries(names.map((name) => [name, rows[name] ? chosen(name) : all[name]]));
 }
@@ -188,17 +188,17 @@ function* parameters({ names, rows = {} }) {
 /**
  * Computes the logits (n, V) of vectors x (T, D) at these positions, a few of them in each step.
  * @param {Float64Array} x
- * @param {number[]} places
+ * @param {number[]} positions
  * @returns {Generator<void, Float32Array>}
  */
-function* logits(x, places) {
+function* logits(x, positions) {
   const V = model.sizes.vocabulary;
-  const found = new Float32Array(places.length * V);
-  for (let n = 0; n < places.length; n += 8) {
+  const result = new Float32Array(positions.length * V);
+  for (let n = 0; n < positions.length; n += 8) {
     yield;
-    found.set(logitsAt(model, x, places.slice(n, n + 8)), n * V);
+    result.set(logitsAt(model, x, positions.slice(n, n + 8)), n * V);
   }
-  return found;
+  return result;
 }
 
 /**
@@ -228,8 +228,8 @@ function inside(step) {
  * @param {string} what
  */
 function listed(numbers, count, name, what) {
-  const found = numbers ?? Array.from({ length: count }, (_, number) => number);
-  const wrong = found.find((number) => !(Number.isInteger(number) && number >= 0 && number < count));
+  const chosen = numbers ?? Array.from({ length: count }, (_, number) => number);
+  const wrong = chosen.find((number) => !(Number.isInteger(number) && number >= 0 && number < count));
   if (wrong !== undefined) throw new RangeError(`run: ${name} has ${shown(wrong)} and there are ${count} ${what}: give 0 to ${count - 1}`);
-  return found;
+  return chosen;
 }

@@ -22,7 +22,7 @@ import { viewBarPart } from "../parts/view_bar.js";
  * @property {string} [word]  the shared word; this and the next fields exist for two texts
  * @property {string} [why]  the reason for this word
  * @property {string[]} [texts]
- * @property {[number[], number[]]} [places]
+ * @property {[number[], number[]]} [positions]
  * @property {number[]} [similarity]  the cosines of the shared word, at the embeddings and after each layer
  * @property {{to_token: string, layer: number, head: number, weight: number}[][]} [strongest]  the strongest links of each text
  * @property {string} [of]  the vectors whose changes are measured; this and the next fields exist for two runs
@@ -33,19 +33,19 @@ import { viewBarPart } from "../parts/view_bar.js";
 /** @param {any} box @param {any} data @param {Ui} ui */
 function compare(box, data, ui) {
   /** @type {{compare: Compared}} */
-  const { compare: found } = data;
+  const { compare: compared } = data;
   const store = recordedStore(data, update);
   const { runs } = store.engine;
   const [bar, pair] = [viewBarPart(ui, store), pairPart(ui)];
-  const first = found.places ? found.places.map(([place]) => place) : runs.map(() => found.changes?.[0]?.[0] || 0);
+  const first = compared.positions ? compared.positions.map(([position]) => position) : runs.map(() => compared.changes?.[0]?.[0] || 0);
   const [why, notes] = [el("p", { class: "note" }), el("div", {})];
   box.classList.add("recorded");
   box.append(
     titleNode(data),
-    el("p", { class: "lead" }, found.sentence),
-    ...(found.texts ?? []).map((text, k) => el("p", { class: "compared" }, el("b", {}, data.texts[k].name), " ", el("bdi", {}, visible(text)))),
-    el("div", { class: "panels" }, found.what === "runs" ? changes(/** @type {Required<Compared>} */ (found), data.texts[0]) : shared(/** @type {Required<Compared>} */ (found), data, open)),
-    bar.node, pair.node, why, ...(found.why ? [el("p", { class: "note" }, found.why)] : []), notes, helpOf(),
+    el("p", { class: "lead" }, compared.sentence),
+    ...(compared.texts ?? []).map((text, k) => el("p", { class: "compared" }, el("b", {}, data.texts[k].name), " ", el("bdi", {}, visible(text)))),
+    el("div", { class: "panels" }, compared.what === "runs" ? changes(/** @type {Required<Compared>} */ (compared), data.texts[0]) : shared(/** @type {Required<Compared>} */ (compared), data, open)),
+    bar.node, pair.node, why, ...(compared.why ? [el("p", { class: "note" }, compared.why)] : []), notes, helpOf(),
   );
 
   /** @param {number} layer @param {number} head */

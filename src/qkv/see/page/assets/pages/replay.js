@@ -50,11 +50,11 @@ export const start = starting((box, payload, ui) => {
   // ---- the numbers
 
   /** @param {number} at @param {number} l @param {number} h @param {number} i @param {number} j */
-  const place = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
+  const position = (at, l, h, i, j) => (((at * layers.length + l) * H + h) * L + i) * L + j;
   /** @param {number} at @param {number} l @param {number} h @param {number} i @param {number} j */
-  const weight = (at, l, h, i, j) => packed[place(at, l, h, i, j)] / per;
+  const weight = (at, l, h, i, j) => packed[position(at, l, h, i, j)] / per;
   /** @param {number} at @param {number} l @param {number} h */
-  const cells = (at, l, h) => packed.subarray(place(at, l, h, 0, 0), place(at, l, h + 1, 0, 0));
+  const cells = (at, l, h) => packed.subarray(position(at, l, h, 0, 0), position(at, l, h + 1, 0, 0));
   /** @param {number} l @param {number} h @param {number} i @param {number} j */
   function hides(l, h, i, j) {
     if (!bits) return false;
@@ -235,7 +235,7 @@ export const start = starting((box, payload, ui) => {
     const [before, after] = [0, last].map((k) => cells(k, l, h));
     /** @param {number} k */
     const rise = (k) => after[k] - (last ? before[k] : 0);
-    const best = after.reduce((found, _, k) => (rise(k) > rise(found) ? k : found), 0); // the cell whose weight rose most in the run
+    const best = after.reduce((top, _, k) => (rise(k) > rise(top) ? k : top), 0); // the cell whose weight rose most in the run
     /** @param {number} i @param {number} j */
     const value = (i, j) => (hides(l, h, i, j) ? NaN : weight(state.at, l, h, i, j));
     const home = [Math.floor(best / L), best % L];

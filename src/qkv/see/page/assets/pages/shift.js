@@ -19,10 +19,10 @@ export const start = starting((box, payload, ui) => {
   /** @param {number} k */
   const letter = (k) => (k < 26 ? String.fromCharCode(65 + k) : String(k + 1));
   /** @type {Map<string, Set<number>>} */
-  const places = new Map(); // from each word to its sentences
-  tokens.forEach((token, i) => places.set(token, (places.get(token) || new Set()).add(of[i])));
+  const positions = new Map(); // from each word to its sentences
+  tokens.forEach((token, i) => positions.set(token, (positions.get(token) || new Set()).add(of[i])));
   /** @param {number} i */
-  const named = (i) => cut(visible(tokens[i]), 18) + (several && /** @type {Set<number>} */ (places.get(tokens[i])).size > 1 ? ` (${letter(of[i])})` : "");
+  const named = (i) => cut(visible(tokens[i]), 18) + (several && /** @type {Set<number>} */ (positions.get(tokens[i])).size > 1 ? ` (${letter(of[i])})` : "");
   const plane = planePart(ui, shift, named);
   let at = stages.length - 1;
 
@@ -63,7 +63,7 @@ export const start = starting((box, payload, ui) => {
     /** @param {number} i @param {string} name @param {Point} point @param {number} cosine */
     const row = (i, name, point, cosine) => [i, tokens[i], of[i], name, ...point, cosine];
     const rows = tokens.flatMap((_, i) => [row(i, "static", before[i], 1), ...stages.map((stage) => row(i, stage.name, stage.points[i], stage.cosine[i]))]);
-    return { columns: ["place", "word", "sentence", "at", "x", "y", "cosine_with_static"], rows };
+    return { columns: ["position", "word", "sentence", "at", "x", "y", "cosine_with_static"], rows };
   }
 
   /** @param {number} k @param {boolean} aloud */

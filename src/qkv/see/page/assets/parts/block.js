@@ -19,7 +19,7 @@ import "./block.css";
  * @property {string} code
  * @property {string} name  of its array
  * @property {string} note
- * @property {"queries" | "keys" | "place"} side  the meaning of the rows
+ * @property {"queries" | "keys" | "position"} side  the meaning of the rows
  * @property {"keys" | null} columns  the meaning of the columns; null: components of vectors
  * @property {{at: number[], names: string[]} | null} shown  the shown columns
  * @property {boolean} weights
@@ -64,7 +64,7 @@ const SIGNS = { given: "", row: "row", wave: "wave", sum: "+", norm: "norm", rot
  * The positions of the steps that are drawn as a block: {lane, line}. Lane 0 is the residual stream.
  * @param {FlowStep[]} steps
  */
-function placesInBlock(steps) {
+function positionsInBlock(steps) {
   let line = -1;
   return steps.map(({ name }) => {
     if (!BESIDE.includes(name)) line += 1;
@@ -95,8 +95,8 @@ function readIn(steps, k) {
   const known = new Map(steps.slice(0, k).map((step, i) => [step.name, i]));
   if (reads) return reads.map((one) => known.get(one));
   const asked = [op.of, op.left, op.right, ...(op.from ?? []), ...(op.kind === "sum" ? op.terms : [])];
-  const found = asked.filter((one) => known.has(one)).map((one) => known.get(one));
-  if (found.length || ["E", "P", "X", "C", "instead"].includes(name) || op.kind === "wave") return found;
+  const sources = asked.filter((one) => known.has(one)).map((one) => known.get(one));
+  if (sources.length || ["E", "P", "X", "C", "instead"].includes(name) || op.kind === "wave") return sources;
   if (/^[QKV]$/.test(name)) return [known.get("N") ?? known.get("X")].filter((one) => one !== undefined);
   if (/_rotated$/.test(name)) return [known.get(name[0])];
   return k ? [k - 1] : [];
@@ -138,9 +138,9 @@ function signOf({ op, sign }) {
  * @param {number} token
  */
 function rowIn(flow, step, token) {
-  if (step.side === "place") return 0;
-  const [held, place] = step.side === "keys" ? [flow.key_rows, flow.keys ? flow.start[1] : token] : [flow.rows, token];
-  return held ? held.indexOf(place) : place;
+  if (step.side === "position") return 0;
+  const [held, position] = step.side === "keys" ? [flow.key_rows, flow.keys ? flow.start[1] : token] : [flow.rows, token];
+  return held ? held.indexOf(position) : position;
 }
 
 /**
@@ -267,11 +267,11 @@ export function blockPart(ui, { onshow, panel }) {
     const width = Math.min(460, node.clientWidth);
     if (!flow || !width) return;
     const { steps } = flow;
-    const places = placesInBlock(steps);
+    const positions = positionsInBlock(steps);
     const [stream, first] = width < 400 ? [60, 122] : [68, 162]; // the positions of lanes 0 and 1
     const pitch = Math.min(96, (width - first - 44) / 2);
-    const at = places.map(({ lane, line }) => [lane ? first + (lane - 1) * pitch : stream, LINE * (line + 0.5)]);
-    const height = LINE * (places.at(-1).line + 1);
+    const at = positions.map(({ lane, line }) => [lane ? first + (lane - 1) * pitch : stream, LINE * (line + 0.5)]);
+    const height = LINE * (positions.at(-1).line + 1);
     const lengths = steps.map((step) => (OTHER_NUMBERS.includes(step.name) ? null : lengthIn(flow, step, token)));
     const scale = WIDEST / Math.max(1e-9, .../** @type {number[]} */ (lengths));
     const wide = lengths.map((length) => (length === null ? THIN : length && Math.max(1, length * scale)));
@@ -285,12 +285,12 @@ export function blockPart(ui, { onshow, panel }) {
       return read.map((i) => {
         const end = sum ? left + wide[i] / 2 : left;
         left += sum ? wide[i] : 0;
-        const kind = lengths[i] === null ? "numbers" : places[i].lane || places[k].lane ? "branch" : "stream";
+        const kind = lengths[i] === null ? "numbers" : positions[i].lane || positions[k].lane ? "branch" : "stream";
         const last = stays && lengths[i] !== null ? wide[i] : wide[k];
         const about = { class: `ribbon ${kind}`, "data-from": steps[i].name, "data-to": step.name, "data-wide": wide[i].toFixed(3) };
         /** @type {[number, number, number, number, number, number]} */
         const ends = [at[i][0], at[i][1] + 8, wide[i], end, at[k][1] - 8, last];
-        const around = isAround(places[i], places[k]);
+        const around = isAround(positions[i], positions[k]);
         return svg("path", { ...about, d: around ? ribbonAround(...ends, (3 * stream + 2 * first) / 5) : ribbonPath(...ends) });
       });
     });

@@ -3,8 +3,8 @@
 
 import { el, fill, word } from "../base/elements.js";
 import { percent } from "../base/format.js";
-import { chancesOf } from "../engine/sampling.js";
-import { movedChance } from "../store/chances.js";
+import { probabilitiesOf } from "../engine/sampling.js";
+import { movedProbability } from "../store/probabilities.js";
 import "./cards.css";
 
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -20,7 +20,7 @@ const AS_MUCH = 0.1; // smaller changes count as no change; the same as in train
 /**
  * A measurement: the summed weight of a query on keys (the mean over all heads if no head is named), the probability
  * of a word at the position, or the probability that edits move to other words.
- * @typedef {{of: "weight" | "chance" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
+ * @typedef {{of: "weight" | "probability" | "moved", edits: Edit[], layer?: number, head?: number, query?: number, keys?: number[], word?: string}} Probe
  *
  * A card of the lesson. In its texts, *word* is a word of the sentence, and {0} is the result of the first probe.
  * @typedef {object} Card
@@ -29,7 +29,7 @@ const AS_MUCH = 0.1; // smaller changes count as no change; the same as in train
  * @property {string} ask
  * @property {string[]} options
  * @property {string} told the explanation after the guess
- * @property {Partial<PlayState> & {text: string, place: number}} before the state that the page shows
+ * @property {Partial<PlayState> & {text: string, position: number}} before the state that the page shows
  * @property {Partial<PlayState>} after the state after the guess
  * @property {Probe[]} probes
  * @property {{of: "largest", among: number[]} | {of: "change", from: number, to: number}} right
@@ -47,14 +47,14 @@ async function probedBy(engine, { before, probes }) {
   /** @param {Edit[]} edits */
   const run = (edits) => {
     const key = JSON.stringify(edits);
-    if (!runs.has(key)) runs.set(key, engine.run(before.text, edits, { at: [before.place] }));
+    if (!runs.has(key)) runs.set(key, engine.run(before.text, edits, { at: [before.position] }));
     return runs.get(key);
   };
   return Promise.all(probes.map(async (probe) => {
-    const found = await run(probe.edits);
-    if (probe.of === "weight") return weightOf(found, /** @type {Required<Probe>} */ (probe));
-    const chances = chancesOf(found.logits);
-    return probe.of === "chance" ? chances[words.indexOf(/** @type {string} */ (probe.word))] : movedChance(chancesOf((await run([])).logits), chances);
+    const result = await run(probe.edits);
+    if (probe.of === "weight") return weightOf(result, /** @type {Required<Probe>} */ (probe));
+    const probabilities = probabilitiesOf(result.logits);
+    return probe.of === "probability" ? probabilities[words.indexOf(/** @type {string} */ (probe.word))] : movedProbability(probabilitiesOf((await run([])).logits), probabilities);
   }));
 }
 

@@ -7,7 +7,7 @@ import { count, number } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
-import { maskOf } from "../store/places.js";
+import { maskOf } from "../store/positions.js";
 import { offerOf } from "./sentence.js";
 import { activationWords, heatWords, nameIn, spelled, usualScale } from "./words.js";
 import "./changes.css";
@@ -64,12 +64,12 @@ export function changesPart(ui, store) {
 export function inWords({ state, run, original, words, model }) {
   const { edits } = state;
   /** @type {{key: string, gone: Edit[], say: (gone: Edit[]) => any}[]} */
-  const found = [];
+  const groups = [];
   /** @param {string} key @param {Edit} edit @param {(gone: Edit[]) => any} say */
   const put = (key, edit, say) => {
-    const known = found.find((one) => one.key === key);
+    const known = groups.find((one) => one.key === key);
     if (known) known.gone.push(edit);
-    else found.push({ key, gone: [edit], say });
+    else groups.push({ key, gone: [edit], say });
   };
   /** @type {(token: number) => [number, string]} */
   const nameOf = (token) => {
@@ -99,7 +99,7 @@ export function inWords({ state, run, original, words, model }) {
     else if (windowed && layer === undefined) put("window", edit, () => [`sees ${windowed} to each side`]);
     else put(`mask ${head(edit)}`, edit, (gone) => [`${count(gone.length)} ${gone.length > 1 ? "pairs" : "pair"} hidden ${head(edit)}`]);
   }
-  return found.map(({ gone, say }) => ({ said: say(gone), gone }));
+  return groups.map(({ gone, say }) => ({ said: say(gone), gone }));
 }
 
 /**
@@ -138,7 +138,7 @@ function windowOf(edits, size) {
 
 /** @param {Ui} ui @param {Store} store */
 function maskMenu(ui, store) {
-  /** @param {Edit} given */
+  /** @param {Edit} edit */
   const everywhere = ({ op, layer }) => op === "causal" || (op === "mask" && layer === undefined);
   let size = 0;
   /** @param {number} reach */
@@ -149,7 +149,7 @@ function maskMenu(ui, store) {
     const put = value === "none" ? [] : value === "causal" ? [{ op: "causal" }] : windowMasks(size, Number(value));
     store.set({ edits: [...others, ...put] });
   });
-  /** @param {Now} given */
+  /** @param {Now} now */
   const update = ({ state: { edits }, original }) => {
     size = original.tokens.length;
     const reach = windowOf(edits, size);
@@ -187,7 +187,7 @@ function temperature(ui, store) {
     store.set({ edits }, { undo: performance.now() - slid > 1000 }); // one movement of the slider is one change
     slid = performance.now();
   });
-  /** @param {Now} given */
+  /** @param {Now} now */
   const update = ({ state, run, original, model }) => {
     usual = usualScale(model, state.layer);
     const scale = state.edits.findLast(({ op }) => op === "scale");

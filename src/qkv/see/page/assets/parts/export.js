@@ -3,8 +3,8 @@
 import { el } from "../base/elements.js";
 import { visible } from "../base/format.js";
 import { hiddenBy } from "../engine/edits.js";
-import { chancesOf } from "../engine/sampling.js";
-import { cosineAt, movedShare } from "../store/chances.js";
+import { probabilitiesOf } from "../engine/sampling.js";
+import { cosineAt, movedShare } from "../store/probabilities.js";
 import { inWords } from "./changes.js";
 import { isRemoved } from "./map.js";
 import { matricesIn } from "./save.js";
@@ -40,7 +40,7 @@ function linkNumbers({ state, run, original }, heads) {
       return changed ? [...link, before[k]] : link;
     });
   });
-  return { columns: ["layer", "head", "query_place", "query", "key_place", "key", "score", "hidden", "weight", ...(changed ? ["weight_before"] : [])], rows };
+  return { columns: ["layer", "head", "query_position", "query", "key_position", "key", "score", "hidden", "weight", ...(changed ? ["weight_before"] : [])], rows };
 }
 
 /**
@@ -49,11 +49,11 @@ function linkNumbers({ state, run, original }, heads) {
  * @returns {Table}
  */
 function wordNumbers({ run, original, model }) {
-  const [before, after] = [original, run].map(({ logits }) => chancesOf(logits));
+  const [before, after] = [original, run].map(({ logits }) => probabilitiesOf(logits));
   const order = Array.from(after, (_, id) => id).sort((one, other) => after[other] - after[one] || one - other);
   const changed = run !== original;
   return {
-    columns: ["rank", "id", "word", ...(changed ? ["chance_before"] : []), "chance"],
+    columns: ["rank", "id", "word", ...(changed ? ["probability_before"] : []), "probability"],
     rows: order.map((id, rank) => [rank + 1, id, model.words[id], ...(changed ? [before[id]] : []), after[id]]),
   };
 }
@@ -64,7 +64,7 @@ function wordNumbers({ run, original, model }) {
  * @returns {Table}
  */
 function layerNumbers({ state, run, original }) {
-  const alike = run.resid.map((one, l) => cosineAt(one, original.resid[l], /** @type {number} */ (state.place), run.tokens.length));
+  const alike = run.resid.map((one, l) => cosineAt(one, original.resid[l], /** @type {number} */ (state.position), run.tokens.length));
   return { columns: ["behind", "cosine_with_original"], rows: alike.map((value, l) => [l ? `layer ${l - 1}` : "embeddings", value]) };
 }
 
@@ -77,7 +77,7 @@ function layerNumbers({ state, run, original }) {
  * @returns {Table}
  */
 function headsNumbers({ state, run, original }, roles, effectOf) {
-  const columns = ["layer", "head", "role", "role_measure", "removed", "weight_moved_by_changes", "chance_moved_without_it", "word", "chance_with_it", "chance_without_it"];
+  const columns = ["layer", "head", "role", "role_measure", "removed", "weight_moved_by_changes", "probability_moved_without_it", "word", "probability_with_it", "probability_without_it"];
   const rows = run.pattern.flatMap((heads, layer) =>
     heads.map((weights, head) => {
       const name = `${layer}.${head}`;
@@ -111,9 +111,9 @@ function sheetsOf(name, now, data, part) {
       ["heads", "heads", () => headsNumbers(now, data.roles ?? {}, part.effects ?? (() => null))],
       fits(every.length) && ["all weights", "all-weights", () => linkNumbers(now, every)],
     ],
-    outcome: state.place === null ? [] : [
-      run.logits.length > 0 && ["words", `words-at-${state.place}`, () => wordNumbers(now)],
-      state.edits.length > 0 && ["layer by layer", `alike-at-${state.place}`, () => layerNumbers(now)],
+    outcome: state.position === null ? [] : [
+      run.logits.length > 0 && ["words", `words-at-${state.position}`, () => wordNumbers(now)],
+      state.edits.length > 0 && ["layer by layer", `alike-at-${state.position}`, () => layerNumbers(now)],
     ],
   };
   return name in known ? known[name].flatMap((one) => (one ? [one] : [])) : matricesIn(part.node);

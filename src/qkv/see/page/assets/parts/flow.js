@@ -48,15 +48,15 @@ const TRACED = { N: "ln1.normalized", N1: "ln1.normalized", N2: "ln2.normalized"
 /**
  * Replaces the placeholders of a row, or of a part of a row, by values: the same as `fill` of steps/step.py.
  * @param {any} text
- * @param {Record<string, any>} given
+ * @param {Record<string, any>} values
  * @returns {any}
  */
-export function fill(text, given) {
-  if (Array.isArray(text)) return text.map((part) => fill(part, given));
-  if (text && typeof text === "object") return Object.fromEntries(Object.entries(text).map(([name, part]) => [name, fill(part, given)]));
+export function fill(text, values) {
+  if (Array.isArray(text)) return text.map((part) => fill(part, values));
+  if (text && typeof text === "object") return Object.fromEntries(Object.entries(text).map(([name, part]) => [name, fill(part, values)]));
   if (typeof text !== "string") return text;
   const alone = text.match(/^\{(\w+)\}$/);
-  return alone ? given[alone[1]] : text.replace(/\{(\w+)\}/g, (_, name) => given[name]);
+  return alone ? values[alone[1]] : text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 }
 
 /**
@@ -77,11 +77,11 @@ function flowWriter(tokens, token) {
      * Adds a step whose rows are tokens.
      * @param {string} row  of steps.json
      * @param {ArrayLike<number>} data  row by row
-     * @param {Record<string, any>} given  for the row's placeholders
+     * @param {Record<string, any>} values  for the row's placeholders
      * @param {any} about  other fields of the step; `from`: the steps that lead to a step that is not computed here
      */
-    write(row, data, given = {}, { from = null, ...about } = {}) {
-      const { columns, op, ...made } = fill(ROWS[row], given);
+    write(row, data, values = {}, { from = null, ...about } = {}) {
+      const { columns, op, ...made } = fill(ROWS[row], values);
       const wide = data.length / Math.max(1, T);
       arrays.set(made.name, numbersOf(data, [T, wide]));
       const lengths = columns ? tokens.map((_, t) => (t === token ? lengthAt(data, t, wide) : NaN)) : null;
@@ -114,9 +114,9 @@ export function lengthAt(data, t, wide) {
  */
 function columnsOfHead(array, T, heads, head) {
   const size = array.length / T / heads;
-  const found = new Float32Array(T * size);
-  for (let t = 0; t < T; t++) found.set(array.subarray((t * heads + head) * size, (t * heads + head + 1) * size), t * size);
-  return found;
+  const columns = new Float32Array(T * size);
+  for (let t = 0; t < T; t++) columns.set(array.subarray((t * heads + head) * size, (t * heads + head + 1) * size), t * size);
+  return columns;
 }
 
 /**
@@ -125,9 +125,9 @@ function columnsOfHead(array, T, heads, head) {
  * @param {number} wide
  */
 function transposed(weight, wide, first = 0, count_ = weight.length / wide) {
-  const found = new Float32Array(wide * count_);
-  for (let o = 0; o < count_; o++) for (let i = 0; i < wide; i++) found[i * count_ + o] = weight[(first + o) * wide + i];
-  return numbersOf(found, [wide, count_]);
+  const columns = new Float32Array(wide * count_);
+  for (let o = 0; o < count_; o++) for (let i = 0; i < wide; i++) columns[i * count_ + o] = weight[(first + o) * wide + i];
+  return numbersOf(columns, [wide, count_]);
 }
 
 /**
@@ -152,11 +152,11 @@ export function parametersOf(run, layer) {
  * @param {Known | null} known  the parameters; null if the page cannot get them
  * @returns {Flow | null}
  */
-export function flowOf(run, { layer, head, edits, query, place }, model, known) {
+export function flowOf(run, { layer, head, edits, query, position }, model, known) {
   const block = run.blocks?.[layer];
   if (!block?.q || !run.tokens.length) return null;
   const { tokens } = run;
-  const token = Math.min(query ?? place ?? 0, tokens.length - 1);
+  const token = Math.min(query ?? position ?? 0, tokens.length - 1);
   const written = flowWriter(tokens, token);
   const sizes = { T: tokens.length, D: run.resid[0].length / tokens.length, eps: model.eps };
   const one = { ...written, ...sizes, read: "X", run, layer, head, edits, token, block, known };
@@ -246,8 +246,8 @@ function attentionFlow(one) {
     const turned = block[`rot_${hook}`]; // queries and keys are normed, rotated or both before their product
     if (!turned) continue;
     made[letter] = columnsOfHead(turned, T, turned.length / T / d, of);
-    const given = { what: PHRASES[letter], letter, hook, layer, of, side: letter === "Q" ? "queries" : "keys" };
-    write("traced rotated", made[letter], given, { from: [letter] });
+    const values = { what: PHRASES[letter], letter, hook, layer, of, side: letter === "Q" ? "queries" : "keys" };
+    write("traced rotated", made[letter], values, { from: [letter] });
   }
   const { Q, K, V } = made;
   const [query, key] = ["Q", "K"].map((letter) => (block[`rot_${letter.toLowerCase()}`] ? `${letter}_rotated` : letter));
@@ -269,14 +269,14 @@ function attentionFlow(one) {
     const later = hidden.every((away, i) => Boolean(away) === i % T > Math.floor(i / T));
     const why = PHRASES[changed ? "yours" : later ? "is_causal" : "window"];
     /** @type {Record<string, any>} */
-    const given = { of: last, added: "", line: last, mask: null, sizes: "T", later: "j > i", why };
-    write(later ? "masked later" : "masked", scaled.map((x, i) => (hidden[i] ? -Infinity : x)), given, { changed });
+    const values = { of: last, added: "", line: last, mask: null, sizes: "T", later: "j > i", why };
+    write(later ? "masked later" : "masked", scaled.map((x, i) => (hidden[i] ? -Infinity : x)), values, { changed });
   }
   const [of, rows] = [masked ? "masked" : last, edits.filter((edit) => edit.op === "row" && isFor(edit, layer, head))];
   const weights = run.pattern[layer][head];
   if (rows.length) {
-    const given = rows.some((edit) => edit.query === token);
-    const note = given ? fill(PHRASES["given row"], { token: visible(run.tokens[token]) }) : "";
+    const overridden = rows.some((edit) => edit.query === token);
+    const note = overridden ? fill(PHRASES["given row"], { token: visible(run.tokens[token]) }) : "";
     write("weights given", weights, { layer, head, note }, { from: [of], changed: true });
   } else {
     const blind = run.tokens.some((_, i) => hidden.subarray(i * T, (i + 1) * T).every(Boolean));
@@ -312,15 +312,15 @@ function projectionFlow(one, letter, of, shared, data) {
   const size = data.length / T;
   const [hook, start] = [letter.toLowerCase(), of * size];
   const whose = shared > 1 ? fill(PHRASES["key head"], { of, first: of * shared, last: (of + 1) * shared - 1 }) : "";
-  const given = { what: PHRASES[letter], letter, columns: letter === "V" ? "dv" : "d", side: letter === "Q" ? "queries" : "keys" };
-  if (!known) return one.write("traced projection", data, { ...given, hook, layer, of, whose }, { from: [one.read] });
+  const values = { what: PHRASES[letter], letter, columns: letter === "V" ? "dv" : "d", side: letter === "Q" ? "queries" : "keys" };
+  if (!known) return one.write("traced projection", data, { ...values, hook, layer, of, whose }, { from: [one.read] });
   const [weight, bias] = [`W_${letter}`, `b_${letter}`];
   const name = `blocks.${layer}.attn.${hook}_proj`;
   const stop = start + size;
   one.arrays.set(weight, transposed(known[`${name}.weight`], D, start, size));
   one.arrays.set(bias, numbersOf(known[`${name}.bias`].subarray(start, stop), [size]));
-  const places = { start, stop, last: stop - 1, part: ` + ${bias}[${start}:${stop}]` };
-  one.write("projection", data, { ...given, ...biased(bias), ...places, x: one.read, whose: whose ? `${whose},` : fill(PHRASES.head, { head }) });
+  const positions = { start, stop, last: stop - 1, part: ` + ${bias}[${start}:${stop}]` };
+  one.write("projection", data, { ...values, ...biased(bias), ...positions, x: one.read, whose: whose ? `${whose},` : fill(PHRASES.head, { head }) });
 }
 
 /**
@@ -340,8 +340,8 @@ function contextFlow(one, V, size, heads) {
   write("context", context);
   const removed = isRemoved(one.edits, layer, head);
   if (removed) write("instead", new Float32Array(T * size), { layer, head }, { changed: true });
-  const given = { count: heads, width: size, head, start: head * size, last: (head + 1) * size - 1 };
-  write("joined", block.z, { ...given, heads: heads > 1 ? "[head 0 | head 1 | ⋯]" : "head 0" }, { from: [removed ? "instead" : "context"] });
+  const values = { count: heads, width: size, head, start: head * size, last: (head + 1) * size - 1 };
+  write("joined", block.z, { ...values, heads: heads > 1 ? "[head 0 | head 1 | ⋯]" : "head 0" }, { from: [removed ? "instead" : "context"] });
 }
 
 /**
@@ -352,13 +352,13 @@ function contextFlow(one, V, size, heads) {
  * @param {string} part
  * @param {number} wide
  */
-function linearFlow(one, row, data, part, wide, given = {}, about = {}) {
+function linearFlow(one, row, data, part, wide, values = {}, about = {}) {
   const { right } = ROWS[row].op;
   const [weight, bias] = ["weight", "bias"].map((kind) => /** @type {Known} */ (one.known)[`blocks.${one.layer}.${part}.${kind}`]);
   const added = right.replace("W", "b");
   one.arrays.set(right, transposed(weight, wide));
   one.arrays.set(added, numbersOf(bias, [bias.length]));
-  one.write(row, data, { ...biased(added), ...given }, about);
+  one.write(row, data, { ...biased(added), ...values }, about);
 }
 
 /**

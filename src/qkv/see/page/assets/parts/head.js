@@ -8,7 +8,7 @@ import { el, fill } from "../base/elements.js";
 import { heatmap } from "../base/heatmap.js";
 import { fixed, percent, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
-import { maskOf } from "../store/places.js";
+import { maskOf } from "../store/positions.js";
 import { SIGHT } from "../store/state.js";
 import { heldWith, lines, LISTED, ROW, rowsInView } from "./lines.js";
 import { isRemoved, measured, usually } from "./map.js";
@@ -82,8 +82,8 @@ export function headPart(ui, store, hands = null) {
   const map = heatmap(ui, {
     /** @param {number} r @param {number} c */
     describe(r, c) {
-      const found = cellNumbers(shown.head, shown.at, r, c);
-      return shown.far ? withDifference(found, shown.head, shown.far, r, c) : found;
+      const numbers = cellNumbers(shown.head, shown.at, r, c);
+      return shown.far ? withDifference(numbers, shown.head, shown.far, r, c) : numbers;
     },
     changed: paint?.changed,
     onpoint: point,
@@ -232,8 +232,8 @@ export function headPart(ui, store, hands = null) {
   function drawValues() {
     if (operand.hidden) return;
     const { vectors, head } = /** @type {Shown & {vectors: HeadVectors}} */ (shown);
-    const places = list.listed().map(({ c }) => head.columns[/** @type {number} */ (c)]?.first);
-    strip(values, places.length, (k, c) => (places[k] === undefined ? 0 : vectors.v.at(places[k], c) / vectors.v.high));
+    const positions = list.listed().map(({ c }) => head.columns[/** @type {number} */ (c)]?.first);
+    strip(values, positions.length, (k, c) => (positions[k] === undefined ? 0 : vectors.v.at(positions[k], c) / vectors.v.high));
     strip(result, 1, (_, c) => vectors.z.at(tokenOf(active()[0]), c) / vectors.z.high);
     operand.style.setProperty("--header", `${list.node.querySelector(".from").offsetHeight}px`);
     operand.setAttribute("aria-label", `values: ${vectors.d} numbers of each key; below, their weighted sum`);
@@ -333,7 +333,7 @@ export function headPart(ui, store, hands = null) {
     as = JSON.stringify([head.rows.map((row) => row.name), head.columns.length, at.l, at.h]);
     shown = { run, head, far, at, high: endOfScale(head, at), vectors };
     hover = cell = null;
-    if (state.query !== asked || !holds) cursor = state.query ?? state.place ?? 0;
+    if (state.query !== asked || !holds) cursor = state.query ?? state.position ?? 0;
     if (state.query !== asked || (before?.run !== run && String(before?.run.tokens) !== String(run.tokens))) held = [];
     asked = state.query;
     fill(title, titleOf(now, `${text.layers[at.l]}.${at.h}`));

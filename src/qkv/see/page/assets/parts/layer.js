@@ -110,15 +110,15 @@ function rowTable() {
   /** @param {Now} now */
   function set({ state, run }) {
     const vectors = /** @type {HeadVectors} */ (vectorsOf(run, state.layer, state.head));
-    const [query, T] = [Math.min(state.query ?? state.place ?? 0, run.tokens.length - 1), run.tokens.length];
+    const [query, T] = [Math.min(state.query ?? state.position ?? 0, run.tokens.length - 1), run.tokens.length];
     const { layer, head, edits } = state;
     const usual = 1 / Math.sqrt(vectors.d);
     const { scale = scaleOf(edits, usual), softcap = null } = run.blocks[layer];
     const hidden = hiddenBy(edits, layer, head, T);
-    const given = edits.some((edit) => edit.op === "row" && edit.query === query && isFor(edit, layer, head));
+    const overridden = edits.some((edit) => edit.op === "row" && edit.query === query && isFor(edit, layer, head));
     const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
     fill(summary, "From ", word(run.tokens[query]), ` to its weights in head ${layer}.${head}, as a table`);
-    fill(lead, given ? "You gave this row its weights; the softmax of the scores is not used." : "Each key's score says how well it fits the query. Scores that are not masked go through softmax; the weights sum to 1.");
+    fill(lead, overridden ? "You gave this row its weights; the softmax of the scores is not used." : "Each key's score says how well it fits the query. Scores that are not masked go through softmax; the weights sum to 1.");
     const rows = Array.from({ length: T }, (_, key) => {
       let score = 0;
       for (let c = 0; c < vectors.d; c++) score += vectors.q.at(query, c) * vectors.k.at(key, c);
@@ -126,12 +126,12 @@ function rowTable() {
       const away = mine || run.blocks[layer].attn_scores?.[head]?.[query * T + key] === -Infinity;
       const scaled = capped(score * scale, softcap);
       return el("tr", {}, el("th", { scope: "row" }, word(run.tokens[key])), el("td", {}, number(score)), el("td", {}, number(scaled)),
-        el("td", { class: mine ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: given ? "changed" : "" }, fixed(weights[key], 3)),
+        el("td", { class: mine ? "changed" : "" }, away ? "hidden" : "open"), el("td", { class: overridden ? "changed" : "" }, fixed(weights[key], 3)),
         el("td", { class: "meter" }, el("span", { style: { width: `${100 * Math.min(1, weights[key])}%` } })));
     });
     const same = Math.abs(scale / usual - 1) < 1e-9;
     const by = `${same ? `÷ √${vectors.d}` : `× ${number(scale, 3)}`}${softcap ? ", capped" : ""}`;
-    const heads = ["key", "raw score", by, "mask", given ? "yours" : "softmax"].map((text, i) => el("th", { scope: "col", class: i === 2 && editsOf(edits, "scale").length ? "changed" : "" }, text));
+    const heads = ["key", "raw score", by, "mask", overridden ? "yours" : "softmax"].map((text, i) => el("th", { scope: "col", class: i === 2 && editsOf(edits, "scale").length ? "changed" : "" }, text));
     fill(box, el("table", {}, el("caption", { class: "sr" }, summary.textContent), el("thead", {}, el("tr", {}, heads, el("td", {}))), el("tbody", {}, rows)));
   }
   return { node, set };

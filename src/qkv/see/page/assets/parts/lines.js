@@ -134,7 +134,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
     function draw(i) {
       let token = /** @type {HTMLElement} */ (old.get(i));
       if (!token) {
-        const { name, first: place } = head.rows[i];
+        const { name, first: position } = head.rows[i];
         token = el(
           "div",
           {
@@ -145,7 +145,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
             "aria-posinset": i + 1,
             style: { top: `${i * ROW}px` },
           },
-          all > LISTED ? el("span", { class: "place" }, count(place)) : null,
+          all > LISTED ? el("span", { class: "position" }, count(position)) : null,
           el("bdi", {}, visible(name)),
         );
         tokens.insertBefore(token, [...tokens.children].find((/** @type {any} */ other) => other.dataset.i > i) || null);
@@ -199,7 +199,7 @@ export function lines(ui, { onhover, onpick, onfree }) {
               }),
             ),
           ),
-          many && c !== undefined ? el("span", { class: "place" }, count(head.columns[c].first)) : null,
+          many && c !== undefined ? el("span", { class: "position" }, count(head.columns[c].first)) : null,
           el("bdi", { class: "name" }, name),
           el(
             "span",
@@ -220,10 +220,10 @@ export function lines(ui, { onhover, onpick, onfree }) {
     const { active, high } = now;
     const [width, height] = [art.clientWidth || 100, list.clientHeight];
     const paths = active.flatMap((r, k) =>
-      listed.map(({ kind, values }, place) => {
+      listed.map(({ kind, values }, position) => {
         const share = kind === "others" ? 0 : Math.min(1, values[k] / high);
         const from = Math.max(2, Math.min(height - 2, (r + 0.5) * ROW - list.scrollTop));
-        const to = (place + 0.5) * ROW;
+        const to = (position + 0.5) * ROW;
         return { share, k, kind, d: `M0 ${from}C${width / 2} ${from} ${width / 2} ${to} ${width} ${to}` };
       }),
     );

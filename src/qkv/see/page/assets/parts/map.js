@@ -9,8 +9,8 @@ import { el, fill } from "../base/elements.js";
 import { number, percent, visible } from "../base/format.js";
 import { inTurn } from "../base/turns.js";
 import { editsOf } from "../engine/edits.js";
-import { chancesOf } from "../engine/sampling.js";
-import { movedChance, movedShare } from "../store/chances.js";
+import { probabilitiesOf } from "../engine/sampling.js";
+import { movedProbability, movedShare } from "../store/probabilities.js";
 import { differenceOf, endOfScale, numberOf, seenIn, thumbnail } from "./sight.js";
 import "./map.css";
 
@@ -23,7 +23,7 @@ import "./map.css";
 /** @typedef {import("./sight.js").Seen} Seen */
 
 /**
- * @typedef {[number, number, string]} Placed  indices of layer and head in the page, and the head's figure
+ * @typedef {[number, number, string]} OrderedHead  indices of layer and head in the page, and the head's figure
  * @typedef {{moved: number, word: string, from: number, to: number}} Effect  the effect of removing a head: the probability that
  *     moves to other words, the likeliest word, and the probability of this word before and after
  * @typedef {{value: number | null, text: string, said: string}} Value  the value of a head in a colouring
@@ -51,15 +51,15 @@ const MEASURES = [
  * a measure, the last layer comes first.
  * @param {Text} text
  * @param {string} order
- * @returns {{all: Placed[], wide: number}}
+ * @returns {{all: OrderedHead[], wide: number}}
  */
 function headsInOrder({ layers, heads, measures }, order) {
-  const all = layers.flatMap((_, l) => Array.from({ length: heads }, /** @returns {Placed} */ (__, h) => [layers.length - 1 - l, h, ""]));
+  const all = layers.flatMap((_, l) => Array.from({ length: heads }, /** @returns {OrderedHead} */ (__, h) => [layers.length - 1 - l, h, ""]));
   const [, sign] = MEASURES.find(([name]) => name === order && measures?.[name]) ?? [];
   if (!sign) return { all, wide: heads };
-  /** @param {Placed} placed */
+  /** @param {OrderedHead} ordered */
   const value = ([l, h]) => /** @type {Record<string, number[][]>} */ (measures)[order][l][h];
-  /** @param {Placed} head */
+  /** @param {OrderedHead} head */
   const rank = (head) => value(head) ?? 1e9 * sign; // heads without a figure come last
   /** @param {number | null} x */
   const short = (x) => number(x !== null && x < 0.005 ? 0 : x); // a power of ten would be too wide
@@ -68,7 +68,7 @@ function headsInOrder({ layers, heads, measures }, order) {
 }
 
 /** @type {Record<string, string>} */
-const PLACES = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text" };
+const LOOKS_AT = { previous: "word before", next: "word after", same: "same word", first: "start of the text", last: "end of the text" };
 /** @type {Record<string, string>} */
 const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition: "in, on, of", auxiliary: "is, has, will" };
 
@@ -77,7 +77,7 @@ const LITTLE = { possessive: "my, his, her", article: "a, an, the", preposition:
  * @param {string} role  the name in roles.json, for example "previous", "noun to article" or "hidden verb to object"
  */
 export function usually(role) {
-  if (PLACES[role]) return `usually looks at the ${PLACES[role]}`;
+  if (LOOKS_AT[role]) return `usually looks at the ${LOOKS_AT[role]}`;
   const [from, to] = role.replace("hidden ", "").split(" to ").map((name) => LITTLE[name] ?? `the ${name}`);
   const gap = role.startsWith("hidden ");
   return `${gap ? "the gap" : from} usually look${gap || from.startsWith("the ") ? "s" : ""} at ${to}`;
@@ -126,7 +126,7 @@ function withHead(edits, layer, head, heads, on) {
  */
 function effects(store, heard) {
   /** @type {[string, Record<string, Effect>, AbortController | null]} */
-  let [key, found, going] = ["", {}, null];
+  let [key, byHead, going] = ["", {}, null];
   const stop = () => {
     going?.abort(new Error("superseded"));
     going = null;
@@ -135,29 +135,29 @@ function effects(store, heard) {
   function want(now) {
     const { state, run, model, busy } = now;
     if (busy) stop();
-    if (busy || !run || state.place === null) return;
-    const next = JSON.stringify([state.text, state.edits, state.place]);
-    if (next === key && (going || Object.keys(found).length === model.layers * model.heads)) return;
+    if (busy || !run || state.position === null) return;
+    const next = JSON.stringify([state.text, state.edits, state.position]);
+    if (next === key && (going || Object.keys(byHead).length === model.layers * model.heads)) return;
     stop();
-    if (next !== key) found = {};
+    if (next !== key) byHead = {};
     [key, going] = [next, new AbortController()];
     const mine = going;
-    const before = chancesOf(run.logits);
+    const before = probabilitiesOf(run.logits);
     const best = before.indexOf(before.reduce((most, x) => Math.max(most, x), 0));
     /** @param {{layer: number, head: number, logits: Float32Array}} part */
     const part = ({ layer, head, logits }) => {
       if (mine !== going) return;
-      const after = chancesOf(logits);
-      found[`${layer}.${head}`] = { moved: movedChance(before, after), word: model.words?.[best] ?? "", from: before[best], to: after[best] };
+      const after = probabilitiesOf(logits);
+      byHead[`${layer}.${head}`] = { moved: movedProbability(before, after), word: model.words?.[best] ?? "", from: before[best], to: after[best] };
       heard();
     };
     const end = () => {
       if (mine === going) going = null;
       heard();
     };
-    /** @type {Door} */ (store.engine).sweep(state.text, state.edits, part, { at: [state.place], signal: mine.signal }).then(end, end);
+    /** @type {Door} */ (store.engine).sweep(state.text, state.edits, part, { at: [state.position], signal: mine.signal }).then(end, end);
   }
-  return { want, stop, of: (/** @type {string} */ name) => found[name], all: () => Object.values(found), busy: () => Boolean(going) };
+  return { want, stop, of: (/** @type {string} */ name) => byHead[name], all: () => Object.values(byHead), busy: () => Boolean(going) };
 }
 
 // ---- the part
@@ -173,7 +173,7 @@ export function mapPart(ui, store) {
   const measure = el("p", { class: "note" });
   const chosen = el("p", { class: "chosen" });
   const colouring = choice(ui, "Colour", COLOURINGS, "pattern", (value) => store.set({ colouring: value }));
-  const order = choice(ui, "Order", [], "place", (value) => {
+  const order = choice(ui, "Order", [], "position", (value) => {
     sorted = value;
     update(now);
   });
@@ -192,7 +192,7 @@ export function mapPart(ui, store) {
   let seen;
   /** @type {[Cell[], string, string, string]} */
   let [cells, shape, painted, scale] = [[], "", "", ""];
-  let [sorted, wide, revealed] = ["place", 1, ""];
+  let [sorted, wide, revealed] = ["position", 1, ""];
   const move = roving(grid, {
     count: () => cells.length,
     columns: () => wide,
@@ -214,20 +214,20 @@ export function mapPart(ui, store) {
    * @param {Text} text
    */
   function build(text) {
-    const found = headsInOrder(text, sorted);
-    const placed = !found.all[0][2];
-    wide = found.wide;
+    const inOrder = headsInOrder(text, sorted);
+    const placed = !inOrder.all[0][2];
+    wide = inOrder.wide;
     grid.style.setProperty("--wide", wide);
     grid.classList.toggle("sorted", !placed);
-    cells = found.all.map(([layer, head, figure], i) => cellOf(text, layer, head, figure, i));
+    cells = inOrder.all.map(([layer, head, figure], i) => cellOf(text, layer, head, figure, i));
     const nodes = cells.map((cell) => cell.node);
     /** @param {number} l */
     const named = (l) => el("span", { class: "layer-name", "aria-hidden": "true" }, el("span", { class: "layer-word" }, "layer "), String(text.layers[l]));
     fill(grid, placed ? text.layers.map((_, r) => [named(text.layers.length - 1 - r), nodes.slice(r * wide, (r + 1) * wide)]) : nodes);
     fill(heading, live ? "The map of the model" : `All heads: ${text.layers.length} × ${text.heads}`);
     const measured = MEASURES.filter(([name]) => text.measures?.[name]).map(([name, , said]) => [name, said]);
-    order.put([["place", "layer, then head"], ...measured]);
-    order.set(placed ? "place" : sorted);
+    order.put([["position", "layer, then head"], ...measured]);
+    order.set(placed ? "position" : sorted);
     move.at = 0;
   }
 
@@ -250,9 +250,9 @@ export function mapPart(ui, store) {
   /** Scrolls the chosen head into view if the map has its own window. */
   function reveal() {
     const { layer, head, text } = now.state;
-    const place = JSON.stringify([text, layer, head, shape]);
-    if (place === revealed || !grid.clientHeight) return;
-    revealed = place;
+    const position = JSON.stringify([text, layer, head, shape]);
+    if (position === revealed || !grid.clientHeight) return;
+    revealed = position;
     const own = /** @type {Cell} */ (cells.find((cell) => cell.layer === layer && cell.head === head));
     const { offsetTop, offsetLeft, offsetHeight, offsetWidth } = own.node;
     /** @param {number} at @param {number} size @param {number} from @param {number} room */
@@ -297,10 +297,10 @@ export function mapPart(ui, store) {
       return state.edits.length
         ? "Weights now minus weights before: blue for more, red for less. The number is the share of a row's weight that moved, on average (half the sum of the absolute differences)."
         : "No changes yet, so nothing differs.";
-    if (state.place === null) return "There is no word to look at: choose one in the sentence.";
+    if (state.position === null) return "There is no word to look at: choose one in the sentence.";
     const done = sweep?.all().length;
     const wait = sweep?.busy() ? ` ${done} of ${now.model.layers * now.model.heads} measured.` : "";
-    return `Removing this head would move this share of the probability at ${visible(run.tokens[state.place])} to other words (total variation distance).${wait}`;
+    return `Removing this head would move this share of the probability at ${visible(run.tokens[state.position])} to other words (total variation distance).${wait}`;
   }
 
   function show() {

@@ -50,14 +50,14 @@ function arising({ run, state }) {
   const vectors = block?.attn_scores && run.tokens.length ? vectorsOf(run, layer, head) : null;
   if (!vectors) return null;
   const T = run.tokens.length;
-  const query = Math.min(state.query ?? state.place ?? 0, T - 1);
+  const query = Math.min(state.query ?? state.position ?? 0, T - 1);
   const across = Array.from({ length: vectors.d }, (_, c) => c);
   const q = across.map((c) => vectors.q.at(query, c));
   const weights = run.pattern[layer][head].subarray(query * T, (query + 1) * T);
   const hidden = hiddenBy(edits, layer, head, T);
-  const places = Array.from(weights, (_, key) => key);
-  const most = [...places].sort((a, b) => weights[b] - weights[a] || a - b);
-  const kept = T > SEPARATE ? most.slice(0, SEPARATE - 1).sort((a, b) => a - b) : places;
+  const positions = Array.from(weights, (_, key) => key);
+  const most = [...positions].sort((a, b) => weights[b] - weights[a] || a - b);
+  const kept = T > SEPARATE ? most.slice(0, SEPARATE - 1).sort((a, b) => a - b) : positions;
   /** @type {Rising[]} */
   const rows = kept.map((key) => {
     const k = across.map((c) => vectors.k.at(key, c));
@@ -74,13 +74,13 @@ function arising({ run, state }) {
       v: across.map((c) => vectors.v.at(key, c)),
     };
   });
-  const rest = places.filter((key) => !kept.includes(key));
+  const rest = positions.filter((key) => !kept.includes(key));
   if (rest.length) rows.push(together(rest, weights, across, vectors));
-  const given = edits.some((edit) => edit.op === "row" && edit.query === query && edit.layer === layer && edit.head === head);
+  const overridden = edits.some((edit) => edit.op === "row" && edit.query === query && edit.layer === layer && edit.head === head);
   const z = across.map((c) => vectors.z.at(query, c));
   const total = weights.reduce((sum, weight) => sum + weight, 0);
   const removed = isRemoved(edits, layer, head);
-  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, given, removed, vectors, ...factorIn(rows, edits, vectors.d, block) };
+  return { name: run.tokens[query], d: vectors.d, q, rows, z, total, overridden, removed, vectors, ...factorIn(rows, edits, vectors.d, block) };
 }
 
 /**
@@ -149,7 +149,7 @@ function tinted(ui, pen, row) {
     })),
     left,
     right,
-    bar: ui.color(row.given ? "--changed" : "--line-0"),
+    bar: ui.color(row.overridden ? "--changed" : "--line-0"),
     ink: ui.color("--ink"),
     hidden: ["--hatch", "--changed"].map((name) => hatch(ui, pen, name)),
     signs: [css(shade(ui, -0.7)), css(shade(ui, 0.7))],
@@ -210,9 +210,9 @@ function drawMoment(pen, row, colours, at, wide) {
       const shift = net > 0 === x > 0 ? 0 : over * (net > 0 ? up : -down);
       if (x > 0) right += x;
       else left += x;
-      const place = mix(c * cell, zero + (start + shift) * unit, apart);
+      const position = mix(c * cell, zero + (start + shift) * unit, apart);
       const width = mix(Math.ceil(cell), Math.abs(x) * unit, apart);
-      block(products[c], place, top(r) + 3 * apart, width, high - 6 * apart, 1 - over);
+      block(products[c], position, top(r) + 3 * apart, width, high - 6 * apart, 1 - over);
     });
     if (over) bar(r, 0, over);
   }
@@ -264,7 +264,7 @@ function drawMoment(pen, row, colours, at, wide) {
     else if (at < 3) fold(r);
     else if (at <= 4) bar(r, eased((at - 3.4) / 0.6));
     else values(r);
-    if (at > 3 && one.score === -Infinity && !row.given) block(colours.hidden[Number(one.own)], 0, top(r), wide, high);
+    if (at > 3 && one.score === -Infinity && !row.overridden) block(colours.hidden[Number(one.own)], 0, top(r), wide, high);
   });
   if (at > 1 && at < 2) block(colours.ink, Math.round((at - 1) * d) * cell - 1, 0, 2, top(n) - 2);
   if (at > 2 && at < 3.4) block(colours.ink, zero - 0.5, top(0), 1, top(n) - top(0));
@@ -408,7 +408,7 @@ export function motionPart(ui) {
    * @param {number} moment
    */
   function sentence(moment) {
-    const { rows, name, d, by, given, removed, total } = row;
+    const { rows, name, d, by, overridden, removed, total } = row;
     const best = rows.filter(({ others }) => !others).reduce((a, b) => (b.weight > a.weight ? b : a));
     const none = rows.every(({ weight }) => weight === 0);
     /** @param {string} text */
@@ -416,7 +416,7 @@ export function motionPart(ui) {
     if (moment === 0) return ["The query ", word(name), ` is ${d} numbers, and so is each key. The keys slide under it.`];
     if (moment === 1) return "Each number of the query times that of the key: blue if both have the same sign, red if not.";
     if (moment === 2) return ["The products of each key add up to its score, how well it fits the query.", its(number(best.raw))];
-    if (moment === 3 && given) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
+    if (moment === 3 && overridden) return el("span", { class: "changed" }, "You gave this row its weights: the softmax of the scores is not used.");
     if (moment === 3 && none) return "Every key is hidden: all weights are 0.";
     if (moment === 3) return [`${by}, then softmax: scores become weights, which sum to ${percent(total)}.`, its(`${number(best.score)} → ${percent(best.weight)}`)];
     if (moment === 4) return "Each key contributes its value, scaled by its weight.";
@@ -430,13 +430,13 @@ export function motionPart(ui) {
    */
   function write(due) {
     figures = due;
-    const { rows, by, rescaled, given, total, removed } = row;
+    const { rows, by, rescaled, overridden, total, removed } = row;
     const weighed = due === "weight" || due === "end";
     /** @type {Record<string, [string, boolean]>} */
     const heads = { "": ["", false], raw: ["score", false], score: [by, rescaled] };
     /** @param {Rising} one @returns {[string, boolean]} */
     const figure = ({ others, raw, score, weight, own }) => {
-      if (weighed) return score === -Infinity && !given ? ["hidden", own] : [percent(weight).replace("under ", "<"), given];
+      if (weighed) return score === -Infinity && !overridden ? ["hidden", own] : [percent(weight).replace("under ", "<"), overridden];
       if (!due || others) return ["", false];
       if (due === "raw") return [number(raw), false];
       return score === -Infinity ? ["hidden", own] : [number(score), rescaled];
@@ -444,7 +444,7 @@ export function motionPart(ui) {
     /** @type {[string, boolean]} */
     const foot = !weighed ? ["", false] : removed && due === "end" ? ["removed", true] : [percent(total), false];
     /** @type {[string, boolean][]} */
-    const all = [heads[due] ?? ["weight", given], ...rows.map(figure), foot];
+    const all = [heads[due] ?? ["weight", overridden], ...rows.map(figure), foot];
     list.querySelectorAll(".motion-figure").forEach((/** @type {HTMLElement} */ cell, /** @type {number} */ i) => {
       const [text, changed] = all[i];
       fill(cell, text);

@@ -31,7 +31,7 @@ export function whyOf({ state, run }, start) {
 
 /**
  * Notes about the visible tokens of these runs, one for each line.
- * @param {any} given
+ * @param {any} options
  * @param {Run[]} runs
  */
 export function notesOf({ state }, runs) {

@@ -5,9 +5,9 @@ import { el, fill, word } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { cosineAt, movedShare } from "../store/chances.js";
-import { maskOf } from "../store/places.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { cosineAt, movedShare } from "../store/probabilities.js";
+import { maskOf } from "../store/positions.js";
 import { lineChart } from "./chart.js";
 import { numberOf } from "./sight.js";
 import { activationWords, heatWords, listOf, nameIn, plainOf, spelled } from "./words.js";
@@ -19,7 +19,7 @@ import "./outcome.css";
 /** @typedef {import("../engine/door.js").Run} Run */
 /** @typedef {import("./words.js").Said} Said */
 /** @typedef {import("../store/state.js").PlayState} PlayState */
-/** @typedef {Now & {state: PlayState & {place: number}}} Looked  the data for a state with a position */
+/** @typedef {Now & {state: PlayState & {position: number}}} Looked  the data for a state with a position */
 /** @typedef {import("../engine/edits.js").ByOp} ByOp */
 /** @typedef {import("../store/store.js").Store} Store */
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -81,15 +81,15 @@ function changedHeads(original, run) {
  */
 function headlineOf(now, { rows, moved, shows }) {
   const [best, was] = [rows[0], rows.reduce((one, other) => (other.before > one.before ? other : one))];
-  const [sure, chance] = [best.after >= SURE, percent(best.after)];
+  const [sure, probability] = [best.after >= SURE, percent(best.after)];
   if (!now.state.edits.length)
-    return [sure ? "Best guess" : "Not sure", ...whereOf(now), `: ${sure ? "" : "its best guess is "}`, { word: best.word }, `, ${chance}.`];
+    return [sure ? "Best guess" : "Not sure", ...whereOf(now), `: ${sure ? "" : "its best guess is "}`, { word: best.word }, `, ${probability}.`];
   const before = percent(was.before);
   if (!moved) return inShort(now, (cause) => [...cause, " every probability stays the same"]);
   if (!shows) return inShort(now, (cause) => [...cause, " no probability moves by as much as 0.1%"]);
   const says = best === was
-    ? [" it still says ", { word: best.word }, chance === before ? ` (${chance})` : ` (${chance}, ${before} before)`]
-    : [" it says ", { word: best.word }, ` (${chance}) instead of `, { word: was.word }, ` (${before})`];
+    ? [" it still says ", { word: best.word }, probability === before ? ` (${probability})` : ` (${probability}, ${before} before)`]
+    : [" it says ", { word: best.word }, ` (${probability}) instead of `, { word: was.word }, ` (${before})`];
   return inShort(now, (cause) => (sure ? [...cause, ...says] : ["not sure ", ...cause, ":", ...says]));
 }
 
@@ -112,9 +112,9 @@ function inShort(now, told) {
  * @param {Looked} now
  */
 function wordlessHeadline(now) {
-  const [{ place, edits }, there] = [now.state, { word: nameAt(now, now.state.place) }];
+  const [{ position, edits }, there] = [now.state, { word: nameAt(now, now.state.position) }];
   if (!edits.length) return ["This model guesses no words: change something to see how far ", there, " moves."];
-  const alike = cosineAt(now.run.resid.at(-1), now.original.resid.at(-1), place, now.run.tokens.length);
+  const alike = cosineAt(now.run.resid.at(-1), now.original.resid.at(-1), position, now.run.tokens.length);
   return inShort(now, (cause) => [...cause, " the last vector has the cosine ", fixed(alike, SEEN)]);
 }
 
@@ -124,11 +124,11 @@ function wordlessHeadline(now) {
  * @returns {Said[]}
  */
 function whereOf(now) {
-  const there = { word: nameAt(now, now.state.place) };
+  const there = { word: nameAt(now, now.state.position) };
   if (now.model.next) return [" after ", there];
   if (!isBlank(now)) return [" at ", there];
   const all = masks(now);
-  return all.length > 1 ? [` at ? number ${all.indexOf(now.state.place) + 1}`] : [];
+  return all.length > 1 ? [` at ? number ${all.indexOf(now.state.position) + 1}`] : [];
 }
 
 /**
@@ -136,12 +136,12 @@ function whereOf(now) {
  * @param {Looked} now
  */
 function masks({ run, model }) {
-  return run.tokens.flatMap((token, place) => (token === maskOf(model) ? [place] : []));
+  return run.tokens.flatMap((token, position) => (token === maskOf(model) ? [position] : []));
 }
 
 /** @param {Looked} now */
 function isBlank(now) {
-  return !now.model.next && masks(now).includes(now.state.place);
+  return !now.model.next && masks(now).includes(now.state.position);
 }
 
 /**
@@ -215,15 +215,15 @@ function nameAt(now, token) {
  * @param {number[]} tokens
  */
 function wordsAt(now, tokens) {
-  const found = [];
+  const named = [];
   const all = [...new Set(tokens)].sort((one, other) => one - other);
   for (const token of all) {
     const span = (now.words ?? []).find(([first, end]) => first <= token && token < end) ?? [token, token + 1];
     const whole = Array.from({ length: span[1] - span[0] }, (_, i) => span[0] + i).every((piece) => all.includes(piece));
-    if (!whole) found.push({ word: now.run.tokens[token] });
-    else if (token === span[0]) found.push({ word: nameAt(now, token) });
+    if (!whole) named.push({ word: now.run.tokens[token] });
+    else if (token === span[0]) named.push({ word: nameAt(now, token) });
   }
-  return found;
+  return named;
 }
 
 /**
@@ -258,7 +258,7 @@ export function outcomePart(ui, store) {
       fill(bars);
       return ui.say(plainOf(said));
     }
-    const [before, after] = [now.original, now.run].map(({ logits }) => chancesOf(logits));
+    const [before, after] = [now.original, now.run].map(({ logits }) => probabilitiesOf(logits));
     const outcome = outcomeOf(before, after, now.model.words);
     const said = headlineOf(now, outcome);
     fill(headline, spelled(said));
@@ -269,17 +269,17 @@ export function outcomePart(ui, store) {
   /** @param {Told} now */
   function update(now) {
     const { run, original, state, model } = /** @type {Looked} */ (now);
-    const known = Boolean(run && original && model && state.place !== null && state.place < run.tokens.length);
+    const known = Boolean(run && original && model && state.position !== null && state.position < run.tokens.length);
     node.setAttribute("aria-busy", String(Boolean(now.busy || !known)));
     headline.toggleAttribute("data-old", !known);
-    if (run && state.place === null) {
+    if (run && state.position === null) {
       headline.removeAttribute("data-old");
       fill(headline, "There is no word to look at yet: write a sentence.");
       for (const part of [bars, more]) fill(part);
       drawn = "";
     }
     if (!known) return;
-    const made = JSON.stringify([numberOf(run), numberOf(original), state.place]);
+    const made = JSON.stringify([numberOf(run), numberOf(original), state.position]);
     if (made !== drawn) draw(/** @type {Looked} */ (now));
     if (made !== drawn || inside !== state.inside) {
       more.hidden = !state.inside;
@@ -300,9 +300,9 @@ export function outcomePart(ui, store) {
       box.append(el("p", { class: "note" }, "Hide a word or remove a head to see how far the change reaches, layer by layer and head by head."));
       return null;
     }
-    const there = word(nameAt(now, now.state.place));
+    const there = word(nameAt(now, now.state.position));
     const T = now.run.tokens.length;
-    const alike = now.run.resid.map((one, l) => cosineAt(one, now.original.resid[l], now.state.place, T));
+    const alike = now.run.resid.map((one, l) => cosineAt(one, now.original.resid[l], now.state.position, T));
     const room = el("div", { class: "outcome-chart" });
     box.append(
       el("div", {}, el("h4", {}, "How similar ", there, " is to the original"), el("p", { class: "note" },
@@ -323,12 +323,12 @@ export function outcomePart(ui, store) {
 /**
  * The words for a position, and the meaning of the bars if there are changes.
  * @param {Looked} now
- * @param {Outcome} given
+ * @param {Outcome} outcome
  */
 export function wordBars(now, { rows }) {
   const edited = now.state.edits.length > 0;
-  const place = word(nameAt(now, now.state.place));
-  const title = now.model.next ? ["What follows ", place] : isBlank(now) ? ["The model's words for ", place] : ["The model's words for ", place];
+  const position = word(nameAt(now, now.state.position));
+  const title = now.model.next ? ["What follows ", position] : isBlank(now) ? ["The model's words for ", position] : ["The model's words for ", position];
   return [
     el("h3", {}, title),
     wordTable(rows, edited ? ["before", "now"] : null),

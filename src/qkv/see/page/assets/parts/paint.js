@@ -117,7 +117,7 @@ export function paintBar(ui, store, step) {
     const { edits } = store.state;
     if (pairs.some(([i, j]) => masksOf(edits, i, j, at.l, at.h).length)) return "";
     if (head.hidden(r, c)) return `${name} is hidden by ${head.changed(r, c) ? "another change: undo that one" : "the model itself"}.`;
-    if (where === "head" && pairs.some(([place]) => setRow(edits, at.l, at.h, place)))
+    if (where === "head" && pairs.some(([position]) => setRow(edits, at.l, at.h, position)))
       return `The weights of ${visible(head.rows[r].name)} are set by hand here, so masks have no effect: reset them first.`;
     return own === null ? "There are no tokens." : "";
   }

@@ -18,7 +18,7 @@ import "./pair.css";
 /** @typedef {import("../store/state.js").PlayState} PlayState */
 /** @typedef {import("./sight.js").At} At */
 /** @typedef {import("./sight.js").Head} Head */
-/** @typedef {{places: Both[], names: string[], at: (k: number, place: number) => number | undefined}} Axis */
+/** @typedef {{positions: Both[], names: string[], at: (k: number, position: number) => number | undefined}} Axis */
 /** @typedef {ReturnType<typeof sideOf>} Side */
 /** @typedef {{rows: Axis, columns: Axis, names: string[]}} Shown  both axes, and the names of the texts */
 
@@ -32,11 +32,11 @@ const CELLS = 40; // up to this number of columns, the maps have cells; beyond i
  * @returns {Axis}
  */
 function axisOf(one, other) {
-  const places = alongside(one, other);
+  const positions = alongside(one, other);
   /** @param {Both} both */
   const nameOf = ([a, b]) => (a === null ? other[/** @type {number} */ (b)] : b === null || one[a] === other[b] ? one[a] : `${visible(one[a])} / ${visible(other[b])}`);
-  const inverse = [0, 1].map((k) => new Map(places.map((both, i) => [both[k], i])));
-  return { places, names: places.map(nameOf), at: (k, place) => inverse[k].get(place) };
+  const inverse = [0, 1].map((k) => new Map(positions.map((both, i) => [both[k], i])));
+  return { positions, names: positions.map(nameOf), at: (k, position) => inverse[k].get(position) };
 }
 
 // ---- one of the two texts
@@ -158,7 +158,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     maps.forEach((map, k) => k !== which && map.point(i, j));
     /** @param {Side} side @param {number} k */
     const show = (side, k) => {
-      const r = i === null ? null : now.rows.places[i][k];
+      const r = i === null ? null : now.rows.positions[i][k];
       side.preview(r);
       if (r !== null && side.active()[0] === r) side.reveal(r);
     };
@@ -168,7 +168,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
 
   /** @param {number} i @param {boolean} add */
   function choose(i, add) {
-    sides.forEach((side, k) => now.rows.places[i][k] !== null && side.pick(/** @type {number} */ (now.rows.places[i][k]), add));
+    sides.forEach((side, k) => now.rows.positions[i][k] !== null && side.pick(/** @type {number} */ (now.rows.positions[i][k]), add));
   }
 
   /**
@@ -204,7 +204,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
    * @returns {[number | null, number | null | undefined]}
    */
   function cellAt(k, i, j) {
-    return [now.rows.places[i][k], now.columns.places[j]?.[k]];
+    return [now.rows.positions[i][k], now.columns.positions[j]?.[k]];
   }
 
   /** @param {number} i @param {number} j */
@@ -263,7 +263,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
     room.style.setProperty("--least", `${size > CELLS ? 380 : Math.max(300, 120 + 13 * size)}px`);
     const kind = at.mode === "length" ? "contribution" : "weight";
     const away = heads.some((head) => head.away);
-    const lacks = [0, 1].map((k) => [...rows.places, ...columns.places].some((both) => both[k] === null));
+    const lacks = [0, 1].map((k) => [...rows.positions, ...columns.positions].some((both) => both[k] === null));
     const say = heads[0].live ? percent : undefined;
     const axes = { say, rows: rows.names, columns: columns.names, high, absent: lacks.some(Boolean) && "a token of one text only" };
     /** @param {(i: number, j: number) => number | null | undefined} value */
@@ -301,15 +301,15 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
    * @returns {[number, number][]}  a position on the shared axis, and the weight
    */
   function knownOf(k, i) {
-    const r = now.rows.places[i][k];
+    const r = now.rows.positions[i][k];
     return r === null ? [] : sides[k].head.known(r).map(([c, value]) => [/** @type {number} */ (now.columns.at(k, c)), value]);
   }
 
   /** @param {number} i */
   function differencesOf(i) {
     const [one, other] = [0, 1].map((k) => new Map(knownOf(k, i)));
-    if (now.rows.places[i].includes(null)) return [];
-    const either = [...new Set([...one.keys(), ...other.keys()])].filter((j) => !now.columns.places[j].includes(null));
+    if (now.rows.positions[i].includes(null)) return [];
+    const either = [...new Set([...one.keys(), ...other.keys()])].filter((j) => !now.columns.positions[j].includes(null));
     return either.map((j) => [j, (other.get(j) ?? 0) - (one.get(j) ?? 0)]);
   }
   return { node, set, sides };
@@ -323,7 +323,7 @@ export function pairPart(ui, { onpick = () => {} } = {}) {
  */
 function pairTold(now, sides, rows) {
   /** @param {number} k */
-  const rowOf = (k) => /** @type {number} */ (now.rows.places[rows[k][0]][k]);
+  const rowOf = (k) => /** @type {number} */ (now.rows.positions[rows[k][0]][k]);
   const values = sides.map((side, k) => (rows[k].length ? side.head.values(rowOf(k)) : new Map()));
   /** @param {Both} both @param {number} j */
   const line = (both, j) => {
@@ -335,6 +335,6 @@ function pairTold(now, sides, rows) {
   return {
     caption: `What ${names[0]} looks at in ${now.names[0]}, and ${names[1]} in ${now.names[1]}`,
     columns: [...now.names, "difference"],
-    rows: now.columns.places.map(line),
+    rows: now.columns.positions.map(line),
   };
 }

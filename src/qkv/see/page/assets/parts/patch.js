@@ -219,7 +219,7 @@ function sideBySide(own, far) {
   const kind = ([a, b]) => (a !== null && b !== null && own[a] === far[b] ? "" : "differs");
   return el("table", {},
     el("caption", { class: "sr" }, "both sentences, cut into tokens"),
-    el("thead", {}, el("tr", {}, el("th", { scope: "row" }, "place"), axis.map(([a]) => el("td", { class: "dim" }, a === null ? "" : String(a))))),
+    el("thead", {}, el("tr", {}, el("th", { scope: "row" }, "position"), axis.map(([a]) => el("td", { class: "dim" }, a === null ? "" : String(a))))),
     el("tbody", {}, [["yours", own, 0], ["the other", far, 1]].map(([label, tokens, side]) =>
       el("tr", {}, el("th", { scope: "row" }, label), axis.map((both) => el("td", { class: kind(both) }, name(/** @type {string[]} */ (tokens), both[/** @type {0 | 1} */ (side)])))))));
 }

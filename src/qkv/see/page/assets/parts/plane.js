@@ -34,9 +34,9 @@ function ticks(low, high) {
   const rough = (high - low) / 7 || 1;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = /** @type {number} */ ([1, 2, 5, 10].find((k) => k * power >= rough)) * power;
-  const found = [];
-  for (let k = Math.ceil(low / step); k * step <= high; k++) found.push(k * step);
-  return found;
+  const marks = [];
+  for (let k = Math.ceil(low / step); k * step <= high; k++) marks.push(k * step);
+  return marks;
 }
 
 /**
@@ -180,17 +180,17 @@ export function planePart(ui, shift, named) {
   /** @param {number} k */
   function draw(k) {
     at = k;
-    const place = scale();
-    if (!place.width) return;
+    const position = scale();
+    if (!position.width) return;
     /** @type {[Stage, Point[]]} */
     const [stage, dots] = [stages[k], []];
     const shown_ = new Set([...labelled, ...picked]);
-    const arrows = tokens.map((_, i) => arrow(i, stage, place, !shown_.has(i), dots));
-    picture.setAttribute("viewBox", `0 0 ${place.width} ${place.height}`);
-    picture.setAttribute("width", String(place.width));
-    picture.setAttribute("height", String(place.height));
+    const arrows = tokens.map((_, i) => arrow(i, stage, position, !shown_.has(i), dots));
+    picture.setAttribute("viewBox", `0 0 ${position.width} ${position.height}`);
+    picture.setAttribute("width", String(position.width));
+    picture.setAttribute("height", String(position.height));
     picture.setAttribute("aria-label", `${tokens.length} words as arrows from their static vectors to ${stage.name}; the table has the numbers`);
-    fill(picture, axes(place), arrows, labels(shown_, stage, place, dots));
+    fill(picture, axes(position), arrows, labels(shown_, stage, position, dots));
   }
 
   /** @param {number} i */

@@ -14,7 +14,7 @@ const ON_A_LINE = 8; // the number of numbers in one line of a list
  * @param {Now} now
  */
 export function pythonOf(data, { state, original }) {
-  const { text, edits, layer, head, query, place } = state;
+  const { text, edits, layer, head, query, position } = state;
   const size = original.tokens.length;
   const plain = !original.special.every(Boolean);
   const records = [
@@ -33,7 +33,7 @@ export function pythonOf(data, { state, original }) {
     "",
     `pattern = trace["pattern", ${layer}][0, ${head}]  # ${size} tokens look at ${size}`,
     ...(query === null ? [] : [`print(pattern[${query}].round(3))`]),
-    ...(place === null ? [] : [`logits = trace["logits"][0, ${place}]  # how well each word of the vocabulary fits there`, "probabilities = np.exp(logits - logits.max())", "probabilities /= probabilities.sum()"]),
+    ...(position === null ? [] : [`logits = trace["logits"][0, ${position}]  # how well each word of the vocabulary fits there`, "probabilities = np.exp(logits - logits.max())", "probabilities /= probabilities.sum()"]),
     "",
   ].join("\n");
 }
@@ -52,7 +52,7 @@ function pythonRecord(edit) {
 
 /**
  * Records that hide pairs of tokens from each other; many pairs are written as a loop.
- * @param {{rows: number[][], layer?: number, head?: number}} given
+ * @param {{rows: number[][], layer?: number, head?: number}} masks
  */
 function pythonMasks({ rows, layer, head }) {
   const where = Object.entries({ layer, head }).filter(([, value]) => value !== undefined).map(([name, value]) => `, "${name}": ${value}`).join("");

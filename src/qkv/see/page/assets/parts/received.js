@@ -33,11 +33,11 @@ export function receivedPart(ui) {
     const share = (value) => Math.log1p(value) / Math.log1p(values[best[0]] || 1);
     values.forEach((value, j) => pen.fillRect(Math.floor(j * each), tall, Math.max(1, each), -tall * share(value)));
   }
-  /** @param {number[]} places */
-  const say = (places) =>
+  /** @param {number[]} positions */
+  const say = (positions) =>
     fill(
       note,
-      places.map((j, k) => [k ? ", " : "", word(source.keys[j]), ` (place ${count(j)}) received ${number(values[j])}`]),
+      positions.map((j, k) => [k ? ", " : "", word(source.keys[j]), ` (position ${count(j)}) received ${number(values[j])}`]),
       ` of ${count(source.text.length)}.`,
     );
   canvas.addEventListener("pointermove", (/** @type {PointerEvent} */ event) => {

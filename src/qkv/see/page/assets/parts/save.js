@@ -52,8 +52,8 @@ export function csvOf({ columns, rows }) {
  * @returns {Sheet[]}
  */
 export function matricesIn(node) {
-  const found = [...node.querySelectorAll(".map-block")].filter((block) => block.checkVisibility() && MATRICES.has(block));
-  return found.map((block) => {
+  const blocks = [...node.querySelectorAll(".map-block")].filter((block) => block.checkVisibility() && MATRICES.has(block));
+  return blocks.map((block) => {
     /**
      * @type {{label: string, rows: string[], columns: string[], value: (i: number, j: number) => any,
      *         entries: (i: number) => [number, any][]}}
@@ -62,7 +62,7 @@ export function matricesIn(node) {
     /** @type {(i: number) => (j: number) => any} */
     const at = entries ? (i) => ((known) => (j) => known.get(j))(new Map(entries(i))) : (i) => (j) => value(i, j);
     const table = () => ({
-      columns: ["place", "row", ...columns.map((name, j) => `${j} ${name}`)],
+      columns: ["position", "row", ...columns.map((name, j) => `${j} ${name}`)],
       rows: rows.map((name, i) => [i, name, ...columns.map((_, j) => j).map(at(i))]),
     });
     return [label, label, table];
@@ -90,10 +90,10 @@ export function saveMenu(ui, around, about) {
   const picture = () => pictureOf(ui, around, there().caption);
 
   function list() {
-    const found = about();
-    box.hidden = !found;
-    if (!box.open || !found) return;
-    const sheets = found.numbers.map(([what], k) => button(`CSV: ${what}`, () => csvFile(k)));
+    const content = about();
+    box.hidden = !content;
+    if (!box.open || !content) return;
+    const sheets = content.numbers.map(([what], k) => button(`CSV: ${what}`, () => csvFile(k)));
     fill(bar, button("SVG", svgFile), button("PNG", pngFile), sheets, done);
   }
 

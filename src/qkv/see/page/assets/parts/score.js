@@ -59,7 +59,7 @@ export function scorePart(ui, head) {
  * @param {number} score
  * @param {Run} run
  * @param {Edit[]} edits
- * @param {{l: number, h: number, i: number, j: number, d: number}} given
+ * @param {{l: number, h: number, i: number, j: number, d: number}} cell
  */
 function becomes(score, run, edits, { l, h, i, j, d }) {
   const T = run.tokens.length;
@@ -68,7 +68,7 @@ function becomes(score, run, edits, { l, h, i, j, d }) {
   const scaled = score * scale;
   const mine = Boolean(hiddenBy(edits, l, h, T)[i * T + j]);
   const hidden = mine || run.blocks[l].attn_scores?.[h]?.[i * T + j] === -Infinity;
-  const given = edits.some((edit) => edit.op === "row" && edit.query === i && isFor(edit, l, h));
+  const overridden = edits.some((edit) => edit.op === "row" && edit.query === i && isFor(edit, l, h));
   /** @param {string} name @param {any} text @param {any} changed */
   const step = (name, text, changed) => [" · ", name, " ", el("b", { class: changed ? "changed" : null }, text)];
   return [
@@ -78,6 +78,6 @@ function becomes(score, run, edits, { l, h, i, j, d }) {
     " = ",
     el("b", {}, number(scaled, 3)),
     step("mask", hidden ? "hidden" : "open", mine),
-    step(given ? "your weight" : "softmax: weight", number(run.pattern[l][h][i * T + j], 3), given),
+    step(overridden ? "your weight" : "softmax: weight", number(run.pattern[l][h][i * T + j], 3), overridden),
   ];
 }

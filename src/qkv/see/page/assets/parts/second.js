@@ -3,9 +3,9 @@
 // guesses in both.
 
 import { el, fill, word } from "../base/elements.js";
-import { chancesOf } from "../engine/sampling.js";
-import { cosineAt } from "../store/chances.js";
-import { maskOf } from "../store/places.js";
+import { probabilitiesOf } from "../engine/sampling.js";
+import { cosineAt } from "../store/probabilities.js";
+import { maskOf } from "../store/positions.js";
 import { partnerOf } from "../store/second.js";
 import { LONGEST } from "../store/state.js";
 import { alikeChart, alikeTable, barLegend, headList, HEADS_LISTED, outcomeOf, wordTable } from "./outcome.js";
@@ -87,7 +87,7 @@ export function secondPart(ui, store) {
     drawn = made;
     const lost = state.edits.length - second.edits.length;
     fill(fit, lost ? `Your changes apply to both sentences, except ${lost} of ${state.edits.length}: the second sentence has other words.` : "Your changes apply to both sentences.");
-    const other = Math.min(own ?? partnerOf(second.axis, state.query) ?? second.place ?? 0, second.run.tokens.length - 1);
+    const other = Math.min(own ?? partnerOf(second.axis, state.query) ?? second.position ?? 0, second.run.tokens.length - 1);
     pair.set({
       state,
       runs: [run, second.run],
@@ -145,7 +145,7 @@ function vectorAt(resid, token, { tokens }) {
  */
 function apart(run, second, own, other) {
   const [T, S] = [run.tokens.length, second.run.tokens.length];
-  /** @type {((weights: Float32Array, place: number | null) => number)[]} */
+  /** @type {((weights: Float32Array, position: number | null) => number)[]} */
   const [before, after] = [(one, a) => (a === null ? 0 : one[own * T + a]), (two, b) => (b === null ? 0 : two[other * S + b])];
   /** @param {Float32Array} one @param {Float32Array} two */
   const share = (one, two) => second.axis.reduce((total, [a, b]) => total + Math.max(0, before(one, a) - after(two, b)), 0);
@@ -159,10 +159,10 @@ function apart(run, second, own, other) {
  * @param {Two} now
  */
 function wordsOfBoth({ state, run, second, model }) {
-  if (!run.logits.length || !second.run.logits.length || state.place === null || second.place === null) return null;
-  const { rows } = outcomeOf(chancesOf(run.logits), chancesOf(second.run.logits), model.words);
-  /** @param {Run} one @param {number} place */
-  const named = (one, place) => word(one.tokens[place] === maskOf(model) ? "?" : one.tokens[place]);
-  const title = [model.next ? "What follows " : "The model's words for ", named(run, state.place), " in the first and ", named(second.run, second.place), " in the second"];
+  if (!run.logits.length || !second.run.logits.length || state.position === null || second.position === null) return null;
+  const { rows } = outcomeOf(probabilitiesOf(run.logits), probabilitiesOf(second.run.logits), model.words);
+  /** @param {Run} one @param {number} position */
+  const named = (one, position) => word(one.tokens[position] === maskOf(model) ? "?" : one.tokens[position]);
+  const title = [model.next ? "What follows " : "The model's words for ", named(run, state.position), " in the first and ", named(second.run, second.position), " in the second"];
   return [el("h4", {}, title), barLegend(["first", "second"]), wordTable(rows.map((row) => ({ ...row, mark: "" })), ["first", "second"])];
 }

@@ -7,7 +7,7 @@ import { visible } from "../base/format.js";
 import { range } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
 import { gapsOf } from "../engine/gaps.js";
-import { maskOf } from "../store/places.js";
+import { maskOf } from "../store/positions.js";
 import { LONGEST } from "../store/state.js";
 import { lessonButton } from "./cards.js";
 import { pythonOf } from "./python.js";
@@ -144,7 +144,7 @@ function chipRow(ui, store) {
   /** @param {number} i */
   const choose = (i) => {
     const { token, guessed } = spans[i];
-    store.set(guessed ? { query: token, place: token } : { query: token });
+    store.set(guessed ? { query: token, position: token } : { query: token });
   };
   const move = roving(node, { count: () => spans.length, onmove: choose, onpick: choose });
 
@@ -179,18 +179,18 @@ function chipsOf({ state, run, original, words, model }) {
   const hidden = hiddenTokens(state.edits);
   const swaps = new Map(editsOf(state.edits, "swap").map((edit) => [edit.token, edit]));
   /** @type {Chip[]} */
-  const found = [];
+  const chips = [];
   for (let t = 0; t < run.tokens.length; ) {
     const [first, last, word] = at.get(t) ?? [t, t + 1, run.tokens[t]];
     const tokens = run.tokens.slice(first, last);
     const mask = tokens[0] === maskOf(model);
-    /** @param {number | null} place */
-    const here = (place) => place !== null && place >= first && place < last;
+    /** @param {number | null} position */
+    const here = (position) => position !== null && position >= first && position < last;
     /** @type {Record<string, boolean>} */
-    const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swaps.has(first), place: here(state.place) };
+    const is = { special: run.special[first], mask, hidden: hidden.has(first), swapped: swaps.has(first), position: here(state.position) };
     const shown = mask ? ["?"] : last - first > 1 ? tokens.map((token) => visible(token.replace(/^##/, ""))) : [visible(word)];
-    const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${nameIn(original, first)}`, is.place && "its guesses are shown"];
-    found.push({
+    const said = [mask ? "unknown word" : shown.join(""), is.hidden && "hidden", is.swapped && `in place of ${nameIn(original, first)}`, is.position && "its guesses are shown"];
+    chips.push({
       token: first,
       tokens: [first, last],
       word,
@@ -202,7 +202,7 @@ function chipsOf({ state, run, original, words, model }) {
     });
     t = last;
   }
-  return found;
+  return chips;
 }
 
 /** @param {Edit[]} edits */
@@ -239,9 +239,9 @@ function chosenWord(store) {
   const name = el("span", { class: "which" });
   /** @param {string} label @param {() => void} act */
   const button = (label, act) => el("button", { type: "button", onclick: () => act() }, label);
-  const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, places()) }));
+  const hide = button("Hide", () => store.set({ edits: hiding(store.state.edits, positions()) }));
   const mask = button("", maskIt);
-  const guess = button(store.data.next ? "What comes next here?" : "Guess here", () => store.set({ place: span.token }));
+  const guess = button(store.data.next ? "What comes next here?" : "Guess here", () => store.set({ position: span.token }));
   const swap = el("input", { type: "text", size: 10, placeholder: "swap for …", autocomplete: "off", spellcheck: "false" });
   const form = el("form", {}, swap);
   const node = el("span", { class: "acting", role: "group", "aria-label": "the chosen word" }, name, hide, mask, guess, form);
@@ -251,7 +251,7 @@ function chosenWord(store) {
   let span;
   /** @type {Set<string>} */
   let known;
-  const places = () => range(span.tokens[0], span.tokens[1]);
+  const positions = () => range(span.tokens[0], span.tokens[1]);
 
   form.addEventListener("submit", (/** @type {SubmitEvent} */ event) => {
     event.preventDefault();
@@ -265,7 +265,7 @@ function chosenWord(store) {
   function maskIt() {
     const { edits } = store.state;
     if (span.kinds.includes("swapped")) store.set({ edits: swapping(edits, span.token, null) });
-    else if (places().length === 1) store.set({ edits: swapping(edits, span.token, maskOf(now.model)), place: span.token });
+    else if (positions().length === 1) store.set({ edits: swapping(edits, span.token, maskOf(now.model)), position: span.token });
     else writeInstead(maskOf(now.model));
   }
 
@@ -273,7 +273,7 @@ function chosenWord(store) {
   function swapFor(put) {
     if (gapsOf(` ${put} .`)[0]?.end === put.length + 1 && known.has(maskOf(now.model))) put = maskOf(now.model);
     const entry = [put, put.toLowerCase()].find((one) => known.has(one));
-    if (entry && places().length === 1) store.set({ edits: swapping(store.state.edits, span.token, entry) });
+    if (entry && positions().length === 1) store.set({ edits: swapping(store.state.edits, span.token, entry) });
     else writeInstead(put);
   }
 
@@ -300,10 +300,10 @@ function chosenWord(store) {
     fill(name, word(has("mask") ? "?" : span.pieces.join("")));
     hide.textContent = has("hidden") ? "Show" : "Hide";
     hide.setAttribute("aria-pressed", String(has("hidden")));
-    hide.hidden = String(offer?.tokens) === String(places());
+    hide.hidden = String(offer?.tokens) === String(positions());
     mask.hidden = !has("swapped") && (has("mask") || !known.has(maskOf(now.model)));
     mask.textContent = has("swapped") ? "Put back" : "Replace by ?";
-    guess.hidden = has("place");
+    guess.hidden = has("position");
     swap.setAttribute("aria-label", `a word in place of ${span.word}`);
   }
   return { node, update };
@@ -360,10 +360,10 @@ function storyOf(data, text) {
  * @param {Now} now
  */
 function mostSeen({ state, run, words }) {
-  /** @param {number | null} place */
-  const of = (place) => words.find(([first, last]) => place !== null && place >= first && place < last);
+  /** @param {number | null} position */
+  const of = (position) => words.find(([first, last]) => position !== null && position >= first && position < last);
   const own = of(state.query);
-  if (own && state.query !== state.place) return range(own[0], own[1]);
+  if (own && state.query !== state.position) return range(own[0], own[1]);
   const row = run.pattern[state.layer][state.head].subarray((state.query ?? 0) * run.tokens.length);
   const best = words.filter((span) => span !== own && /[\p{L}\p{N}]/u.test(span[2])).sort((a, b) => row[b[0]] - row[a[0]])[0];
   return best ? range(best[0], best[1]) : null;
@@ -387,7 +387,7 @@ function exampleMenu(store) {
     select.value = "";
     if (!story) return;
     const [layer, head] = story.ablate?.[0] ?? [];
-    store.set({ text: story.text, edits: [], place: null, query: null, ...(story.ablate ? { layer, head } : {}) });
+    store.set({ text: story.text, edits: [], position: null, query: null, ...(story.ablate ? { layer, head } : {}) });
   });
   return stories.length ? select : null;
 }

@@ -17,8 +17,8 @@ import { SIGHT } from "../store/state.js";
 /**
  * @typedef {{first: number, last: number, name: string}} Span  the tokens of a row or a column, `last` left out
  * @typedef {{values: Map<number, number>, gone: number, rest: number}} Row  `values`: by column; `rest`: the weight that the page does not have
- * @typedef {{l: number, h: number}} Place  indices of a layer and a head in the page
- * @typedef {PlayState & Place} At  what the page shows, and the head
+ * @typedef {{l: number, h: number}} HeadIndex  indices of a layer and a head in the page
+ * @typedef {PlayState & HeadIndex} At  what the page shows, and the head
  * @typedef {ReturnType<typeof sight>} Seen
  * @typedef {ReturnType<typeof arrange>} Head  the visible part of a head
  * @typedef {{rows: Span[], columns: Span[], made: (l: number, h: number) => Pick<Row, "values">[]}} Drawable
@@ -112,7 +112,7 @@ function largest(made) {
 /**
  * One head with the visible part of its text; `seen` is the result of sight().
  * @param {Seen} seen
- * @param {Place} head
+ * @param {HeadIndex} head
  */
 export function arrange(seen, { l, h }) {
   const { source, rows, columns } = seen;
@@ -243,9 +243,9 @@ function spansOf({ tokens, words = [] }) {
   if (words.every(([first, last]) => last - first === 1)) return null;
   const many = new Map(words.filter(([first, last]) => last - first > 1).map((span) => [span[0], span]));
   /** @type {[number, number, string][]} */
-  const found = [];
-  for (let t = 0; t < tokens.length; t = found.at(-1)[1]) found.push(many.get(t) ?? [t, t + 1, tokens[t]]);
-  return found;
+  const parts = [];
+  for (let t = 0; t < tokens.length; t = parts.at(-1)[1]) parts.push(many.get(t) ?? [t, t + 1, tokens[t]]);
+  return parts;
 }
 
 /**
@@ -443,7 +443,7 @@ export function cellNumbers(head, state, r, c) {
       );
   }
   fields.push([last, hidden ? "0" : value === undefined ? "not among the largest" : exact(value)]);
-  if (text.summary) fields.push(["places", `${count(i)} → ${count(j)}`]);
+  if (text.summary) fields.push(["positions", `${count(i)} → ${count(j)}`]);
   return { title: `${visible(from.name)} → ${visible(to.name)}`, fields };
 }
 
@@ -453,7 +453,7 @@ export function cellNumbers(head, state, r, c) {
  * The small picture of one head in the map, with at most `pixels` pixels on each side.
  * @param {Ui} ui
  * @param {{seen: Drawable, high: number}} drawn
- * @param {Place} head
+ * @param {HeadIndex} head
  * @param {number} pixels
  */
 export function thumbnail(ui, { seen, high }, { l, h }, pixels) {

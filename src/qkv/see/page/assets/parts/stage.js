@@ -5,8 +5,8 @@ import { el, fill, svg } from "../base/elements.js";
 import { percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
 import { editsOf } from "../engine/edits.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { maskOf } from "../store/places.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { maskOf } from "../store/positions.js";
 import "./stage.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -63,10 +63,10 @@ export function stage(ui, onword = null) {
   /** @param {Now} now */
   function guessNow({ run, model }) {
     if (!gap || !run.logits.length) return;
-    const chances = chancesOf(run.logits);
-    const [id] = likeliestOf(chances, 1);
+    const probabilities = probabilitiesOf(run.logits);
+    const [id] = likeliestOf(probabilities, 1);
     const name = visible(plainName(model.words[id]));
-    const said = chances[id] < 0.1 ? `not sure, ${percent(chances[id])}` : percent(chances[id]);
+    const said = probabilities[id] < 0.1 ? `not sure, ${percent(probabilities[id])}` : percent(probabilities[id]);
     fill(gap.share, said);
     gap.guess.parentNode.setAttribute("aria-label", `the model's guess: ${name}, ${said}`);
     if (gap.word === name) return;
@@ -126,7 +126,7 @@ export function stage(ui, onword = null) {
    *     show, by default all heads; `query`: the token at which the lines begin, by default the guess
    */
   function update(now, bare = false, { heads, query } = {}) {
-    const made = JSON.stringify([now.sentence, now.words, now.state.place]);
+    const made = JSON.stringify([now.sentence, now.words, now.state.position]);
     if (made !== drawn) build(now);
     drawn = made;
     const hidden = new Set(editsOf(now.state.edits, "hide").map(({ token }) => token));
@@ -142,10 +142,10 @@ export function stage(ui, onword = null) {
     });
     guessNow(now);
     const T = now.run.tokens.length;
-    const place = query ?? now.state.place;
+    const position = query ?? now.state.position;
     const hasGap = query === undefined && all.some(({ gap: missing }) => missing);
-    from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : place !== null && first <= place && place < last));
-    const row = bare || place === null ? null : meanRow(now, place, T, heads);
+    from = all.findIndex(({ first, last, gap: missing }) => (hasGap ? missing : position !== null && first <= position && position < last));
+    const row = bare || position === null ? null : meanRow(now, position, T, heads);
     weights = row && Float64Array.from(all, ({ first, last }) => row.subarray(first, last).reduce((sum, weight) => sum + weight, 0));
     const who = query !== undefined ? `“${visible(now.run.tokens[query])}”` : now.model.next ? "the last word" : gap ? "the gap" : "the word";
     const where = heads?.length === 1 ? `in head ${heads[0].join(".")}` : heads ? `over the ${heads.length} heads of the edits` : `over all ${now.model.layers * now.model.heads} heads`;
@@ -170,31 +170,31 @@ export function stage(ui, onword = null) {
 function stageWords({ sentence, run, words, state, model }) {
   let end = 0;
   /** @type {StageWord[]} */
-  const found = words.map(([first, last, name]) => {
+  const shownWords = words.map(([first, last, name]) => {
     const [start, stop] = [run.offsets[first][0], run.offsets[last - 1][1]];
     const own = sentence.slice(start, stop);
     const blank = own.length - own.trimStart().length;
     const before = sentence.slice(end, start + blank);
     end = Math.max(end, stop);
-    const gap = !model.next && first === state.place && run.tokens[first] === maskOf(model);
+    const gap = !model.next && first === state.position && run.tokens[first] === maskOf(model);
     const missing = run.tokens[first] === maskOf(model);
     return { first, last, text: missing ? "?" : own.trim() || name, before, gap, plain: !gap && !/[\p{L}\p{N}]/u.test(own) };
   });
-  const behind = found.findLastIndex(({ first }) => first <= (state.place ?? Infinity)) + 1;
-  if (model.next && model.words?.length) found.splice(behind, 0, { first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });
-  return found;
+  const behind = shownWords.findLastIndex(({ first }) => first <= (state.position ?? Infinity)) + 1;
+  if (model.next && model.words?.length) shownWords.splice(behind, 0, { first: run.tokens.length, last: run.tokens.length, text: "", before: " ", gap: true, plain: false });
+  return shownWords;
 }
 
 /**
  * The weights from a token, averaged over these heads, or over all heads of all layers: (T).
  * @param {Now} now
- * @param {number} place
+ * @param {number} position
  * @param {number} T
  * @param {[number, number][]} [some]
  */
-function meanRow({ run }, place, T, some) {
+function meanRow({ run }, position, T, some) {
   const heads = some ? some.map(([layer, head]) => run.pattern[layer][head]) : run.pattern.flat();
   const total = new Float64Array(T);
-  for (const weights of heads) for (let t = 0; t < T; t++) total[t] += weights[place * T + t] / heads.length;
+  for (const weights of heads) for (let t = 0; t < T; t++) total[t] += weights[position * T + t] / heads.length;
   return total;
 }

@@ -178,9 +178,9 @@ function steeringPanel(ui, store) {
   }
 
   function draw() {
-    const { layer: own, token: place } = where();
+    const { layer: own, token: position } = where();
     layer.update(numbered(told.model.layers), own);
-    token.update(tokenOptions(told.run.tokens), place ?? ALL);
+    token.update(tokenOptions(told.run.tokens), position ?? ALL);
     fill(shown, number(Number(slider.value)));
     const vector = vectorOf();
     put.disabled = !vector;

@@ -43,9 +43,9 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   /** @param {number} x */
   const apart = (x) => (Number.isFinite(x) ? x.toExponential(1) : number(x));
   /** @type {(one: FlowStep) => string[]} */
-  const names = (one) => /** @type {Record<string, string[]>} */ ({ keys, place: [flow.tokens[flow.start[0]]] })[one.side] || flow.tokens;
+  const names = (one) => /** @type {Record<string, string[]>} */ ({ keys, position: [flow.tokens[flow.start[0]]] })[one.side] || flow.tokens;
   /** @param {FlowStep} one */
-  const held = (one) => (one.side === "place" ? null : one.side === "keys" ? flow.key_rows : flow.rows);
+  const held = (one) => (one.side === "position" ? null : one.side === "keys" ? flow.key_rows : flow.rows);
   /** @param {FlowStep} one */
   const rowsOf = (one) => held(one) || names(one).map((_, i) => i);
   /** @param {FlowStep} one */
@@ -53,7 +53,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   const isLast = () => at === flow.steps.length - 1;
   const isOwn = () => at === flow.own_step;
   /** @param {FlowStep} one */
-  const first = (one) => (one.side === "place" ? 0 : flow.start[one.side === "keys" && flow.keys ? 1 : 0]);
+  const first = (one) => (one.side === "position" ? 0 : flow.start[one.side === "keys" && flow.keys ? 1 : 0]);
   /** @type {(one: FlowStep) => Cell} */
   const start = (one) => one.cell || [first(one), one.columns ? flow.start[1] : columnsOf(one)[0]];
   /** @param {FlowStep} one */
@@ -109,8 +109,8 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   function behind(one, i, j) {
     const { op, name } = one;
     const label = `what ${name} is made of`;
-    /** @param {string} matrix @param {string} place */
-    const of = (matrix, place) => `${matrix}[${place}]`;
+    /** @param {string} matrix @param {string} position */
+    const of = (matrix, position) => `${matrix}[${position}]`;
     const query = visible(names(one)[i]);
     if (op.kind === "softmax") {
       const along = columnsOf(one);
@@ -148,7 +148,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     /** @param {number} x */
     const text = (x) => (size < 0.01 ? inSum(x) : fixed(x, size < 100 ? 3 : 1));
     /** @param {number} k @param {number} j */
-    const place = (k, j) => `${one.name}[${visible(names(one)[rows[k]])}, ${visible(columns[j])}]`;
+    const position = (k, j) => `${one.name}[${visible(names(one)[rows[k]])}, ${visible(columns[j])}]`;
     /** @type {Cell} */
     const home = [Math.max(0, rows.indexOf(pickOf(one)[0])), shownColumns.indexOf(pickOf(one)[1])];
     return {
@@ -167,7 +167,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
         const fields = how ? [["=", how]] : [];
         const same = name === "own" ? value(one.name, rows[k], shownColumns[j]) : x;
         if (name === "own") fields.push(["recomputed", inSum(same)], ["difference", apart(Math.abs(x - same))]);
-        const where = place(k, j);
+        const where = position(k, j);
         return { title: `${name === "own" ? where.replace(one.name, /** @type {string} */ (flow.own)) : where} = ${inSum(x)}`, fields };
       },
       picked: home,
@@ -200,7 +200,7 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
     fill(code, one.code);
     const few = held(one) && `shown: ${/** @type {number[]} */ (held(one)).length} of ${names(one).length} rows, those with the largest weights`;
     const length = lengthIn(flow, one, token);
-    const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "place" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
+    const long = length === null ? "" : `the vector of ${visible(names(one)[one.side === "position" ? 0 : one.side === "keys" && flow.keys ? flow.start[1] : token])} has the length ${number(length)}`;
     fill(note, /** @type {string[]} */ ([one.note, few, long].filter(Boolean)).map((text) => `${text[0].toUpperCase()}${text.slice(1)}. `));
     if (flow.own) fill(end, `${flow.said && `${flow.said} `}The largest difference between the recomputed numbers and the model's own is ${apart(/** @type {number} */ (flow.difference))}.`);
     stretched.node.hidden = !one.weights;
@@ -229,8 +229,8 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
   function intoSight() {
     const one = step();
     const [i, j] = pickOf(one);
-    /** @param {number} place @param {number} count_ @param {number} whole @param {number} part */
-    const middle = (place, count_, whole, part) => ((place + 0.5) / count_) * whole - part / 2;
+    /** @param {number} position @param {number} count_ @param {number} whole @param {number} part */
+    const middle = (position, count_, whole, part) => ((position + 0.5) / count_) * whole - part / 2;
     const [rows, columns] = [rowsOf(one), columnsOf(one)];
     for (const each of boxes) {
       each.scrollLeft = middle(columns.indexOf(j), columns.length, each.scrollWidth, each.clientWidth);
@@ -250,8 +250,8 @@ export function stepsView(ui, { stretch = false, onpick: heard } = {}) {
       [flow, before] = [next, unchanged];
       const array = /** @type {(name: string) => Held} */ (next.array);
       [token, keys, sums, pointed] = [of ?? next.start[0], next.keys || next.tokens, sumsOf(array), null];
-      const found = next.steps.findIndex((one) => one.name === was);
-      return show(found < 0 ? 0 : found);
+      const same = next.steps.findIndex((one) => one.name === was);
+      return show(same < 0 ? 0 : same);
     },
   };
 }

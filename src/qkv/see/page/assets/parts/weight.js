@@ -16,7 +16,7 @@ import "./weight.css";
 /** @typedef {import("./lines.js").Key} Key */
 /** @typedef {import("./sight.js").At} At */
 /** @typedef {import("./sight.js").Head} Head */
-/** @typedef {import("./sight.js").Place} Place */
+/** @typedef {import("./sight.js").HeadIndex} HeadIndex */
 /** @typedef {{at: At, query: number, row: number[]}} Draft */
 /** @typedef {Key & {c: number, k: number}} Keyed  a key that has a column; `k`: its index in the list */
 /** @typedef {{head: Head, at: At, run: Run, own: number, key: number, high: number, held: boolean}} Chosen  `own`, `key`: row and column */
@@ -65,10 +65,10 @@ function rescaled(row, key, weight, open) {
   const share = (one, j) => (rest ? (one / rest) * left : open(j) ? left / others : 0);
   /** @param {number} x */
   const digits = (x) => Number(x.toFixed(7));
-  const found = all.map((one, j) => digits(j === key ? weight : share(one, j)));
-  const most = found.reduce((best, one, j) => (j !== key && (best < 0 || one > found[best]) ? j : best), -1);
-  found[most] = digits(found[most] + 1 - found.reduce((sum, one) => sum + one, 0)); // the rest after rounding
-  return found;
+  const weights = all.map((one, j) => digits(j === key ? weight : share(one, j)));
+  const most = weights.reduce((best, one, j) => (j !== key && (best < 0 || one > weights[best]) ? j : best), -1);
+  weights[most] = digits(weights[most] + 1 - weights.reduce((sum, one) => sum + one, 0)); // the rest after rounding
+  return weights;
 }
 
 /**
@@ -92,14 +92,14 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   /** @type {Chosen} */
   let told; // undefined before the first update
   let drawn = ""; // the keys with handles
-  /** @type {{c: number, place: number, node: HTMLElement, grip: HTMLElement}[]} */
+  /** @type {{c: number, position: number, node: HTMLElement, grip: HTMLElement}[]} */
   let sliders = [];
-  /** @type {{place: number, row: number[], grab: number, value: number, sent: boolean} | null} */
+  /** @type {{position: number, row: number[], grab: number, value: number, sent: boolean} | null} */
   let drag = null; // row: the row before the drag; grab: the position at which the handle was grabbed
   /** @type {Draft | null} */
   let draft = null; // the row that is set but not computed yet
-  /** @type {{place: number, when: number, row: number[]}} */
-  let series = { place: -1, when: -Infinity, row: [] }; // consecutive key presses are one change, which starts from this row
+  /** @type {{position: number, when: number, row: number[]}} */
+  let series = { position: -1, when: -Infinity, row: [] }; // consecutive key presses are one change, which starts from this row
   const move = roving(box, { count: () => sliders.length, onpick: (i) => pick(i), onmove: (i) => pick(i) });
   list.node.append(box);
   box.addEventListener("keydown", pressed, true);
@@ -107,27 +107,27 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   box.addEventListener("pointermove", drags);
   for (const name of ["pointerup", "pointercancel"]) box.addEventListener(name, end);
 
-  const queryPlace = () => told.head.rows[told.own].first;
+  const queryPosition = () => told.head.rows[told.own].first;
   const chosen = () => told.head.columns[told.key].first;
   /** @param {Head} head */
   const isWhole = ({ rows, columns }) => [...rows, ...columns].every(({ first, last }) => last === first + 1); // subwords are not merged
-  /** @param {Place} at @param {number} query */
+  /** @param {HeadIndex} at @param {number} query */
   const isDraft = (at, query) => draft && draft.at.l === at.l && draft.at.h === at.h && draft.query === query;
-  /** @param {number} place */
-  const isOpen = (place) => !told.head.source.hidden(told.at.l, told.at.h, queryPlace(), place);
+  /** @param {number} position */
+  const isOpen = (position) => !told.head.source.hidden(told.at.l, told.at.h, queryPosition(), position);
 
   /** The current row of weights, for all tokens. */
   function rowNow() {
     const { at, run } = told;
-    const [query, T] = [queryPlace(), run.tokens.length];
+    const [query, T] = [queryPosition(), run.tokens.length];
     return isDraft(at, query) ? /** @type {Draft} */ (draft).row : Array.from(run.pattern[at.l][at.h].subarray(query * T, (query + 1) * T));
   }
 
-  /** @param {number} place @param {number} weight @param {number[]} row @param {boolean} undo */
-  function give(place, weight, row, undo) {
+  /** @param {number} position @param {number} weight @param {number[]} row @param {boolean} undo */
+  function give(position, weight, row, undo) {
     const { at } = told;
-    const query = queryPlace();
-    draft = { at, query, row: rescaled(row, place, weight, isOpen) };
+    const query = queryPosition();
+    draft = { at, query, row: rescaled(row, position, weight, isOpen) };
     hand.send({ edits: withRow(store.state.edits, at.l, at.h, query, draft.row) }, undo);
     settle();
     redraw();
@@ -140,23 +140,23 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
 
   /**
    * Sets a weight by a key or a button; presses in quick succession are one change.
-   * @param {number} place
+   * @param {number} position
    * @param {number} weight
    */
-  function put(place, weight) {
+  function put(position, weight) {
     const [row, now] = [rowNow(), performance.now()];
-    const goesOn = series.place === place && now - series.when < 1000;
-    series = { place, when: now, row: goesOn ? series.row : row };
-    give(place, Math.max(0, Math.min(1, weight)), series.row, !goesOn);
+    const goesOn = series.position === position && now - series.when < 1000;
+    series = { position, when: now, row: goesOn ? series.row : row };
+    give(position, Math.max(0, Math.min(1, weight)), series.row, !goesOn);
   }
 
   /**
    * Changes a weight by `by`, to the nearest whole step.
-   * @param {number} place
+   * @param {number} position
    * @param {number} by
    */
-  function step(place, by) {
-    put(place, Math.round((rowNow()[place] + by) / FINEST) * FINEST);
+  function step(position, by) {
+    put(position, Math.round((rowNow()[position] + by) / FINEST) * FINEST);
   }
 
   function typed() {
@@ -168,7 +168,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
   function giveBack() {
     series.when = -Infinity;
     draft = null;
-    hand.send({ edits: withRow(store.state.edits, told.at.l, told.at.h, queryPlace(), null) }, true);
+    hand.send({ edits: withRow(store.state.edits, told.at.l, told.at.h, queryPosition(), null) }, true);
   }
 
   /** @param {number} i */
@@ -182,8 +182,8 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     const slider = sliders.find(({ node }) => node === event.target);
     if (!slider || event.ctrlKey || event.metaKey || event.altKey) return;
     const by = { ArrowRight: FINEST, ArrowLeft: -FINEST, PageUp: 10 * FINEST, PageDown: -10 * FINEST }[event.key];
-    if (by) step(slider.place, by);
-    else if (event.key === "Home" || event.key === "End") put(slider.place, event.key === "End" ? 1 : 0);
+    if (by) step(slider.position, by);
+    else if (event.key === "Home" || event.key === "End") put(slider.position, event.key === "End" ? 1 : 0);
     else if (event.key === "Delete" || event.key === "Backspace") giveBack();
     else return;
     event.preventDefault();
@@ -196,7 +196,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     if (!slider || event.button) return;
     const { left, width } = box.getBoundingClientRect();
     const row = rowNow();
-    drag = { place: slider.place, row, grab: event.clientX - left - row[slider.place] * width, value: row[slider.place], sent: false };
+    drag = { position: slider.position, row, grab: event.clientX - left - row[slider.position] * width, value: row[slider.position], sent: false };
     box.setPointerCapture(event.pointerId);
     box.classList.add("dragging");
     slider.node.focus();
@@ -212,7 +212,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     const value = Math.max(0, Math.min(1, at));
     if (Math.abs(value - drag.value) < FINEST / 2) return;
     drag.value = value;
-    give(drag.place, value, drag.row, !drag.sent);
+    give(drag.position, value, drag.row, !drag.sent);
     drag.sent = true;
   }
 
@@ -231,7 +231,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     sliders = keys.map(({ c, k, name }, i) => {
       const grip = el("span", { class: "grip" });
       const node = el("div", { class: "weight", role: "slider", "data-i": i, "aria-label": `weight of ${name}`, "aria-valuemin": 0, "aria-valuemax": 1, style: { top: `${k * ROW}px` } }, grip);
-      return { c, place: told.head.columns[c].first, node, grip };
+      return { c, position: told.head.columns[c].first, node, grip };
     });
     fill(box, sliders.map(({ node }) => node));
     move.at = Math.min(move.at, Math.max(0, sliders.length - 1));
@@ -242,7 +242,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
     /**
      * A head as it will be when the draft is computed.
      * @param {Head} head
-     * @param {Place} at
+     * @param {HeadIndex} at
      * @returns {Head}
      */
     over(head, at) {
@@ -267,7 +267,7 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       const { head, at, own, key, high, held } = next;
       const can = inside && high === 1 && head.rows.length > 0 && at.mode === "weight" && isWhole(head); // bars go from 0 to 1
       box.hidden = controls.hidden = !can;
-      list.node.classList.toggle("by-hand", can && held && Boolean(setRow(store.state.edits, at.l, at.h, queryPlace())));
+      list.node.classList.toggle("by-hand", can && held && Boolean(setRow(store.state.edits, at.l, at.h, queryPosition())));
       if (!can) return;
       box.classList.toggle("away", !held);
       const all = /** @type {Keyed[]} */ (list.listed().map((one, k) => ({ ...one, k })));
@@ -276,17 +276,17 @@ export function weightHandles(ui, store, list, { onkey, redraw }) {
       if (which !== drawn) build(keys);
       drawn = which;
       const row = rowNow();
-      for (const { place, node, grip } of sliders) {
-        node.setAttribute("aria-valuenow", row[place].toFixed(3));
-        node.setAttribute("aria-valuetext", percent(row[place]));
-        grip.style.left = `${100 * Math.min(1, row[place])}%`;
+      for (const { position, node, grip } of sliders) {
+        node.setAttribute("aria-valuenow", row[position].toFixed(3));
+        node.setAttribute("aria-valuetext", percent(row[position]));
+        grip.style.left = `${100 * Math.min(1, row[position])}%`;
       }
       move.refresh();
       const open = !head.hidden(own, key);
       for (const control of [input, less, more]) control.disabled = !open;
       if (ui.focused() !== input || !draft) input.value = fixed(100 * row[chosen()], 0);
       input.setAttribute("aria-label", `weight of ${visible(head.columns[key].name)} for ${visible(head.rows[own].name)}`);
-      back.hidden = !setRow(store.state.edits, at.l, at.h, queryPlace());
+      back.hidden = !setRow(store.state.edits, at.l, at.h, queryPosition());
     },
     /** @param {Told} next */
     update(next) {

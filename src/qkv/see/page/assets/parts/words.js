@@ -14,7 +14,7 @@ import { range } from "../base/arrays.js";
 
 /**
  * The word of a run to which a token belongs.
- * @param {Pick<Run, "words" | "tokens">} given
+ * @param {Pick<Run, "words" | "tokens">} run
  * @param {number} token
  */
 export function nameIn({ words = [], tokens }, token) {

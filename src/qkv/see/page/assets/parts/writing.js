@@ -5,7 +5,7 @@ import { choice } from "../base/controls.js";
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
 import "./writing.css";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -63,11 +63,11 @@ export function writingPart(ui, store) {
   /** The tokens that can be drawn at this temperature, with their probabilities. */
   function showDrawn() {
     const { run, state, model } = told;
-    const known = run.logits.length > 0 && state.place === run.tokens.length - 1;
+    const known = run.logits.length > 0 && state.position === run.tokens.length - 1;
     drawn.hidden = !known;
     if (!known) return;
     const temperature = Number(heat.value);
-    const all = temperature ? chancesOf(run.logits, temperature) : chancesOf(run.logits);
+    const all = temperature ? probabilitiesOf(run.logits, temperature) : probabilitiesOf(run.logits);
     const ids = likeliestOf(all, temperature ? AMONG : 1);
     const total = ids.reduce((sum, id) => sum + all[id], 0);
     fill(drawn, ids.slice(0, SHOWN).map((id) => el("li", { style: { "--share": String(all[id] / total) } }, el("bdi", {}, visible(plainName(model.words[id]))), el("b", {}, percent(all[id] / total)))));
@@ -180,14 +180,14 @@ export function writingPart(ui, store) {
     const box = text.getBoundingClientRect();
     lines.setAttribute("viewBox", `0 0 ${box.width} ${box.height}`);
     /** @param {number} t */
-    const placeOf = (t) => {
+    const positionOf = (t) => {
       const rect = text.querySelector(`[data-token="${t}"]`)?.getBoundingClientRect();
       return rect && [rect.left - box.left + rect.width / 2, rect.top - box.top + 4];
     };
-    const from = placeOf(told.run.tokens.length + at);
+    const from = positionOf(told.run.tokens.length + at);
     const best = Array.from(weights.keys()).sort((a, b) => weights[b] - weights[a]).slice(0, LINES).filter((t) => weights[t] >= FAINTEST);
     for (const t of best) {
-      const to = placeOf(t);
+      const to = positionOf(t);
       if (!from || !to) continue;
       const high = Math.min(from[1], to[1]) - Math.min(40, 10 + Math.abs(from[0] - to[0]) / 6);
       lines.append(svg("path", { d: `M${from}Q${(from[0] + to[0]) / 2} ${high} ${to}`, "stroke-width": 1 + 7 * weights[t], "stroke-opacity": 0.3 + 0.7 * weights[t] }));

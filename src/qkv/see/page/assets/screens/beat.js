@@ -4,8 +4,8 @@
 import { el, fill, word } from "../base/elements.js";
 import { percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { maskOf, wordsOf } from "../store/places.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { maskOf, wordsOf } from "../store/positions.js";
 import { toTakeAway } from "../parts/save.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
@@ -52,12 +52,12 @@ export function beatScreen(ui, store) {
     const model = await engine.model;
     const sentence = gapped.replace("_", maskOf(model));
     const plain = await engine.run(sentence, [], { at: [] });
-    const place = plain.tokens.indexOf(maskOf(model));
+    const position = plain.tokens.indexOf(maskOf(model));
     const span = wordsOf(sentence, plain, model).find(([, , name]) => name === hidden);
     const edits = span ? Array.from({ length: span[1] - span[0] }, (_, i) => ({ op: "hide", token: span[0] + i })) : [];
-    const { logits } = await engine.run(sentence, edits, { at: [place] });
-    const chances = chancesOf(logits);
-    return likeliestOf(chances, OFFERED).map((id) => ({ name: plainName(model.words[id]), share: chances[id] }));
+    const { logits } = await engine.run(sentence, edits, { at: [position] });
+    const probabilities = probabilitiesOf(logits);
+    return likeliestOf(probabilities, OFFERED).map((id) => ({ name: plainName(model.words[id]), share: probabilities[id] }));
   }
 
   /** @param {string} gapped @param {any} middle */

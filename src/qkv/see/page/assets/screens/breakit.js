@@ -4,7 +4,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { plainName } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
 import { isRemoved } from "../parts/map.js";
 import { stage } from "../parts/stage.js";
 
@@ -45,12 +45,12 @@ export function breakScreen(ui, store) {
   }
 
   /** @param {Float32Array} logits */
-  const firstOf = (logits) => likeliestOf(chancesOf(logits), 1)[0];
+  const firstOf = (logits) => likeliestOf(probabilitiesOf(logits), 1)[0];
 
   /** Searches for a few heads; each step removes the head without which the guess has the least probability. */
   async function search() {
     const { state } = last;
-    const [kept, at] = [others(), [/** @type {number} */ (state.place)]];
+    const [kept, at] = [others(), [/** @type {number} */ (state.position)]];
     const key = JSON.stringify([state.text, kept]);
     if (key === asked) return;
     [asked, best] = [key, null];
@@ -61,18 +61,18 @@ export function breakScreen(ui, store) {
     const out = [];
     while (out.length < MOST) {
       /** @type {{edit: Edit, share: number, changes: boolean}[]} */
-      const found = [];
+      const results = [];
       const stop = new AbortController();
       await engine.sweep(state.text, [...kept, ...out], (/** @type {any} */ { layer, head, logits }) => {
         if (asked !== key || !node.isConnected) stop.abort();
-        const chances = chancesOf(logits);
-        found.push({ edit: { op: "ablate", layer, head }, share: chances[word_], changes: likeliestOf(chances, 1)[0] !== word_ });
+        const probabilities = probabilitiesOf(logits);
+        results.push({ edit: { op: "ablate", layer, head }, share: probabilities[word_], changes: likeliestOf(probabilities, 1)[0] !== word_ });
       }, { at, signal: stop.signal }).catch((reason) => {
         if (!stop.signal.aborted) throw reason;
       });
       if (!node.isConnected) asked = ""; // the search continues when the reader comes back
       if (asked !== key) return;
-      const fresh = found.filter(({ edit }) => !out.some(({ layer, head }) => layer === edit.layer && head === edit.head));
+      const fresh = results.filter(({ edit }) => !out.some(({ layer, head }) => layer === edit.layer && head === edit.head));
       const next = fresh.sort((a, b) => Number(b.changes) - Number(a.changes) || a.share - b.share)[0];
       if (!next) break;
       out.push(next.edit);
@@ -101,7 +101,7 @@ export function breakScreen(ui, store) {
     }
     show.disabled = !best;
     clear.disabled = !state.edits.some(isHead);
-    if (!run.logits.length || state.place === null) {
+    if (!run.logits.length || state.position === null) {
       fill(say, "Write a sentence with a gap first.");
       return;
     }

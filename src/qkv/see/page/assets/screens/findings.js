@@ -6,9 +6,9 @@ import { el, fill, word } from "../base/elements.js";
 import { fixed } from "../base/format.js";
 import { plainTokens } from "../base/tokens.js";
 import { range } from "../base/arrays.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
 import { stateOf } from "../store/state.js";
-import { withWords } from "../store/places.js";
+import { withWords } from "../store/positions.js";
 import { inWords } from "../parts/changes.js";
 import { isRemoved } from "../parts/map.js";
 import { outcomeOf, wordBars } from "../parts/outcome.js";
@@ -58,8 +58,8 @@ export function findingsScreen(ui, store) {
   let measured = null;
 
   async function measureAll() {
-    const found = await Promise.all(cards.map((card) => card.measure()));
-    globalThis.qkv.findings = found;
+    const measurements = await Promise.all(cards.map((card) => card.measure()));
+    globalThis.qkv.findings = measurements;
   }
 
   /** @param {Told} now */
@@ -140,9 +140,9 @@ function cardOf(ui, store, finding, k) {
   async function change(some) {
     edits = some;
     document.documentElement.dataset.qkv = "busy";
-    const found = await runsOf(some);
+    const changedRuns = await runsOf(some);
     if (edits !== some) return;
-    runs = found;
+    runs = changedRuns;
     show();
     ui.say(`${bars.querySelector("tbody th")?.textContent} is the most probable word.`);
     document.documentElement.dataset.qkv = "ready";
@@ -151,7 +151,7 @@ function cardOf(ui, store, finding, k) {
   function openLab() {
     away = true;
     const [first] = headsOf(edits, model) ?? [];
-    store.set({ text, edits, place: position, query: position, ...(first && { layer: first[0], head: first[1] }), view: "lab" });
+    store.set({ text, edits, position: position, query: position, ...(first && { layer: first[0], head: first[1] }), view: "lab" });
   }
 
   function show() {
@@ -163,7 +163,7 @@ function cardOf(ui, store, finding, k) {
     if (!runs) return;
     const { original, run } = runs;
     const sentence = withWords(text, original, run, edits, model);
-    const state = Object.freeze({ ...stateOf({ ...store.state, text, edits }), place: position });
+    const state = Object.freeze({ ...stateOf({ ...store.state, text, edits }), position: position });
     /** @type {Now} */
     const now = { state, model, run, original, sentence, words: run.words ?? [], second: null, busy: false, error: null, ruled: null };
     const [heads, query] = [headsOf(edits, model), queryOf(edits)];
@@ -175,7 +175,7 @@ function cardOf(ui, store, finding, k) {
       const undo = () => change(edits.filter((edit) => !gone.includes(edit)));
       return el("li", {}, el("button", { type: "button", onclick: undo }, said, el("span", { class: "cross", "aria-label": "remove" }, "×")));
     }));
-    const [before, after] = [original, run].map(({ logits }) => chancesOf(logits));
+    const [before, after] = [original, run].map(({ logits }) => probabilitiesOf(logits));
     fill(bars, wordBars({ ...now, state }, outcomeOf(before, after, model.words)));
   }
   return { node, measure, show };
@@ -189,14 +189,14 @@ function cardOf(ui, store, finding, k) {
  */
 function headsOf(edits, { heads: count, kv_heads = count }) {
   /** @type {Map<string, [number, number]>} */
-  const found = new Map();
+  const heads = new Map();
   for (const { op, at = "", layer, head } of edits) {
     if (layer === undefined || !(op === "ablate" || head !== undefined || OF_HEADS.includes(at))) continue;
     const shared = ["k", "v"].includes(at) ? count / kv_heads : 1; // the number of query heads for each key head
     const [first, last] = head === undefined ? [0, count] : [head * shared, (head + 1) * shared];
-    for (const one of range(first, last)) found.set(`${layer}.${one}`, [layer, one]);
+    for (const one of range(first, last)) heads.set(`${layer}.${one}`, [layer, one]);
   }
-  return found.size ? [...found.values()] : undefined;
+  return heads.size ? [...heads.values()] : undefined;
 }
 
 /**
@@ -204,8 +204,8 @@ function headsOf(edits, { heads: count, kv_heads = count }) {
  * @param {Edit[]} edits
  */
 function queryOf(edits) {
-  const found = new Set(edits.map(({ op, at, query, token }) => (["mask", "row"].includes(op) ? query : at === "pattern" || at === "z" ? token : undefined)));
-  return found.size === 1 ? [...found][0] : undefined;
+  const queries = new Set(edits.map(({ op, at, query, token }) => (["mask", "row"].includes(op) ? query : at === "pattern" || at === "z" ? token : undefined)));
+  return queries.size === 1 ? [...queries][0] : undefined;
 }
 
 // ---- the measurement
@@ -229,26 +229,26 @@ async function marksBlanks(side) {
  * @returns {Predictions}
  */
 function predictionsOf({ tokens, logits }, position, count, model, marks) {
-  const chances = chancesOf(logits);
+  const probabilities = probabilitiesOf(logits);
   const behind = tokens.slice(0, model.next ? position + 1 : position).slice(-1);
   const front = [...(marks ? ["Ġ"] : []), ...behind];
   /** @param {number} id */
   const name = (id) => plainTokens([...front, model.words[id]], []).at(-1);
-  return likeliestOf(chances, count).map((id) => [name(id), chances[id]]);
+  return likeliestOf(probabilities, count).map((id) => [name(id), probabilities[id]]);
 }
 
 /**
  * The differences between predictions and a finding's predictions, one line for each.
  * @param {string} when
  * @param {Predictions} said
- * @param {Predictions} found
+ * @param {Predictions} measured
  * @param {boolean} exact
  */
-function differences(when, said, found, exact) {
+function differences(when, said, measured, exact) {
   /** @param {[string, number]} prediction */
   const shown = ([name, share]) => [word(name), `, ${fixed(share, 4)}`];
   return said.flatMap((one, k) => {
-    const own = found[k];
+    const own = measured[k];
     if (own?.[0] === one[0] && Math.abs(own[1] - one[1]) <= (exact ? TOLERANCE : ROUNDED)) return [];
     return [[`${when}, word ${k + 1}: `, ...shown(one), " in the finding, ", ...(own ? shown(own) : ["nothing"]), " here"]];
   });

@@ -91,12 +91,12 @@ export function frontScreen(ui, store, { outcome, writing }) {
   function markFirst() {
     const before = picture.words.querySelector("[data-qkv-first]");
     const wanted = next ? undefined : offerOf(store.data, /** @type {Now} */ (last))?.tokens[0];
-    const found = wanted === undefined ? null : picture.words.querySelector(`button[data-token="${wanted}"]`);
-    if (before !== found) before?.removeAttribute("data-qkv-first");
-    if (before !== found || !found) tap.remove();
-    found?.setAttribute("data-qkv-first", "");
+    const chip = wanted === undefined ? null : picture.words.querySelector(`button[data-token="${wanted}"]`);
+    if (before !== chip) before?.removeAttribute("data-qkv-first");
+    if (before !== chip || !chip) tap.remove();
+    chip?.setAttribute("data-qkv-first", "");
     if (last.state.edits.length) tap.remove();
-    else found?.append(tap);
+    else chip?.append(tap);
   }
   return { node, update };
 }

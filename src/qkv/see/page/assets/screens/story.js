@@ -4,7 +4,7 @@
 import { el, fill, word } from "../base/elements.js";
 import { count, percent, visible } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
 import { openCard } from "../parts/cards.js";
 import { mapPart } from "../parts/map.js";
 import { motionPart } from "../parts/motion.js";
@@ -175,14 +175,14 @@ export function storyScreen(ui, store, { outcome }) {
     if (picture.firstChild !== pictures[shows]) fill(picture, pictures[shows]);
     node.dataset.step = String(at);
     const { run, state } = last;
-    const [T, place] = [run.tokens.length, state.place ?? 0];
-    const told = { ...last, state: Object.freeze({ ...state, inside: true, query: place }) };
+    const [T, position] = [run.tokens.length, state.position ?? 0];
+    const told = { ...last, state: Object.freeze({ ...state, inside: true, query: position }) };
     /** @param {Float32Array} resid @param {number} t */
     const vector = (resid, t) => resid.subarray((t * resid.length) / T, ((t + 1) * resid.length) / T);
     sentence.update(last, !["motion", "map"].includes(shows));
     if (shows === "words") fill(chips, run.tokens.map((token, t) => el("li", {}, el("bdi", {}, visible(token)), el("small", {}, String(run.ids[t])))));
     if (shows === "vectors") vectors.update(run.tokens.map((token, t) => [token, vector(run.resid[0], t)]));
-    if (shows === "layers") layers.update(run.resid.map((resid, l) => [l ? `after layer ${l - 1}` : "at first", vector(resid, place)]));
+    if (shows === "layers") layers.update(run.resid.map((resid, l) => [l ? `after layer ${l - 1}` : "at first", vector(resid, position)]));
     if (shows === "motion") {
       motion.update(told);
       if (moments) motion.play(...moments);
@@ -211,8 +211,8 @@ export function storyScreen(ui, store, { outcome }) {
  * @param {Now} now
  */
 function namedIn({ run, state, model }) {
-  const chances = chancesOf(run.logits);
-  const [id] = likeliestOf(chances, 1);
-  const own = run.tokens[state.place ?? 0];
-  return { here: () => (model.next ? word(own) : own === model.mask ? "the gap" : word(own)), best: () => word(plainName(model.words[id])), share: percent(chances[id]) };
+  const probabilities = probabilitiesOf(run.logits);
+  const [id] = likeliestOf(probabilities, 1);
+  const own = run.tokens[state.position ?? 0];
+  return { here: () => (model.next ? word(own) : own === model.mask ? "the gap" : word(own)), best: () => word(plainName(model.words[id])), share: percent(probabilities[id]) };
 }

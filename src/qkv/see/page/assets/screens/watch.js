@@ -4,7 +4,7 @@
 
 import { el, fill, svg, word } from "../base/elements.js";
 import { fixed, visible } from "../base/format.js";
-import { wordsOf } from "../store/places.js";
+import { wordsOf } from "../store/positions.js";
 
 /** @typedef {import("../base/mount.js").Ui} Ui */
 /** @typedef {import("../store/store.js").LiveStore} LiveStore */
@@ -72,11 +72,11 @@ export function watchScreen(ui, store) {
     const [low, high] = [Math.min, Math.max].map((end) => [0, 1].map((axis) => end(...all.map((p) => p[axis]))));
     const unit = Math.min((wide - 2 * MARGIN) / (high[0] - low[0] || 1), (tall - 2 * MARGIN) / (high[1] - low[1] || 1));
     /** @param {[number, number]} p */
-    const place = (p) => [wide / 2 + (p[0] - (low[0] + high[0]) / 2) * unit, tall / 2 - (p[1] - (low[1] + high[1]) / 2) * unit];
+    const position = (p) => [wide / 2 + (p[0] - (low[0] + high[0]) / 2) * unit, tall / 2 - (p[1] - (low[1] + high[1]) / 2) * unit];
     paths.at.forEach((points, i) => {
-      const [x, y] = place(points[layer]);
+      const [x, y] = position(points[layer]);
       const { trail, dot, name } = marks[i];
-      trail.setAttribute("d", `M${points.slice(0, layer + 1).map(place).join("L")}`);
+      trail.setAttribute("d", `M${points.slice(0, layer + 1).map(position).join("L")}`);
       picture.classList.toggle("moves", moves);
       dot.style.setProperty("cx", `${x}px`);
       dot.style.setProperty("cy", `${y}px`);

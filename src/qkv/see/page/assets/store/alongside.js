@@ -19,7 +19,7 @@ export function alongside(one, other) {
   let [begin, end] = [0, 0];
   while (begin < Math.min(n, m) && one[begin] === other[begin]) begin += 1;
   while (end < Math.min(n, m) - begin && one[n - 1 - end] === other[m - 1 - end]) end += 1;
-  const common = commonPlaces(one.slice(begin, n - end), other.slice(begin, m - end)).map(([a, b]) => [a + begin, b + begin]);
+  const common = commonPositions(one.slice(begin, n - end), other.slice(begin, m - end)).map(([a, b]) => [a + begin, b + begin]);
   const ends = Array.from({ length: end }, (_, k) => [n - end + k, m - end + k]);
   /** @type {Both[]} */
   const axis = Array.from({ length: begin }, (_, k) => [k, k]);
@@ -39,7 +39,7 @@ export function alongside(one, other) {
  * @param {string[]} one
  * @param {string[]} other
  */
-function commonPlaces(one, other) {
+function commonPositions(one, other) {
   const [n, wide] = [one.length, other.length + 1];
   if (n * wide > MOST_PAIRS) return [];
   const best = new Float64Array((n + 1) * wide); // from two positions, the score of the best subsequence of the rest
@@ -47,10 +47,10 @@ function commonPlaces(one, other) {
   const alike = (i, j) => (one[i] === other[j] ? MOST_PAIRS - Math.abs(i - j) + best[(i + 1) * wide + j + 1] : 0);
   for (let i = n - 1; i >= 0; i--)
     for (let j = wide - 2; j >= 0; j--) best[i * wide + j] = Math.max(alike(i, j), best[(i + 1) * wide + j], best[i * wide + j + 1]);
-  const found = [];
+  const pairs = [];
   for (let [i, j] = [0, 0]; i < n && j < wide - 1; )
-    if (one[i] === other[j] && alike(i, j) === best[i * wide + j]) found.push([i++, j++]);
+    if (one[i] === other[j] && alike(i, j) === best[i * wide + j]) pairs.push([i++, j++]);
     else if (best[(i + 1) * wide + j] >= best[i * wide + j + 1]) i += 1;
     else j += 1;
-  return found;
+  return pairs;
 }

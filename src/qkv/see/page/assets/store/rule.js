@@ -4,9 +4,9 @@
 
 import { percent } from "../base/format.js";
 import { plainName } from "../base/tokens.js";
-import { chancesOf, likeliestOf } from "../engine/sampling.js";
-import { movedChance } from "./chances.js";
-import { maskOf } from "./places.js";
+import { probabilitiesOf, likeliestOf } from "../engine/sampling.js";
+import { movedProbability } from "./probabilities.js";
+import { maskOf } from "./positions.js";
 
 /** @typedef {import("../engine/door.js").Run} Run */
 
@@ -46,39 +46,39 @@ export async function headByRule(engine, text, run, model, data, signal) {
  * The head whose removal moves the most probability at a position to other words; null if numbers are not finite.
  * @param {Door} engine
  * @param {string} text
- * @param {number} place
+ * @param {number} position
  * @param {any} model
  * @param {AbortSignal} signal
  */
-async function removalAt(engine, text, place, model, signal) {
+async function removalAt(engine, text, position, model, signal) {
   const layers = Math.max(1, Math.floor(MOST_HEADS / model.heads));
   const enough = new AbortController();
   signal.addEventListener("abort", () => enough.abort(signal.reason), { once: true });
-  const run = await engine.run(text, [], { at: [place], signal });
-  const before = chancesOf(run.logits);
+  const run = await engine.run(text, [], { at: [position], signal });
+  const before = probabilitiesOf(run.logits);
   const best = likeliestOf(before, 1)[0];
   /** @type {any[]} */
-  const found = [];
+  const effects = [];
   await engine
     .sweep(
       text,
       [],
       (/** @type {any} */ { layer, head, logits }) => {
-        const after = chancesOf(logits);
-        if (layer >= model.layers - layers) found.push({ layer, head, moved: movedChance(before, after), after: after[best] });
-        if (found.length === Math.min(layers, model.layers) * model.heads) enough.abort();
+        const after = probabilitiesOf(logits);
+        if (layer >= model.layers - layers) effects.push({ layer, head, moved: movedProbability(before, after), after: after[best] });
+        if (effects.length === Math.min(layers, model.layers) * model.heads) enough.abort();
       },
-      { at: [place], signal: enough.signal },
+      { at: [position], signal: enough.signal },
     )
     .catch((/** @type {any} */ reason) => {
       if (!enough.signal.aborted || signal.aborted) throw reason;
     });
-  found.sort((one, other) => other.moved - one.moved || one.layer - other.layer || one.head - other.head);
-  if (!found.every(({ moved }) => Number.isFinite(moved))) return null;
-  return { ...found[0], word: plainName(model.words[best]), before: before[best] };
+  effects.sort((one, other) => other.moved - one.moved || one.layer - other.layer || one.head - other.head);
+  if (!effects.every(({ moved }) => Number.isFinite(moved))) return null;
+  return { ...effects[0], word: plainName(model.words[best]), before: before[best] };
 }
 
-/** @param {Run} run @param {WordSpan[]} spans @param {number} gap @param {any} given @param {string} none @param {any} data */
+/** @param {Run} run @param {WordSpan[]} spans @param {number} gap @param {any} effect @param {string} none @param {any} data */
 function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, after }, none, data) {
   const [where, by] = [`head ${layer}.${head}`, percent(moved)];
   if (data.untrained) return `${none}: without ${where} the guess changes most, and ${by} of the probability goes to other words.`;
@@ -89,8 +89,8 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
   let key = 0;
   for (let k = 0; k < spans.length; k++) if (at(query, k) > at(query, key)) key = k;
   const beside = { "-1": ", the word before it", 0: ", itself", 1: ", the word after it" }[key - query] ?? "";
-  const place = usualOf(at, spans, query, key)[0] >= OF_POSITIONS ? beside : "";
-  return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${spans[query].name} looks most at ${spans[key].name}${place}: ${percent(at(query, key))}.`;
+  const position = usualOf(at, spans, query, key)[0] >= OF_POSITIONS ? beside : "";
+  return `Without ${where} the guess changes most: ${first}, ${percent(before)} → ${percent(after)}. In that head ${spans[query].name} looks most at ${spans[key].name}${position}: ${percent(at(query, key))}.`;
 }
 
 // ---- texts without a gap
@@ -100,7 +100,7 @@ function saidOfGap(run, spans, gap, { layer, head, moved, word: first, before, a
  * @param {Run} run
  * @param {WordSpan[]} spans
  * @param {string} none
- * @param {any} given
+ * @param {any} options
  */
 function linkByRule(run, spans, none, { untrained, little }) {
   const { flags, numbers } = contentOf(spans, little);
@@ -125,11 +125,11 @@ function linkByRule(run, spans, none, { untrained, little }) {
   if (!best) return { layer: 0, head: 0, query: null, said: `${none}: no content word looks at another one.` };
   const { layer, head, query, key, weight, above } = best;
   const [from, to] = [spans[query].name, spans[key].name];
-  const place = { layer, head, query: spans[query].first };
+  const position = { layer, head, query: spans[query].first };
   const where = `(head ${layer}.${head})`;
-  if (above >= STANDS_OUT && !untrained) return { ...place, said: `${from} looks at ${to}: ${percent(weight)} ${where}.` };
+  if (above >= STANDS_OUT && !untrained) return { ...position, said: `${from} looks at ${to}: ${percent(weight)} ${where}.` };
   const below = untrained ? "" : `, less than ${100 * STANDS_OUT} percentage points above the usual weight`;
-  return { ...place, said: `${none}: the strongest content link is ${from} → ${to}, ${percent(weight)} ${where}${below}.` };
+  return { ...position, said: `${none}: the strongest content link is ${from} → ${to}, ${percent(weight)} ${where}${below}.` };
 }
 
 /**
@@ -143,10 +143,10 @@ function linkByRule(run, spans, none, { untrained, little }) {
 function usualOf(at, spans, query, key) {
   /** @param {number[]} all */
   const mean = (all) => (all.length ? all.reduce((sum, x) => sum + x, 0) / all.length : 0);
-  const places = spans.map((_, p) => p).filter((p) => spans[p].isWord);
-  const along = places.filter((p) => spans[p + key - query]?.isWord).map((p) => at(p, p + key - query));
+  const positions = spans.map((_, p) => p).filter((p) => spans[p].isWord);
+  const along = positions.filter((p) => spans[p + key - query]?.isWord).map((p) => at(p, p + key - query));
   const seenBefore = spans.some((_, p) => p < key && at(p, key));
-  const onKey = places.filter((p) => p !== query && p !== key && (p > key || seenBefore)).map((p) => at(p, key));
+  const onKey = positions.filter((p) => p !== query && p !== key && (p > key || seenBefore)).map((p) => at(p, key));
   return [mean(along), mean(onKey)];
 }
 
@@ -170,19 +170,19 @@ function mergedWeights(pattern, size, spans) {
 
 /**
  * All tokens of a run as words; special tokens and punctuation marks are separate words.
- * @param {Run} given
+ * @param {Run} run
  * @returns {WordSpan[]}
  */
 function wordSpansOf({ tokens, special, words = [] }) {
   const at = new Map(words.map(([first, last]) => [first, last]));
-  const found = [];
-  for (let t = 0; t < tokens.length; t = found.at(-1).last) {
+  const spans = [];
+  for (let t = 0; t < tokens.length; t = spans.at(-1).last) {
     const last = at.get(t) ?? t + 1;
     const name = last - t > 1 ? tokens.slice(t, last).map(bareName).join("") : tokens[t];
     const isMark = /^[\p{P}$+<=>^\x60|~]+$/u.test(bareName(name));
-    found.push({ first: t, last, name, special: special[t], isWord: !special[t] && !isMark });
+    spans.push({ first: t, last, name, special: special[t], isWord: !special[t] && !isMark });
   }
-  return found;
+  return spans;
 }
 
 /**

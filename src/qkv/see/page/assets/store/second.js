@@ -1,7 +1,7 @@
 // The run of a second text beside the reader's own.
 
 import { alongside } from "./alongside.js";
-import { isSwap, moved, usualPlace, wordsOf } from "./places.js";
+import { isSwap, moved, usualPosition, wordsOf } from "./positions.js";
 
 /** @typedef {import("./alongside.js").Both} Both */
 /** @typedef {import("../engine/edits.js").Edit} Edit */
@@ -14,7 +14,7 @@ import { isSwap, moved, usualPlace, wordsOf } from "./places.js";
  * @property {string} text
  * @property {Run} run  the run with the edits that apply to it
  * @property {Edit[]} edits
- * @property {number | null} place  the position of its chosen word
+ * @property {number | null} position  the position of its chosen word
  * @property {Both[]} axis
  */
 
@@ -37,11 +37,11 @@ export async function secondOf(engine, state, first, model, signal) {
   const same = (token) => (first.tokens[token] === plain.tokens[partnerOf(axis, token) ?? -1] ? partnerOf(axis, token) : null);
   const alike = axis.every(([one, other]) => one === other);
   const edits = state.edits.map((edit) => (isSwap(edit) ? null : moved(edit, same, alike))).filter(Boolean);
-  const [usual, own] = [usualPlace(text, plain, model), usualPlace(state.text, first, model)];
-  const place = state.place === own ? usual : partnerOf(axis, state.place) ?? usual;
-  const run = await engine.run(text, edits, { at: place === null ? [] : [place], layers: [layer], signal });
+  const [usual, own] = [usualPosition(text, plain, model), usualPosition(state.text, first, model)];
+  const position = state.position === own ? usual : partnerOf(axis, state.position) ?? usual;
+  const run = await engine.run(text, edits, { at: position === null ? [] : [position], layers: [layer], signal });
   run.words = wordsOf(text, plain, model);
-  return { text, run, edits, place, axis };
+  return { text, run, edits, position, axis };
 }
 
 /**

@@ -10,7 +10,7 @@ import { pick } from "../base/arrays.js";
  * @property {string} text
  * @property {string | null} second  a second text, shown beside the first
  * @property {Edit[]} edits  the reader's changes (see edits.js)
- * @property {number | null} place  the position at which the model guesses a word
+ * @property {number | null} position  the position at which the model guesses a word
  * @property {number} layer
  * @property {number} head
  * @property {number | null} query  the position of the chosen token
@@ -46,14 +46,14 @@ import { pick } from "../base/arrays.js";
 export const SIGHT = Object.freeze({ merge: false, skip: false, mode: "weight", part: "all" });
 
 /** @type {Record<string, any>} */
-export const PLAIN = { text: "", second: null, edits: [], place: null, layer: 0, head: 0, query: null };
+export const PLAIN = { text: "", second: null, edits: [], position: null, layer: 0, head: 0, query: null };
 /** @type {Record<string, any>} */
 export const FOLDED = { view: "lab", inside: false, colouring: "pattern", beside: false, tab: "sentence", merge: false, card: null, guess: null, only: null, theme: null, steer: null };
 export const LONGEST = 100_000; // the largest number of characters in a text; a browser accepts an address with two such texts
 const MOST_MASKS = 4_000_000; // the largest number of masks in an address
 /** @type {Record<string, string>} */
 export const PART_OF = { temperature: "changes", motion: "head", block: "steps" }; // parts that can be shown without the rest of their region
-const PLACES = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
+const REGIONS = ["sentence", "writing", "changes", "headline", "map", "head", "steps", "outcome", "second", ...Object.keys(PART_OF)];
 /** @type {Record<string, any[]>} */
 export const ONE_OF = { view: ["lab", "front", "story", "games", "beat", "break", "watch", "findings"], colouring: ["pattern", "effect", "change"], tab: ["sentence", "heads", "steps", "result"], theme: [null, "light", "dark"] };
 
@@ -119,33 +119,34 @@ export function namesNoHead(hash) {
  */
 export function fromHash(hash, start) {
   try {
-    const put = [...new URLSearchParams(hash.slice(1))].filter(([name]) => name in start);
+    const renamed = hash.replace(/([#&])place=/, "$1position="); // the key of the position in earlier versions
+    const put = [...new URLSearchParams(renamed.slice(1))].filter(([name]) => name in start);
     const fields = Object.fromEntries(put.map(([name, value]) => [name, name === "text" ? value : JSON.parse(value)]));
     if (fields.edits !== undefined) fields.edits = splitMasks(fields.edits);
     if (OF_LAB.some((name) => name in fields && fields[name] !== start[name])) fields.view ??= "lab";
-    const found = { ...start, ...(fields.text === undefined ? {} : { edits: [], place: null, query: null }), ...fields };
-    return put.length && isState(found, start) ? stateOf(found) : null;
+    const state = { ...start, ...(fields.text === undefined ? {} : { edits: [], position: null, query: null }), ...fields };
+    return put.length && isState(state, start) ? stateOf(state) : null;
   } catch {
     return null;
   }
 }
 
-/** @param {any} found @param {any} start */
-function isState(found, start) {
+/** @param {any} state @param {any} start */
+function isState(state, start) {
   /** @param {any} value */
   const whole = (value) => Number.isInteger(value) && value >= 0;
   /** @param {any} value */
   const isText = (value) => typeof value === "string" && value.length <= LONGEST;
   return Object.keys(start).every((name) => {
-    const value = found[name];
+    const value = state[name];
     if (name in ONE_OF) return ONE_OF[name].includes(value);
     if (["second", "only"].includes(name) && value === null) return true;
-    if (name === "only") return Array.isArray(value) && value.length > 0 && value.every((one) => PLACES.includes(one));
+    if (name === "only") return Array.isArray(value) && value.length > 0 && value.every((one) => REGIONS.includes(one));
     if (name === "steer") return value === null || (isText(value.towards) && isText(value.away) && Number.isFinite(value.strength));
     if (name === "text" || name === "second") return isText(value);
     if (name === "edits") return Array.isArray(value) && value.every((edit) => edit !== null && typeof edit === "object");
     if (typeof start[name] === "boolean") return typeof value === "boolean";
-    return whole(value) || (value === null && ["place", "query", "card", "guess"].includes(name));
+    return whole(value) || (value === null && ["position", "query", "card", "guess"].includes(name));
   });
 }
 
@@ -158,21 +159,21 @@ const JOINED = new WeakMap(); // from edits to their form in an address
 export function joinedMasks(edits) {
   if (JOINED.has(edits)) return JOINED.get(edits);
   /** @type {any[]} */
-  const found = [];
-  JOINED.set(edits, found);
+  const joined = [];
+  JOINED.set(edits, joined);
   for (const edit of edits) {
     const { op, query, key, ...where } = /** @type {ByOp["mask"]} */ (edit);
-    let last = found.at(-1);
+    let last = joined.at(-1);
     if (op !== "mask") {
-      found.push(edit);
+      joined.push(edit);
       continue;
     }
-    if (last?.op !== "masks" || last.layer !== where.layer || last.head !== where.head) found.push((last = { op: "masks", ...where, rows: [] }));
+    if (last?.op !== "masks" || last.layer !== where.layer || last.head !== where.head) joined.push((last = { op: "masks", ...where, rows: [] }));
     const row = last.rows.at(-1);
     if (row?.[0] === query && row[2] === key - 1) row[2] = key;
     else last.rows.push([query, key, key]);
   }
-  return found;
+  return joined;
 }
 
 /**
@@ -181,11 +182,11 @@ export function joinedMasks(edits) {
  */
 function splitMasks(edits) {
   /** @type {[any[], Map<string, Set<number>>]} */
-  const [found, known] = [[], new Map()]; // the masks by layer and head
+  const [all, known] = [[], new Map()]; // the masks by layer and head
   let read = 0;
   for (const edit of edits) {
     if (edit?.op !== "masks") {
-      found.push(edit);
+      all.push(edit);
       continue;
     }
     const where = pick(edit, ["layer", "head"]);
@@ -197,10 +198,10 @@ function splitMasks(edits) {
       if (!(read <= MOST_MASKS)) throw new RangeError("There are too many masks.");
       for (let key = first; key <= last; key++) {
         const cell = query * MOST_MASKS + key;
-        if (!there.has(cell)) found.push({ op: "mask", query, key, ...where });
+        if (!there.has(cell)) all.push({ op: "mask", query, key, ...where });
         there.add(cell);
       }
     }
   }
-  return found;
+  return all;
 }

@@ -4,7 +4,7 @@
 import { plainTokens } from "../base/tokens.js";
 import { pick } from "../base/arrays.js";
 import { editsOf } from "../engine/edits.js";
-import { placed, withWords } from "./places.js";
+import { placed, withWords } from "./positions.js";
 import { headByRule } from "./rule.js";
 import { secondOf } from "./second.js";
 import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHash } from "./state.js";
@@ -17,7 +17,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
 
 /**
  * The data that the parts receive. `run` is the run of `state.text` with `state.edits`; `original` is the run of the
- * text without edits (the same run if there are no edits). Both have logits only at `state.place`, (1, V), and
+ * text without edits (the same run if there are no edits). Both have logits only at `state.position`, (1, V), and
  * `blocks[state.layer]`.
  * @typedef {object} Now
  * @property {PlayState} state
@@ -64,7 +64,7 @@ import { FOLDED, fromHash, namesNoHead, openingOf, PLAIN, sideOf, stateOf, toHas
  */
 
 const MOST = 256; // the largest number of tokens in a page's text, since the page shows all heads
-const RUN_FOR = ["text", "second", "edits", "place", "layer"]; // the fields of the state on which a run depends
+const RUN_FOR = ["text", "second", "edits", "position", "layer"]; // the fields of the state on which a run depends
 
 /**
  * @param {any} data  the payload
@@ -87,8 +87,8 @@ export function playStore(data, heard) {
   /** @type {[any, AbortController | null, string | null, string, any]} */
   let [model, going, error, written, writing] = [null, null, null, location.hash, 0];
   let asked = 0; // the number of requested states
-  let given = state !== start; // requested by an address, and not yet checked
-  let unruled = given ? namesNoHead(address) : data.start.layer === undefined; // the rule still has to choose the head
+  let unchecked = state !== start; // requested by an address, and not yet checked
+  let unruled = unchecked ? namesNoHead(address) : data.start.layer === undefined; // the rule still has to choose the head
   let [picked, asking] = [false, new URLSearchParams(address.slice(1)).has("query")]; // picked: the reader chose the head, which stays when the text changes; asking: the reader chose the query
   const ruled = new Map(); // the head that the rule chose, by text
   if (data.start.said) ruled.set(start.text, { text: start.text, ...pick(data.start, ["layer", "head", "query", "said"]) });
@@ -137,7 +137,7 @@ export function playStore(data, heard) {
    * @param {{undo?: boolean}} options  whether a change of the text or the edits can be undone
    */
   function set(patch, { undo: keep = true } = {}) {
-    const alone = "text" in patch && !["edits", "place", "query"].some((name) => name in patch);
+    const alone = "text" in patch && !["edits", "position", "query"].some((name) => name in patch);
     /** @type {Edit[]} */
     const told = alone && !carry && shown ? editsOf(shown.state.edits, "swap") : []; // fields that belong to the words of a new text
     const next = stateOf({ ...state, edits: state.edits.filter((edit) => !told.includes(edit)), ...patch });
@@ -153,7 +153,7 @@ export function playStore(data, heard) {
     unruled = !ownHead && !picked && (unruled || changed.includes("text"));
     if (changed.includes("text")) {
       carry = alone ? carry ?? (shown && { text: shown.sentence, run: shown.run }) : null;
-      state = alone && carry ? next : stateOf({ ...next, edits: [], place: null, query: null, ...patch });
+      state = alone && carry ? next : stateOf({ ...next, edits: [], position: null, query: null, ...patch });
     } else state = next;
     follow(changed);
   }
@@ -184,19 +184,19 @@ export function playStore(data, heard) {
     going = mine;
     const late = setTimeout(tell, 150); // a short wait is not shown
     try {
-      let found = await runsOf(mine.signal);
+      let runs = await runsOf(mine.signal);
       if (going !== mine) return;
       if (unruled) {
-        shown = { ...found, state }; // the reader can read it while the head is chosen
+        shown = { ...runs, state }; // the reader can read it while the head is chosen
         tell();
         drawn.then(() => requestAnimationFrame(() => (document.documentElement.dataset.told = state.text)));
-        const own = ruled.get(state.text) ?? (await headByRule(self.engine, state.text, found.original, model, data, mine.signal));
+        const own = ruled.get(state.text) ?? (await headByRule(self.engine, state.text, runs.original, model, data, mine.signal));
         if (going !== mine) return;
-        if (unruled) found = await atHead(own, mine.signal);
+        if (unruled) runs = await atHead(own, mine.signal);
         if (going !== mine) return;
       }
       going = error = null;
-      settle(found);
+      settle(runs);
     } catch (reason) {
       if (going !== mine) return;
       going = null;
@@ -214,7 +214,7 @@ export function playStore(data, heard) {
   async function atHead(own, signal) {
     unruled = false;
     ruled.set(state.text, own);
-    const query = asking ? state.query : own?.query ?? state.place;
+    const query = asking ? state.query : own?.query ?? state.position;
     state = stateOf({ ...state, ...pick(own, ["layer", "head"]), query });
     if (data.start.layer === undefined && state.text === start.text) start = stateOf({ ...start, ...pick(own, ["layer", "head"]) });
     return runsOf(signal);
@@ -234,9 +234,9 @@ export function playStore(data, heard) {
     signal.throwIfAborted();
     state = placed(state, tokens.run, carry, model);
     carry = null;
-    const { edits, place, layer } = state;
-    const options = { at: place === null ? [] : [place], layers: [layer], signal };
-    const key = JSON.stringify([text, place, layer]);
+    const { edits, position, layer } = state;
+    const options = { at: position === null ? [] : [position], layers: [layer], signal };
+    const key = JSON.stringify([text, position, layer]);
     const plain = unchanged.key === key ? unchanged.run : self.engine.run(text, [], options);
     const [original, run] = await Promise.all([plain, edits.length ? self.engine.run(text, edits, options) : plain]);
     const sentence = withWords(text, original, run, edits, model);
@@ -251,8 +251,8 @@ export function playStore(data, heard) {
    */
   function failed(reason) {
     carry = null;
-    const plain = given;
-    given = false;
+    const plain = unchecked;
+    unchecked = false;
     if (plain) [state, unruled] = [start, data.start.layer === undefined];
     else if (shown) [state, error] = [stateOf({ ...state, ...pick(shown.state, Object.keys(PLAIN)) }), String(reason?.message ?? reason)];
     else error = String(reason?.message ?? reason);
@@ -262,10 +262,10 @@ export function playStore(data, heard) {
     if (shown && !plain) whenDrawn();
   }
 
-  /** @param {any} found */
-  function settle(found) {
-    shown = { ...found, state };
-    given = false;
+  /** @param {any} runs */
+  function settle(runs) {
+    shown = { ...runs, state };
+    unchecked = false;
     tell();
     write();
     whenDrawn();
@@ -317,8 +317,8 @@ export function playStore(data, heard) {
     past.push(state);
     carry = null;
     state = fromHash(hash, start) ?? start;
-    given = state !== start;
-    [unruled, picked, asking] = [given && namesNoHead(hash), false, new URLSearchParams(hash.slice(1)).has("query")];
+    unchecked = state !== start;
+    [unruled, picked, asking] = [unchecked && namesNoHead(hash), false, new URLSearchParams(hash.slice(1)).has("query")];
     if (self.engine) follow(RUN_FOR);
   }, { signal: closed.signal });
   whenOpen((qkv) => {
@@ -341,8 +341,8 @@ function engineOf({ where = "in this page", run, sweep, models, model, parameter
     model: models?.[side] ?? model,
     /** @type {Door["run"]} */
     run: async (text, edits, options) => {
-      const found = await run(text, edits, { ...own, ...options });
-      return Object.assign(found, { tokens: plainTokens(found.tokens, found.special) });
+      const result = await run(text, edits, { ...own, ...options });
+      return Object.assign(result, { tokens: plainTokens(result.tokens, result.special) });
     },
     /** @type {Door["sweep"]} */
     sweep: (text, edits, onpart, options) => sweep(text, edits, onpart, { ...own, ...options }),

@@ -17,17 +17,17 @@ import { stateOf } from "./state.js";
  */
 export function wordsOf(text, { tokens, offsets, special }, model) {
   /** @type {[number, number, string][]} */
-  const found = [];
+  const words = [];
   tokens.forEach((token, t) => {
     if (special[t]) return;
-    const before = found.at(-1);
+    const before = words.at(-1);
     const joined = before && before[1] === t && offsets[t][0] === offsets[t - 1][1];
     if (joined && isPiece(token, text, offsets[t][0])) before[1] = t + 1;
-    else found.push([t, t + 1, ""]);
+    else words.push([t, t + 1, ""]);
   });
   /** @param {number} first @param {number} last */
   const name = (first, last) => text.slice(offsets[first][0], offsets[last - 1][1]).trim();
-  return found.map(([first, last]) => [first, last, tokens[first] === maskOf(model) ? tokens[first] : name(first, last)]);
+  return words.map(([first, last]) => [first, last, tokens[first] === maskOf(model) ? tokens[first] : name(first, last)]);
 }
 
 /**
@@ -60,21 +60,21 @@ export function isSwap({ op }) {
 function withSwaps(text, { offsets }, edits) {
   const put = new Map(editsOf(edits, "swap").map(({ token, with: name }) => [token, name]));
   if (!put.size) return { text, offsets };
-  let [found, last] = ["", 0];
+  let [rewritten, last] = ["", 0];
   /** @type {[number, number][]} */
   const moved = offsets.map(([start, end], t) => {
     if (start === end) return [start, end]; // the tokenizer added this token, so the token has no characters
     const own = text.slice(start, end);
-    found += text.slice(last, start);
+    rewritten += text.slice(last, start);
     last = end;
     const name = put.has(t) ? plainName(put.get(t)).replace(/^##(?=.)/, "") : own.trimStart();
-    const begins = put.has(t) && !put.get(t).startsWith("##") && /[\p{L}\p{N}]$/u.test(found) && /^[\p{L}\p{N}]/u.test(name);
-    found += own.slice(0, own.length - own.trimStart().length) || (begins ? " " : "");
-    const first = found.length;
-    found += name;
-    return [first, found.length];
+    const begins = put.has(t) && !put.get(t).startsWith("##") && /[\p{L}\p{N}]$/u.test(rewritten) && /^[\p{L}\p{N}]/u.test(name);
+    rewritten += own.slice(0, own.length - own.trimStart().length) || (begins ? " " : "");
+    const first = rewritten.length;
+    rewritten += name;
+    return [first, rewritten.length];
   });
-  return { text: found + text.slice(last), offsets: moved };
+  return { text: rewritten + text.slice(last), offsets: moved };
 }
 
 /**
@@ -98,14 +98,14 @@ function isPiece(token, text, at) {
 export function placed(state, run, before, model) {
   const { text, layer, head } = state;
   if (!(layer < model.layers && head < model.heads)) throw new RangeError(`There is no head ${layer}.${head} in this model.`);
-  /** @param {number | null} place */
-  const own = (place) => (place !== null && place < run.tokens.length ? place : null);
+  /** @param {number | null} position */
+  const own = (position) => (position !== null && position < run.tokens.length ? position : null);
   const at = before ? carried(before, text, run) : own;
   const edits = before ? state.edits.map((edit) => moved(edit, at, before.run.tokens.length === run.tokens.length)) : state.edits;
-  const usual = usualPlace(text, run, model);
-  const stays = before && state.place === usualPlace(before.text, before.run, model) ? null : at(state.place);
-  const place = stays ?? usual;
-  return stateOf({ ...state, edits: edits.filter(Boolean), place, query: at(state.query) ?? place });
+  const usual = usualPosition(text, run, model);
+  const stays = before && state.position === usualPosition(before.text, before.run, model) ? null : at(state.position);
+  const position = stays ?? usual;
+  return stateOf({ ...state, edits: edits.filter(Boolean), position, query: at(state.query) ?? position });
 }
 
 /**
@@ -123,7 +123,7 @@ export function maskOf(model) {
  * @param {Run} run
  * @param {any} model
  */
-export function usualPlace(text, run, model) {
+export function usualPosition(text, run, model) {
   if (model.next) return run.tokens.length ? run.tokens.length - 1 : null;
   const mask = run.tokens.findIndex((token, t) => token === maskOf(model) && !run.special[t]);
   if (mask >= 0) return mask;
@@ -142,10 +142,10 @@ function carried(before, text, run) {
   let [begin, end] = [0, 0];
   while (begin < least && old[begin] === text[begin]) begin += 1;
   while (end < least - begin && old.at(-1 - end) === text.at(-1 - end)) end += 1;
-  return (/** @type {number | null} */ place) => {
-    if (place === null || !(place in before.run.offsets)) return null;
-    const [[first, last], name] = [before.run.offsets[place], before.run.tokens[place]];
-    if (before.run.special[place]) return place ? run.tokens.length - 1 : 0;
+  return (/** @type {number | null} */ position) => {
+    if (position === null || !(position in before.run.offsets)) return null;
+    const [[first, last], name] = [before.run.offsets[position], before.run.tokens[position]];
+    if (before.run.special[position]) return position ? run.tokens.length - 1 : 0;
     const shift = last <= begin ? 0 : first >= old.length - end ? text.length - old.length : null;
     const there = shift === null ? -1 : run.offsets.findIndex(([a, b], t) => a === first + shift && b === last + shift && !run.special[t]);
     return there >= 0 && (run.tokens[there] === name || before.run.tokens.length === run.tokens.length) ? there : null;
@@ -155,13 +155,13 @@ function carried(before, text, run) {
 /**
  * Converts an edit to the tokens of another text; null if one of its tokens is gone.
  * @param {any} edit
- * @param {(place: number) => number | null} at
+ * @param {(position: number) => number | null} at
  * @param {boolean} alike  whether the other text has the same number of tokens, which edits of all tokens need
  */
 export function moved(edit, at, alike) {
-  const places = ["token", "query", "key"].filter((name) => edit[name] !== undefined);
-  const found = places.map((name) => [name, at(edit[name])]);
+  const names = ["token", "query", "key"].filter((name) => edit[name] !== undefined);
+  const positions = names.map((name) => [name, at(edit[name])]);
   const whole = ["row", "patch"].includes(edit.op) || (edit.op === "set" && (edit.token === undefined || edit.at === "pattern"));
-  if (found.some(([, place]) => place === null) || (whole && !alike)) return null;
-  return { ...edit, ...Object.fromEntries(found) };
+  if (positions.some(([, position]) => position === null) || (whole && !alike)) return null;
+  return { ...edit, ...Object.fromEntries(positions) };
 }

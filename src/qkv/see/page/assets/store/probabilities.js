@@ -34,7 +34,7 @@ export function movedShare(before, after) {
  * @param {Float64Array} before
  * @param {Float64Array} after
  */
-export function movedChance(before, after) {
+export function movedProbability(before, after) {
   let total = 0;
   for (let k = 0; k < before.length; k++) total += Math.abs(before[k] - after[k]);
   return total / 2;
