@@ -1,15 +1,15 @@
 """Rules that choose sentences and heads for the cards of the live page (`play_cards`).
 
 Most cards use the *lesson's sentence*. In this sentence, the missing word gives a content word of
-the filler a weight of 0.5 or more in some head. This is the head's largest weight from the missing
-word, and the content word is not a neighbour of the missing word. Masking the content word changes
-the first guess, and so does ablating the head. If several sentences qualify, the rule prefers
-sentences in which *neighbour* and *other* (see below) are found. Of these sentences, it chooses the
-sentence with the most probable first guess. If *neighbour* and *other* are found in no sentence,
-the rule chooses the sentence with the largest weight. A first guess after a change counts if it
-consists of letters, is not a function word, is not in the sentence, has a probability of 2% or
-more, and is 0.05% more probable than the next guess. Each rule first searches sentences whose first
-guess has a probability of 5% or more, and then all other sentences.
+the filler (see `stories.txt`) a weight of 0.5 or more in some head. This is the head's largest
+weight from the missing word, and the content word is not a neighbour of the missing word. Masking
+the content word changes the first guess, and so does ablating the head. If several sentences
+qualify, the rule prefers sentences in which *neighbour* and *other* (see below) are found. Of these
+sentences, it chooses the sentence with the most probable first guess. If *neighbour* and *other*
+are found in no sentence, the rule chooses the sentence with the largest weight. A first guess after
+a change counts if it consists of letters, is not a function word, is not in the sentence, has a
+probability of 2% or more, and is 0.05% more probable than the next guess. Each rule first searches
+sentences whose first guess has a probability of 5% or more, and then all other sentences.
 
 - *second*, a sentence for the card about masking a word: the next qualifying sentence from another
   family and with another word, if no other card uses this sentence.
