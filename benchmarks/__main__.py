@@ -105,7 +105,7 @@ def parsed() -> argparse.Namespace:
     )
     parser.add_argument("--threads", type=int, help="threads of each library; default: 1, then 2")
     parser.add_argument(
-        "--quick", action="store_true", help="use an eighth of each length and 3 rounds"
+        "--quick", action="store_true", help="divide each length by 8, and time only 3 rounds"
     )
     parser.add_argument(
         "--again",
@@ -121,9 +121,9 @@ def parsed() -> argparse.Namespace:
 
 
 def in_the_last(result: dict[str, Any]) -> dict[str, Any]:
-    """Replace claims in the last full run, each with its date.
+    """Replace the results of claims in the last full run, and date each replaced result.
 
-    If a claim was measured on another machine than the other claims, its entry names the machine.
+    If a claim was not measured on the machine of the last full run, its entry names its machine.
     """
     last = json.loads((RESULTS / "full.json").read_text(encoding="utf-8"))
     about = {"when": result["when"]}
@@ -195,7 +195,7 @@ def child(arguments: argparse.Namespace) -> None:
                     wrong = True
                     print(f"  WRONG, so not timed: {error}", flush=True)
                 del row
-                gc.collect()  # free the threads and memory of the sessions of other libraries
+                gc.collect()  # free the threads and memory that other libraries hold
         print(f"  ({time.monotonic() - begin:.0f} s)", flush=True)
         Path(arguments.child).write_text(json.dumps(found), encoding="utf-8")
     sys.exit(wrong)

@@ -48,7 +48,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 def operations(model: qkv.Model, ids: np.ndarray) -> float:
     """Count the operations of the projections and of attention only."""
     weights = [a.size for name, a in model.parameters.items() if name.endswith("_proj.weight")]
-    # the scores, and the sum of the weighted values
+    # one product of queries and keys, and one of weights and values
     looks = 2 * model.num_layers * model.dim * ids.shape[1]
     return 2.0 * ids.size * (sum(weights) + looks)
 

@@ -17,7 +17,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def row(shape, *, fast: bool) -> Row:
-    """Make the row of one shape; `fast` means that the machine has BF16 dot products."""
+    """Make the row of one shape; if `fast`, the processor has instructions for BF16 products."""
     q, k, v = random_inputs(shape, shape, "bfloat16")
     wide = [x.astype(np.float32) for x in (q, k, v)]
     error = beside(*wide)

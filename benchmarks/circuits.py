@@ -24,7 +24,7 @@ GPT2 = {
 }
 NAME = "GPT-2's shape, 6 of 12 layers"
 METRIC = (-1, 11, 12)
-ONCE = True  # the number of rounds: a sweep of another library takes half a minute
+ONCE = True  # measured only on all threads: a sweep of another library takes half a minute
 ENVIRONMENT = {"TQDM_DISABLE": "1"}  # TransformerLens shows a progress bar for each sweep
 
 
@@ -57,7 +57,7 @@ def rows(shrink: int = 1) -> Iterator[Row]:
 
 
 def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Row:
-    """Make the row of the scores of all edges, with qkv and with torch hooks in batches."""
+    """Make the row that scores all edges: with qkv, and with torch hooks in batches."""
     clean = np.random.default_rng(0).integers(20, 500, max(4, 16 // shrink))
     corrupted = clean.copy()
     corrupted[1] += 1
@@ -77,7 +77,7 @@ def edge_row(model: qkv.Model, exact: qkv.Model, hooked: Any, shrink: int) -> Ro
     )
 
     def error(found: Any) -> float:
-        """Return the largest error of edge scores, as a share of the range of the scores."""
+        """Return the largest error of edge scores, divided by the range of the scores."""
         scores = found if isinstance(found, dict) else {edge[:2]: edge[2] for edge in found.edges}
         return near(truth)([scores[pair] for pair in some])
 
@@ -168,7 +168,7 @@ def hooks_sweep(model: Any, *, clean: np.ndarray, corrupted: np.ndarray, at: str
 def hooks_edges(
     model: Any, *, clean: np.ndarray, corrupted: np.ndarray
 ) -> dict[tuple[str, str], float]:
-    """Score all edges with torch hooks: one batch per receiver runs the model from its block on."""
+    """Score all edges with torch hooks; for each receiver, run one batch from its block on."""
     blocks, count = model.transformer.h, model.config.n_head
 
     def kept(ids: np.ndarray) -> dict[str, list[Any]]:
@@ -189,7 +189,7 @@ def hooks_edges(
         return found
 
     def rest(x: Any, first: int) -> np.ndarray:
-        """Run the remaining blocks and return the metric."""
+        """Run the blocks from number `first` on, and return the metric."""
         for block in blocks[first:]:
             x = block(x)
             x = x[0] if isinstance(x, tuple) else x
@@ -240,6 +240,6 @@ def hooks_edges(
 
 
 def of(logits: Any) -> Any:
-    """Return `METRIC` of the logits (1, T, V)."""
+    """Compute the difference of two logits that `METRIC` names, from logits (1, T, V)."""
     place, token, other = METRIC
     return logits[0, place, token] - logits[0, place, other]

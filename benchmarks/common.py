@@ -25,7 +25,7 @@ LOOSE = {"float32": 1e-4, "bfloat16": 5e-2}  # the maximum error of a peer
 
 @dataclass(frozen=True)
 class Way:
-    """One implementation of the work: the timed call, and a function that returns the error."""
+    """One implementation of a row's task: the timed call, and a function that returns the error."""
 
     call: Callable[[], Any]
     error: Callable[[Any], float]
@@ -74,14 +74,14 @@ class Goal:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table of goals."""
+    """One task, with its implementations and goals: a line of the table of goals."""
 
     name: str
     ways: dict[str, Way | None]  # None if the library is not installed
     goals: tuple[Goal, ...] = ()
     # for each implementation, the bytes of memory in addition to the inputs
     memory: dict[str, Callable[[], float]] = field(default_factory=dict)
-    parts: Callable[[], dict[str, float]] | None = None  # shares of qkv's time
+    parts: Callable[[], dict[str, float]] | None = None  # name -> share of qkv's time
     rounds: int | None = None  # the number of rounds; very long work needs fewer rounds
 
 
@@ -89,7 +89,7 @@ class Row:
 
 
 def seconds(row: dict[str, Any], way: str) -> float:
-    """Return an implementation's median time, or the shortest time of several (joined by "|")."""
+    """Return an implementation's median time; for several (joined by "|"), the shortest one."""
     there = [row["ways"][name]["seconds"] for name in way.split("|") if name in row["ways"]]
     return min(there)
 
@@ -124,7 +124,7 @@ def at_most(most: float, way: str = "qkv") -> Goal:
 
 
 def no_less_exact(than: str, way: str = "qkv") -> Goal:
-    """Make a goal: have at most the error of a peer."""
+    """Make a goal: have an error that is at most as large as the error of a peer."""
 
     def ratio(row: dict[str, Any]) -> float:
         return row["ways"][way]["error"] / row["ways"][than]["error"]
@@ -138,7 +138,7 @@ def memory_at_most(most: float, way: str) -> Goal:
 
 
 def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
-    """Make a goal: a peer needs at least `least` times as much memory in addition to the inputs."""
+    """Make a goal: a peer needs at least `least` times the memory of qkv, not counting inputs."""
     return Goal(
         f"less memory than {than}",
         lambda row: row["memory"][than] / row["memory"][way],
@@ -150,7 +150,7 @@ def less_memory(than: str, least: float, way: str = "qkv") -> Goal:
 
 
 def beside(query, key, value, most: int = 256, **options) -> Callable[[Callable], Callable]:
-    """Compute attention in float64; return a function that makes the function `Way.error`."""
+    """Compute attention in float64; return a function that makes a value for `Way.error`."""
     rows = sample(query.shape[-2], most)
     truth = exact(query, key, value, rows, **options)
 
@@ -166,7 +166,7 @@ def ours(query, key, value) -> float:
 
 
 def measure(row: Row, threads: int, rounds: int = ROUNDS, seconds: float = 1.0) -> dict[str, Any]:
-    """Verify all implementations of a row, then time them and the machine's limits in turn.
+    """Verify a row's implementations, then time them in turn, and the machine's peak rates too.
 
     Raises:
         ArithmeticError: an implementation returns a wrong result; the row is not timed.

@@ -125,7 +125,9 @@ def reproduction(target: str, feature: str) -> list[str]:
     """Return a program of at most ten lines without qkv, and the output of the program."""
     file = REPRODUCED / f"{target}-{feature}.txt".replace(" ", "-")
     if not file.is_file():
-        raise SystemExit(f"{target} is wrong at {feature}: show it in {file.relative_to(ROOT)}")
+        raise SystemExit(
+            f"{target} is wrong at {feature}: write the program {file.relative_to(ROOT)}"
+        )
     source = file.read_text("utf-8").strip()
     if len(source.splitlines()) > 10:
         raise SystemExit(f"{file.relative_to(ROOT)} has more than ten lines")

@@ -31,7 +31,7 @@ def curves(shrink: int = 1) -> dict[str, list[dict[str, float]]]:
 
 
 def next_is_too_much(points: list[dict[str, float]]) -> bool:
-    """Return whether, at the current growth, twice the length would take over 20 s or 6 GB."""
+    """Predict from the last points whether twice the length would take over 20 s or 6 GB."""
     for name, most in (("seconds", MOST_SECONDS), ("bytes", MOST_BYTES)):
         last = [point[name] for point in points[-2:]]
         if len(last) == 2 and last[1] * max(1.0, last[1] / max(last[0], 1e-9)) > most:

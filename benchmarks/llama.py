@@ -69,7 +69,7 @@ def writing(model: qkv.Model, theirs, ids: np.ndarray, count: int) -> Row:
         return float(list(found[: len(truth)]) != truth)
 
     def cost(size: int) -> float:
-        """Return the bytes to read: all weights and earlier keys and values for each token."""
+        """Return the bytes to read: for each token, all weights and all earlier keys and values."""
         layer = 2 * 3 * 64 * size  # the bytes of the keys and values of a token
         seen = sum(range(ids.shape[1], ids.shape[1] + count))
         weights = sum(array.size for array in model.parameters.values()) * size

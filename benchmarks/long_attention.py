@@ -48,9 +48,9 @@ def on_workers(client, work):
     """Compute dask arrays on the workers, and keep them there.
 
     Returns:
-        `(arrays, about)`. `about` has `seconds`, `tasks`, `restarted` (the number of restarted
-        workers), `spilled` (bytes written to disk), `processor` (processor seconds of all workers)
-        and `peaks` (the peak memory of each worker in bytes).
+        `(arrays, about)`. The dict `about` contains `seconds`, `tasks`, `restarted` (the number of
+        restarted workers), `spilled` (bytes written to disk), `processor` (processor seconds of all
+        workers) and `peaks` (the peak memory of each worker in bytes).
     """
     import dask
     from distributed import wait

@@ -142,7 +142,7 @@ def minutes(seconds: float) -> str:
 
 
 def table(heading: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """Return a Markdown table: `words` columns of words, then columns of right-aligned numbers."""
+    """Return a Markdown table whose columns after the first `words` are right-aligned."""
     lines = [heading, ["---"] * words + ["---:"] * (len(heading) - words), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

@@ -33,7 +33,7 @@ def parts(call: Callable[[], Any]) -> dict[str, float]:
 
 @contextmanager
 def timed(place: str, name: str, spent: dict[str, float]) -> Iterator[None]:
-    """Measure the total time in a function while it is called through its module."""
+    """Add the time of each call of the function `place` to `spent[name]`."""
     from importlib import import_module
 
     module, _, function = place.rpartition(".")

@@ -117,8 +117,8 @@ def torch_linear(x, weight, bias, dtype="float32") -> Peer:
 def session(node, feeds: dict[str, np.ndarray], results: dict[str, tuple[int, ...]], shared=()):
     """Make an onnxruntime session of one node, with inputs and outputs bound to memory.
 
-    Returns a call without arguments, and its results. `shared` names a result and the input whose
-    memory the result uses.
+    Returns a function without arguments, which runs the session and returns its results. `shared`
+    names a result and the input whose memory the result uses.
     """
     import onnxruntime
     from onnx import TensorProto, helper

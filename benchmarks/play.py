@@ -26,7 +26,7 @@ import qkv
 from benchmarks.common import Goal, Row, Way, at_most
 from qkv.see.page.play import TEXT
 
-ONCE = True  # measured once, because a browser chooses its own threads
+ONCE = True  # measured for one number of threads: a browser chooses its threads itself
 LENGTHS = {
     16: (0.1, 2.0),
     64: (0.3, 4.0),

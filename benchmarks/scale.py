@@ -96,7 +96,7 @@ def attention(client: Any, length: int) -> Row:
 
     rng, shape = da.random.default_rng(0), (1, 1, length, 64)
     made = [rng.normal(size=shape, chunks=(1, 1, length // 16, 64)) for _ in "qkv"]
-    cut = client.persist([x.astype(np.float32) for x in made])  # in the workers' memory
+    cut = client.persist([x.astype(np.float32) for x in made])  # kept in the workers' memory
     q, k, v = (np.asarray(x) for x in client.compute(cut, sync=True))
     error, work = beside(q, k, v, 64, is_causal=True), operations(q, k, v, is_causal=True)
     allowed = ours(q, k, v)
@@ -136,7 +136,7 @@ def attention(client: Any, length: int) -> Row:
 
 
 def tasks(client: Any, length: int) -> Row:
-    """Compare attention in tiny blocks with tasks that do nothing; Dask takes most time."""
+    """Compare attention in tiny blocks with tasks that do nothing; Dask takes most of the time."""
     import dask.array as da
     from dask._task_spec import convert_legacy_graph  # not public
 
@@ -175,18 +175,18 @@ def tasks(client: Any, length: int) -> Row:
 
 
 def named(key: Any, run: str) -> Any:
-    """Return the key of a task in one run."""
+    """Return the key of a task, renamed for one run."""
     return (f"{key[0]}-run-{run}", *key[1:]) if isinstance(key, tuple) else f"{key}-run-{run}"
 
 
 def renamed(graph: dict[Any, Any], run: str) -> dict[Any, Any]:
-    """Return a graph with the names of one run."""
+    """Return a copy of a graph whose tasks are renamed for one run."""
     names = {key: named(key, run) for key in graph}
     return {names[key]: task.substitute(names, key=names[key]) for key, task in graph.items()}
 
 
 def stand_in(task: Any) -> Any:
-    """Return a task that computes nothing, with equal dependencies and an equal result size."""
+    """Return a task that computes nothing, with the dependencies and the result size of `task`."""
     from dask.task_spec import Task, TaskRef
 
     if not isinstance(task, Task):

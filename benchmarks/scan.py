@@ -68,7 +68,7 @@ OURS, TORCH = "memory of the process: qkv", "memory of the process: torch"
 
 
 def row(name: str, model: qkv.Model, texts: list[Any], home: Path, *goals: Goal) -> Row:
-    """Make the row of both libraries on the same texts; measure memory in separate processes."""
+    """Make a row: both libraries scan the same texts; separate processes measure their memory."""
     folder, file = home / model.name, home / f"{model.name}.jsonl"
     model.save(folder)
     file.write_text("".join(f"{json.dumps(text)}\n" for text in texts), encoding="utf-8")
@@ -153,7 +153,7 @@ def torch_scan(
 
 
 def torch_batch(model: Any, batch: list[list[int]], special: Any, counts: np.ndarray) -> Any:
-    """Return the measures of each query, (names, layers, B, heads, T), and add to their counts."""
+    """Return the measures of each query (names, layers, B, heads, T); update `counts` in place."""
     library = torch()
     ends = library.tensor([len(ids) for ids in batch])
     keys = library.arange(len(batch[0]))
