@@ -1355,7 +1355,7 @@ def test_right_function_says_what_was_tried_and_what_it_refused():
 
 
 def test_a_mask_to_add_is_said_to_be_one_and_shown_as_one():
-    said = "It takes its mask as 0 and -inf to add, not as True and False."
+    said = "It expects a mask of 0 and -inf to add to the scores, not a mask of True and False."
     assert said in check(with_mask_added).message
     for function in (with_mask, with_either_mask, plain):
         assert "to add" not in check(function).message

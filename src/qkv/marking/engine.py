@@ -241,7 +241,7 @@ class Marking:
         if explained is not None:
             self.steps, mistakes = explained
             self.explained = self.explained or any(run.error is None for run in runs)
-            keys = {finding.key for finding in self.findings}  # of mistakes found earlier
+            keys = {finding.key for finding in self.findings}  # mistakes that were found earlier
             self.findings += [of_mistake(new, wrong) for new in mistakes if new.key not in keys]
         elif not self.wrong:
             self.find(group.otherwise(wrong) or self.unexplained(runs, group.what))

@@ -72,7 +72,7 @@ class Isolated:
             if callable(program):
                 self._child = Forked(program, self._stderr)
             else:
-                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # longer than any run
+                alarm = min(_START + _PATIENCE * seconds * 120, 1e6)  # no run takes as long as this
                 self._child = _started([*program, str(alarm)], self._stderr)
         except BaseException:
             self._stderr.close()

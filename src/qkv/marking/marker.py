@@ -45,7 +45,7 @@ def check(
             tokens; D, d and dv are the sizes of the vectors. Other tasks have only one signature.
         task: the name of a task, or of the function that the task expects.
         seed: the random seed for the inputs; 0 gives the shortest printed inputs. To mark the
-            functions of a class, choose a seed that the students do not know in advance.
+            functions of your students, choose a seed that they do not know in advance.
 
     Returns:
         A `CheckResult`, which is true if nothing is wrong. Print the result to read the verdict.
@@ -75,8 +75,8 @@ def check(
         return _values(function, chosen)
     if not callable(function):
         raise TypeError(
-            f"check: function is a {type(function).__name__}, which cannot be called: write"
-            " check(my_attention), without () after the name"
+            f"check: the argument function is a {type(function).__name__}, which cannot be called:"
+            " write check(my_attention), without () after the name"
         )
     whole_number(seed, call="check", name="seed", least=0)
     if is_stub(function):

@@ -110,8 +110,8 @@ def takes_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
         function: a function of arrays, torch tensors, or mappings with such values.
 
     Returns:
-        A function of arrays. If `function` fails with arrays and with tensors, the function raises
-            the error of the call with arrays.
+        A function of arrays. If `function` fails with arrays and with tensors, the returned
+            function raises the error of the call with arrays.
     """
     if "torch" not in sys.modules or inspect.isclass(function):
         return function

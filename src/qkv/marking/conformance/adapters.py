@@ -18,7 +18,7 @@ from qkv.marking.conformance.called import Callee, callee
 # libraries do not document their results if masked positions hold NaN
 _UNSAID = frozenset({"hidden NaN"})
 _NO_FLOAT_MASK = _UNSAID | {"float mask"}
-_FAR = 1 << 30  # the width of an unlimited side of a window
+_FAR = 1 << 30  # a window of this width has no limit on this side
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -175,7 +175,7 @@ _Kinds = tuple[tuple[str, str, int], ...]  # for each input, (name, dtype, numbe
 
 
 def _kinds(inputs: Mapping[str, Any]) -> _Kinds:
-    """Return `(name, dtype, number of axes)` for each input, or `("", "", 0)` if it is None."""
+    """Return `(name, dtype, number of axes)` per input; for None, return `("", "", 0)`."""
     return tuple(
         (name, x.dtype.name, x.ndim) if x is not None else ("", "", 0) for name, x in inputs.items()
     )
@@ -254,7 +254,7 @@ def _openvino() -> Callee:
         inputs = {"query": query, "key": key, "value": value}
         if "attn_mask" in options and options.get("is_causal"):
             # OpenVINO's documentation says that the operator ignores the mask if `causal` is true
-            raise NotImplementedError("a causal call ignores attention_mask, as documented")
+            raise NotImplementedError("the operator ignores attention_mask in a causal call")
         if "attn_mask" in options:
             inputs["attention_mask"] = options["attn_mask"]
         elif "scale" in options:
@@ -302,7 +302,7 @@ def onnx_file(path: str, names: Mapping[str, str] | None) -> Callee:
 
 
 def known(function: Any) -> Callee | None:
-    """Return how to call the attention of a known library; return None for other functions."""
+    """Return a `Callee` for the attention of a known library, or None for other functions."""
     for module, name, target in (
         ("torch.nn.functional", "scaled_dot_product_attention", "torch.sdpa"),
         ("torch.nn.attention.flex_attention", "flex_attention", "torch.flex"),

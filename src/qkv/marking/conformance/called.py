@@ -86,7 +86,7 @@ def callee(function: Any, names: Mapping[str, str] | None, also: Iterable[str] =
 
 
 def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str]:
-    """Return a mapping from qkv's names to the function's; `names` may map either way."""
+    """Return a mapping from qkv's names to the function's; `names` may map in either direction."""
     ours = {}
     for name, other in names.items():
         if other in _TAKEN and (name in theirs or name not in _TAKEN):
@@ -95,8 +95,9 @@ def _ours_to_theirs(names: Mapping[str, str], theirs: set[str]) -> dict[str, str
             ours[name] = other
         else:
             raise ValueError(
-                f"conform: names has {name}={other}, but neither is an argument of qkv.attention:"
-                f" write your_name=qkv_name, where qkv_name is one of {', '.join(sorted(_TAKEN))}"
+                f"conform: the argument names has {name}={other}, but neither name is an argument"
+                f" of qkv.attention: write your_name=qkv_name, where qkv_name is one of"
+                f" {', '.join(sorted(_TAKEN))}"
             )
     return ours
 
@@ -133,7 +134,7 @@ def _numpy(device: str) -> Library:
 
 def _torch(device: str) -> Library:
     torch: Any = need("torch", "torch")
-    # a forked process has no worker threads: if torch used several, it would wait for them forever
+    # a forked process has no worker threads: with several threads, torch would wait forever
     torch.set_num_threads(1)
 
     def give(a: Array) -> Any:
@@ -162,7 +163,7 @@ def _jax(device: str) -> Library:
     def backward(function: Callable[..., Any], inputs: tuple[Any, ...], upstream: Any) -> Any:
         return jax.vjp(function, *inputs)[1](upstream)
 
-    absent = frozenset({"strides"})  # XLA chooses the strides
+    absent = frozenset({"strides"})  # XLA chooses the strides of all arrays
     halves = ["float16", "bfloat16"]
     return Library(lambda a: jax.device_put(a, target), _taken, halves, absent, backward)
 

@@ -21,7 +21,7 @@ from qkv.marking.isolated import Isolated, serve
 from qkv.marking.outcome import name_of
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-# for some arguments of `conform`, the names that are accepted
+# maps some arguments of `conform` to the names that they accept
 _NAMES = MappingProxyType(
     {"arrays": LIBRARIES, "dtypes": DTYPES, "features": FEATURES, "aligned": ("start", "end")}
 )
@@ -80,7 +80,7 @@ def conform(
         A `Report`, which is true if nothing is wrong. `print(report)` shows the report card.
 
     Raises:
-        ValueError: a library, dtype or feature is unknown, the function cannot be loaded, or the
+        ValueError: a library, dtype or feature is unknown; the function cannot be loaded; or the
             function raises an error in a call without options.
         TypeError: `function` cannot be called.
 
@@ -132,12 +132,16 @@ def one_blas_thread() -> Iterator[None]:
 def _check_names(**values: Collection[str]) -> None:
     """Raise an error if an argument of `conform` contains an unknown name."""
     if not (dtypes := values["dtypes"]) or isinstance(dtypes, str):
-        raise ValueError(f'conform: dtypes is {dtypes!r}: give names, for example ("float32",)')
+        raise ValueError(
+            f'conform: the argument dtypes is {dtypes!r}: give names, such as ("float32",)'
+        )
     for argument, known in _NAMES.items():
         for value in values[argument]:
             if value not in known:
                 names = ", ".join(known)
-                raise ValueError(f"conform: {argument} has {value!r}: choose from {names}")
+                raise ValueError(
+                    f"conform: the argument {argument} has {value!r}: choose from {names}"
+                )
 
 
 def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolated]:
@@ -151,8 +155,8 @@ def _start(task: dict[str, Any], limits: dict[str, Any]) -> Callable[[], Isolate
     for function in (target, target if gradient is None else gradient):
         if not (isinstance(function, str) or callable(function)):
             raise TypeError(
-                f"conform: function is a {type(function).__name__}, which cannot be called: write"
-                " conform(my_attention), without () after the name"
+                f"conform: the argument function is a {type(function).__name__}, which cannot be"
+                " called: write conform(my_attention), without () after the name"
             )
     if isinstance(target, str) and isinstance(gradient, str | None):
         sent = json.dumps(task | {"path": [os.getcwd(), *sys.path]})
@@ -199,7 +203,7 @@ def _all(runs: Runs, cases: Sequence[Case]) -> list[CaseResult]:
 
 
 def _settled(results: Sequence[CaseResult]) -> list[CaseResult]:
-    """Change "refused" to "wrong" if a call raised an error about the shapes of arrays.
+    """Change the status "refused" to "wrong" if an error was about the shapes of arrays.
 
     The status stays "refused" if no case of the same feature is right.
     """

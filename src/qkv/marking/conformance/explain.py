@@ -153,7 +153,7 @@ class Explainer:
 
     def __init__(self, results: Sequence[CaseResult]) -> None:
         self.known: list[Defect] = []
-        self._at: list[str] = []  # the feature that each known defect first explained
+        self._at: list[str] = []  # for each defect in `known`, the feature that it explained first
         right: dict[str, list[CaseResult]] = {}
         for result in results:
             if result.status == "right" and result.outputs:
@@ -229,9 +229,10 @@ class Explainer:
     def _score(self, candidates: tuple[Defect, ...], seen: list[_Seen]) -> tuple[float, float, int]:
         """Return the score of a set of defects, a tuple of three numbers; a larger tuple is better.
 
-        The first number: of the cases where the function is right, the fraction where the formula
-        with these defects is right too. The second number is the fraction of the feature's cases
-        that the defects explain. The third number is minus the number of changed lines.
+        The first number is about the cases where the function is right: the fraction of them where
+        the formula with these defects is right too. The second number is the fraction of the
+        feature's cases that the defects explain. The third number is minus the number of changed
+        lines.
         """
         share = sum(case.explained(candidates) for case in seen) / len(seen)
         if candidates[-1].rough:

@@ -19,7 +19,7 @@ _EXACT = 1e-13  # The allowed relative error for float64.
 # The allowed relative error for float32, and its increase per unit of the largest score.
 _RELATIVE, _OF_SCORES = 2e-6, 2.0**-23
 _ROUNDINGS = 5  # Gradients have more rounding errors: their bound is multiplied by this number.
-_JUDGED = 1e4  # Larger scores than this number do not increase the bound.
+_JUDGED = 1e4  # Scores above this number do not increase the bound.
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,9 @@ class CaseResult:
     Attributes:
         case: the call.
         status: "right", "wrong" or "refused".
-        error: the largest error in the array whose error is largest relative to its bound. None if
-            the results cannot be compared.
+        error: the largest error in a returned array. If the call returns several arrays, this is
+            the array with the largest ratio of error to bound. None if the results cannot be
+            compared.
         bound: the allowed error in this array.
         message: an explanation, if `error` alone does not explain the status.
         outputs: the returned arrays.
@@ -161,7 +162,7 @@ class Answer:
         ]
 
     def worst(self, outputs: Sequence[Array]) -> tuple[float, float]:
-        """Return `(error, bound)` of the array with the largest error relative to its bound."""
+        """Return `(error, bound)` of the array with the largest ratio of error to bound."""
         errors = self.errors(outputs)
         return max(zip(errors, self.bounds, strict=True), key=lambda pair: pair[0] / (pair[1] or 1))
 
@@ -209,7 +210,7 @@ def _bound(case: Case, drawn: Drawn, right: Expected, name: str) -> float:
     lse = np.abs(right.lse[np.isfinite(right.lse)])
     if name == "lse":
         return relative * max(1.0, float(lse.max(initial=0)))
-    if name in ("d_query", "d_key", "d_value"):  # gradients are sums over all rows
+    if name in ("d_query", "d_key", "d_value"):  # a gradient sums over all rows
         size = float(np.abs(getattr(right, name)).max(initial=0))
         return (_ROUNDINGS * relative + of_scores * right.largest) * max(1.0, size)
     scores = 0.0 if case.constant else min(right.largest, _JUDGED)

@@ -129,7 +129,7 @@ class _Submission:
         return [self._packed(getattr(self.module, name)) for name in names]
 
     def _find(self, names: list[str]) -> list[Any] | None:
-        """Return the first of these names that the file defines, its object and its parameters."""
+        """Find the first name that the file defines; return it, its object and its parameters."""
         name = next((name for name in names if hasattr(self.module, name)), None)
         if name is None:
             return None
@@ -208,7 +208,7 @@ def _packed_error(error: BaseException) -> Packed:
 
 
 def _verdict(result: CheckResult) -> Packed:
-    """Pack all fields of a verdict on a file except `example`."""
+    """Pack a verdict on a file: all fields except `example`."""
     return {name: value for name, value in vars(result).items() if name != "example"}
 
 

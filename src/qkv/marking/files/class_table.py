@@ -1,4 +1,4 @@
-"""Assign the files of a class to students, and write a table of the verdicts."""
+"""Assign the files that students handed in to the students, and write a table of the verdicts."""
 
 import csv
 import functools
@@ -52,7 +52,7 @@ class Students:
 
 
 def read_roster(path: StrPath) -> list[tuple[str, str]]:
-    """Read the ids and names of a class from a CSV file with the columns id and name.
+    """Read the ids and names of students from a CSV file with the columns `id` and `name`.
 
     Other columns and lines without an id are ignored.
 
@@ -153,7 +153,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 class ClassTable:
-    """The marked files of a class.
+    """The marked files of a class of students.
 
     Args:
         marked: the name and the verdicts of each file.

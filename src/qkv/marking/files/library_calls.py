@@ -29,7 +29,7 @@ class Watch:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Record the calls in a `with` block, even a `sys.setprofile` call that ends the record."""
+        """Record the calls in a `with` block; also record if `sys.setprofile` ended the record."""
         spy = self._spy
         threading.setprofile(spy)
         _set(spy)
@@ -68,7 +68,7 @@ class Watch:
 
 
 def _is_outside(caller: str, called: str) -> bool:
-    """Is the caller outside qkv? For this test, `qkv.marking` is not part of qkv."""
+    """Is the caller outside qkv? Here, `qkv.marking` does not count as a part of qkv."""
     if caller.startswith(_MARKING):
         return not called.startswith(_MARKING)
     return not caller.startswith(_LIBRARY)

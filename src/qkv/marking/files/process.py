@@ -84,7 +84,7 @@ def check_file(
         if limit is not None and not limit > 0:
             raise ValueError(f"check_file: {name} is {limit}: give a positive number")
     whole_number(seed, call="check_file", name="seed", least=0)
-    with open(path, "rb"):  # raises an error if the path is a folder or unreadable
+    with open(path, "rb"):  # `open` raises an error if the path is a folder or unreadable
         pass
     file = _File(str(Path(path).resolve()), seed, seconds)
     results: list[_Verdict] = []
@@ -108,7 +108,7 @@ def check_file(
 
 
 def _without_helpers(marked: list[_Verdict]) -> list[CheckResult]:
-    """Remove the verdicts on helper functions; the first other verdict names the helpers."""
+    """Remove the verdicts on helper functions; the first remaining verdict names the helpers."""
     answers = [result for result, helper in marked if not helper]
     if not answers:
         return [result for result, _ in marked]

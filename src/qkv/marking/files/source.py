@@ -44,12 +44,12 @@ def defined(source: bytes, file: str = "the file") -> set[str]:
 
 
 def _names(body: list[ast.stmt]) -> Iterator[str]:
-    """Yield the names that statements define, including those inside if, try, with and loops."""
+    """Yield the names that statements define, even inside `if`, `try`, `with` or a loop."""
     for statement in body:
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name
             continue
-        another = ast.Lambda | ast.Name | ast.Attribute  # the value in softmax = f
+        another = ast.Lambda | ast.Name | ast.Attribute  # types of `f` in `softmax = f`
         if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(
             statement.value, another
         ):

@@ -414,7 +414,7 @@ class BlockMarking(StepwiseMarking):
         super().test_all(groups)
 
     def _choose_style(self, first: Group) -> None:
-        """Choose the first style in which no mistake, or one known mistake, gives the results."""
+        """Choose the first style that explains the results with at most one known mistake."""
         runs = self.run(first.cases)
         none: Steps = {}
         for variants in ((none,), *(one.variants for one in first.known)):

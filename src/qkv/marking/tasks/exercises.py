@@ -212,7 +212,7 @@ ROTATION = Exercise(
         },
         DO,
     ),
-    tried="one pair and several, one step and several, forwards and backwards",
+    tried="one pair and several pairs, one step and several steps, forwards and backwards",
     returns="return matrix  # (dim, dim)",
 ).task()
 

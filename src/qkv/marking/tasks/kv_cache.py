@@ -171,7 +171,7 @@ class StepMarking(StepwiseMarking):
     ) -> bool:
         """Tell whether one test can cover calls with one word and calls with several words."""
         if all(run.error is not None for run in single):
-            return True  # many mistakes give the same error, so more calls are needed
+            return True  # many mistakes give this error: more calls are needed to tell them apart
         together, first = self.explain([*single, *more], known), self.explain(single, known)
         if together is None:
             return False
@@ -412,7 +412,7 @@ def _cases(seed: int, *parts: tuple[int, ...]) -> list[Run]:
     ]
 
 
-# a text of two words with scores of 0 and 1000, for two calls of one word or a single call
+# a text of two words with scores of 0 and 1000; the tests read it in two calls or in one call
 _LARGE = {"x": [[1, 0], [1, 1]], "w_q": [[1000], [0]], "w_k": [[0], [1]], "w_v": [[1], [1]]}
 _LARGE_ARRAYS = {name: np.array(rows, dtype=float) for name, rows in _LARGE.items()}
 
@@ -423,13 +423,13 @@ LARGE_SCORES = Group(
 
 @per_seed
 def word_by_word() -> list[Run]:
-    """Return texts with one word in each call, smallest first."""
+    """Return texts that are read one word per call; smaller texts come first."""
     return _cases(10, (1, 1), (1, 1, 1))
 
 
 @per_seed
 def several() -> list[Run]:
-    """Return texts with several words in at least one call."""
+    """Return texts of which at least one call reads several words."""
     return [
         *_cases(110, (2,)),
         *_cases(20, (2, 1), (3, 1, 1)),

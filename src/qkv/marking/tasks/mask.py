@@ -61,7 +61,7 @@ _FINITE = _TEXTS.mistake("mask-finite")
 
 
 def _read(out: Array) -> tuple[Array, Mistake | None]:
-    """Convert a mask to 1 and 0; also return the `Mistake` if the mask has wrong numbers."""
+    """Convert a mask to ones and zeros; also return the `Mistake` if the mask has wrong numbers."""
     values = {*np.unique(out).tolist()}
     if out.dtype == bool:
         return out.astype(np.float64), None
@@ -127,9 +127,9 @@ def _masked(query: Any, key: Any, mask: Any) -> Case:
 
 
 # First case: scores [[1000, 0], [-1000, 0]]; the larger score of each row is masked. Second case:
-# scores [[636, 0], [-636, -636], [25, 0]]; the masked scores are 636, the second -636, and 25.
-# Together, the cases tell two mistakes apart: a finite number instead of -inf, and a maximum over
-# masked scores.
+# scores [[636, 0], [-636, -636], [25, 0]]; one score of each row is masked: 636, the second -636,
+# and 25. Together, the cases tell two mistakes apart: a finite number instead of -inf, and a
+# maximum over masked scores.
 _LARGE = (
     _masked([[1000], [-1000]], [[1], [0]], [[False, True], [True, False]]),
     _masked(
@@ -166,7 +166,7 @@ def _no_row_left(m: marker.AttentionMarking) -> Finding | None:
 
 
 def _mark_masked(function: Function, task: str, *, batches: bool) -> Marking:
-    """Test a function of attention with a mask; `batches` tells whether it must take batches.
+    """Test masked attention; `batches` tells whether the function must take batches.
 
     Raises:
         TypeError: the function takes no mask.

@@ -151,7 +151,7 @@ class Texts:
         return Mistake(**fields, variants=variants)
 
     def mistakes(self, variants: Ways, step: str = "") -> tuple[Mistake, ...]:
-        """Return the mistakes that several tables describe.
+        """Return a mistake for each of several tables.
 
         Args:
             variants: a list for each mistake, keyed by the name of its table. An item is one way to
@@ -238,7 +238,7 @@ class Exercise:
         right: the right function; the learner's function has the same name.
         draw: a function that draws the arguments of each call, smallest first.
         mistakes: the known mistakes, which replace `DO`, the only step of the computation.
-        tried: the tested inputs in a few words, such as "one row and several".
+        tried: the tested inputs in a few words, such as "one row and several rows".
         returns: the right return statement.
         parts: the names of the returned arrays, if the function returns several.
         otherwise: a function that describes a wrong call if no known mistake explains the call.

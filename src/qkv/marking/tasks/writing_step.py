@@ -82,7 +82,7 @@ def _once(kept: Kept, context: Kept, words: Kept) -> Kept:
 RIGHT: Steps = {
     **kv_cache.RIGHT,
     "projections": lambda own, cross: (own, cross),
-    "words": same,  # the words from which some mistakes compute keys and values
+    "words": same,  # some wrong steps compute keys and values from these words
     "source": _once,
     "stored": same,
     "read": lambda source, own: source,
@@ -117,7 +117,7 @@ def _with_words(kept: Kept, context: Kept, words: Kept) -> Kept:
 
 
 def _of_words(*sources: Callable[[Kept, Kept, Kept], Kept]) -> list[Steps]:
-    """Return two variants per source, with the words after or before self-attention."""
+    """Return two variants per source, which receives words after or before self-attention."""
     befores: tuple[Steps, ...] = ({}, {"words": lambda x, before: before})
     return [{"source": source, **before} for source in sources for before in befores]
 
@@ -183,13 +183,13 @@ def _drawn(seed: int, parts: tuple[int, ...], source: int, width: int) -> Writin
 
 @per_seed
 def word_by_word() -> list[Run]:
-    """Draw texts with one word in each call, smallest first."""
+    """Draw texts that are read one word per call; smaller texts come first."""
     return [_drawn(801, (1, 1), 2, 2), _drawn(802, (1, 1), 3, 2), _drawn(803, (1, 1, 1), 4, 3)]
 
 
 @per_seed
 def several() -> list[Run]:
-    """Draw texts that have several words in at least one call."""
+    """Draw texts of which at least one call reads several words."""
     return [
         _drawn(811, (2,), 2, 2),
         _drawn(816, (3,), 3, 3),

@@ -34,7 +34,7 @@ def odd_shape(runs: list[Outcome]) -> Finding | None:
 
 
 def _sides(runs: list[Outcome], sizes: Callable[[Case], Sequence[int]]) -> list[list[Outcome]]:
-    """Return `[below, above]`: the runs with first size < second size, and with first > second."""
+    """Return `[below, above]`: runs whose first size is smaller than the second, or larger."""
     below: list[Outcome] = []
     above: list[Outcome] = []
     for run in runs:
@@ -72,7 +72,7 @@ def _by_length(call: Learner, runs: list[Outcome]) -> Finding | None:
 
 
 def some_lengths(wrong: Outcome, right: list[Outcome]) -> Finding:
-    """Describe a function that is right only for some lengths, such as multiples of a block."""
+    """Describe a function that is right only for some lengths, such as multiples of 16."""
     good = ", ".join(dict.fromkeys(map(_lengths, right)))
     failed = "" if wrong.error is None else f" ({in_words(wrong.error)})"
     return _TEXTS.finding("some-lengths", wrong, right=good, wrong=_lengths(wrong), failed=failed)
@@ -91,7 +91,7 @@ def large_scores(wrong: Outcome) -> Finding:
 
 
 def large_ones(wrong: Outcome) -> Finding:
-    """Describe a wrong result for two queries: one with large scores, one with the negatives."""
+    """Describe a wrong result for two queries: one has large scores, one has their negatives."""
     nan = [False, False] if wrong.out is None else np.isnan(wrong.out).any(axis=-1).tolist()
     if nan == [True, False]:
         return _TEXTS.finding("maximum-forgotten", wrong)
@@ -129,7 +129,7 @@ def second_output(runs: list[Outcome]) -> Finding | None:
             continue  # the weights of fully masked rows are not checked
         formula = answer(run.case)
         right, lse = formula.pattern, formula.lse
-        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # torch: mean over heads
+        mean = right.mean(axis=-3) if run.case.heads > 1 else right  # as in torch
         if any(_same_numbers(run.second, a) for a in (right, mean, lse, lse[..., None])):
             continue
         shows = "the returned weights are not the weights that give this output"
@@ -211,7 +211,7 @@ def _wrong_scale(runs: list[Outcome]) -> Finding | None:
         times = float((logs * scores).sum() / (scores * scores).sum())
         if np.abs(logs - times * scores).max() > 1e-3:
             return None
-        d = list(run.case.arrays.values())[1].shape[-1]  # the size of a key, or of a row of w_q
+        d = list(run.case.arrays.values())[1].shape[-1]  # the size of keys, or of the rows of w_q
         times = round(times, 12) + 0.0
         factors[d] = times * d**-0.5
         sign, off = min(sign, np.sign(times)), off or abs(times - 1) > 1e-3

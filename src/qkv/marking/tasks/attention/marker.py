@@ -222,7 +222,9 @@ def adds_its_mask(
     adds_bools = m.explain(as_bool, pick(known, "mask-added"))
     if adds_bools and adds_bools[1] and not for_numbers:
         return False
-    m.limits.append("It takes its mask as 0 and -inf to add, not as True and False.")
+    m.limits.append(
+        "It expects a mask of 0 and -inf to add to the scores, not a mask of True and False."
+    )
     return True
 
 

@@ -243,7 +243,7 @@ def _turned(a: Array, b: Array, cos: Array, sin: Array) -> tuple[Array, Array]:
 
 
 def _pair_forgotten(at: int) -> list[Function]:
-    """Return two wrong rotations: one sets pair `at` to 0, the other leaves this pair unrotated."""
+    """Return two wrong rotations: one zeroes the pair with index `at`, one does not rotate it."""
     return [
         lambda *pairs: tuple(without(a, at, -1) for a in _turned(*pairs)),
         lambda a, b, cos, sin: _turned(a, b, without(cos, at, -1, 1), without(sin, at, -1)),

@@ -269,7 +269,7 @@ def _sum(**over: Any) -> dict[str, Any]:
 
 
 def over(*axes: int) -> tuple[Steps, Steps]:
-    """Return two wrong softmaxes: one with maximum and sum over `axes`, one with only the sum."""
+    """Return two wrong softmaxes: over `axes`, one takes maximum and sum, one only the sum."""
     over: dict[str, Any] = {"axis": axes, "keepdims": True}
     return _max(**over) | _sum(**over), _sum(**over)
 

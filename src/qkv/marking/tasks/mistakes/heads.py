@@ -74,7 +74,7 @@ HEADS = (
                 _sized(lambda columns, heads, width: width // heads),
                 _sized(lambda columns, heads, width: width),
             ],
-            # listed before heads-reshape, because both have variants with the same wrong join
+            # heads-join precedes heads-reshape, because both have variants with the same wrong join
             "heads-join": [{"join": _rejoin}, {"join": _flat}],
             "heads-reshape": [
                 {"split": _reshape},

@@ -168,13 +168,13 @@ def projections(layer: Any, layout: Layout) -> Projections | None:
     for path, a in sorted(held, key=lambda one: _in_order(one[0])):
         role = _role(path)
         memory = role, a.ctypes.data, a.size
-        if role is not None and memory not in seen:  # two attributes may hold one array
+        if role is not None and memory not in seen:  # two attributes may hold the same array
             seen.add(memory)
             named.setdefault(role, []).append((path, a))
     by_role = {}
     for role, arrays in named.items():
         weights = [a for path, a in arrays if _WEIGHT.search(path.lower())]
-        by_role[role] = weights or [a for _, a in arrays]  # prefer names of weights
+        by_role[role] = weights or [a for _, a in arrays]  # prefer arrays that are named as weights
     return _read(by_role, layout)
 
 
@@ -264,7 +264,7 @@ def _in_three(a: Array, flipped: bool) -> list[Array]:
 
 
 def _joined(arrays: list[Array], role: str, layout: Layout) -> tuple[Array, str] | None:
-    """Join the matrices of all heads; also name the fields of `Projections` to set to True."""
+    """Join the matrices of all heads; also return which fields of `Projections` are True."""
     dim, heads, flipped = layout
     if len(arrays) == 1 and arrays[0].ndim == 3:
         arrays = list(arrays[0])  # (heads, D, d)
@@ -326,7 +326,7 @@ class Layers:
             names = self.when_built
             options = {names[option]: it for option, it in chosen.items() if option in names}
             layer = self.built(*case.built_with, **options)
-            if hasattr(layer, "state_dict"):  # torch: turn off dropout, use float64
+            if hasattr(layer, "state_dict"):  # for a torch layer, turn off dropout and use float64
                 layer = layer.eval().double()
             self.layers[sizes] = layer
         return self.layers[sizes]

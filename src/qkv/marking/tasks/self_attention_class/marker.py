@@ -21,7 +21,7 @@ from qkv.marking.tasks.self_attention_class.layers import Call, Layers
 from qkv.marking.tasks.task import Texts, tested
 
 _TEXTS = Texts(__name__)
-# minimum and maximum of size(queries) / size(words), which is 0.6 in torch's layer
+# minimum and maximum of the ratio size(queries) / size(words); torch's layer has the ratio 0.6
 _SMALL, _LARGE = 0.5, 2.0
 # tokens, embed_dim, num_heads
 _SIZES = ((2, 2, 1), (2, 4, 2), (3, 6, 3), (2, 5, 1))
@@ -71,7 +71,7 @@ def _inputs() -> _Inputs:
 
 @dataclass(frozen=True)
 class _LayerFinding(Finding):
-    """A finding about a layer; its example has no right output."""
+    """A finding about a layer, whose example shows the wrong output but not the right one."""
 
     def example(self) -> dict[str, Any]:
         """Return the layer, its words and its output."""
@@ -84,7 +84,7 @@ def _of_layer(name: str, run: Outcome, more: Mapping[str, Any] | None = None) ->
 
 
 def _ways(layers: Layers, cases: list[Call]) -> dict[bool, list[Call]]:
-    """Add weights to all cases, once per order of axes; omit orders that the weights do not fit."""
+    """Add the weights to all cases for each order of axes; omit orders that do not fit."""
     ways = {}
     for flipped in (False, True):
         weighed = [layers.weighed(case, flipped) for case in cases]
@@ -184,7 +184,7 @@ def _ignored_seed(m: Marking, layers: Layers) -> Finding | None:
 
 
 def _best(m: Marking, ways: dict[bool, list[Call]]) -> tuple[bool, list[Call]]:
-    """Choose the order of axes in which no mistake, or one known mistake, gives the outputs."""
+    """Choose the order of axes that explains the outputs with at most one known mistake."""
     fitting = {way: cases for way, cases in ways.items() if not any(map(_clashes, cases))}
     if not fitting:
         return next(iter(ways.items()))
@@ -266,7 +266,7 @@ def _try_mask(m: Marking, layers: Layers, cases: list[Call], nothing: Call) -> N
 
 
 def _output_size(m: Marking, layers: Layers, cases: list[Call], clashing: Call) -> None:
-    """Test layers with one head, then report a W_O that does not fit the joined heads."""
+    """Test the cases whose W_O fits the joined heads, then report the W_O that does not fit."""
     fitting = [case for case in cases if not _clashes(case)]
     if fitting:
         m.test(Group("one head", fitting, steps.KNOWN))

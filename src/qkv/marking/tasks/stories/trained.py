@@ -29,7 +29,7 @@ def _returning(ids: Any, names: Any) -> Iterator[tuple[int, list[int]]]:
 
 
 def induction_score(weights: Array, ids: Any, names: Any) -> Any:
-    """Return the mean weight that a repeated name gives to the words after earlier occurrences."""
+    """Return the mean weight from a repeated name to the words after its earlier occurrences."""
     return np.mean(
         [sum(weights[i, j + 1] for j in earlier) for i, earlier in _returning(ids, names)]
     )
@@ -42,7 +42,7 @@ def _shifted(by: int) -> Function:
 
 
 def _of_one(number: int) -> Function:
-    """Return a wrong score that uses only the first (0) or the last (-1) earlier occurrence."""
+    """Return a wrong score that uses one earlier occurrence: the first (0) or the last (-1)."""
     return lambda weights, ids, names: np.mean(
         [weights[i, earlier[number] + 1] for i, earlier in _returning(ids, names)]
     )
@@ -345,7 +345,9 @@ class _Removed:
         return self.known[key]
 
     def means(self, said: Callable[[Array, Array], Array], positions: Function) -> Any:
-        """Return `of(ids, heads)`: the means of `said` over two sets of positions, without `heads`.
+        """Return a function `of(ids, heads)` that runs the decoder without `heads`.
+
+        The function returns two numbers: the means of `said` over two sets of positions.
 
         Args:
             said: a function that takes logits and ids, and returns a number per position.

@@ -19,7 +19,7 @@ _TEXTS = Texts(__name__)
 _STORIES = 60
 # minimum number of last names per first name in sixty stories; ten is usual
 _LAST_NAMES = 3
-# minimum number of sentences, of ten in a story, about a person who occurs earlier in the story
+# at least this many of a story's ten sentences must be about a person who occurs earlier
 _RETURNS = 4
 _JOIN = 'return " ".join(sentences)  # each sentence is f"{first[one]} {last[one]} {deed} ."'
 
@@ -70,7 +70,7 @@ def _new_people(written: _Written) -> bool:
 
 
 def _shared(written: _Written) -> bool:
-    """Tell whether a name in a story belongs to two people, or is both names of one person."""
+    """Tell whether two people of a story share a name, or one person's two names are equal."""
     people = map(_people, written.stories)
     return any(len({name for one in each for name in one}) < 2 * len(each) for each in people)
 
