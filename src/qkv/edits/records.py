@@ -78,8 +78,8 @@ class Record(NamedTuple):
     """One edit that JSON can express.
 
     Attributes:
-        fields: the fields of the schema, including "op". A record made from `hide=` may name its
-            token as a word. A record made from `hide=` or `ablate=` may have negative positions,
+        fields: the fields of the schema, including "op". A record made from `hide=` may have a
+            word as its token. A record made from `hide=` or `ablate=` may have negative positions,
             layers and heads, which count from the end.
         source: the name of the record in error messages: "hide", "ablate", or "edit[2] (mask)".
     """
@@ -123,11 +123,11 @@ def edits_of(
 
     Args:
         edit: a mapping from activations to functions and arrays, or a list of records.
-        ablate: the heads to ablate, as (layer, head); head None means all heads of the layer.
+        ablate: the heads to ablate, as (layer, head); (layer, None) means all heads of the layer.
         hide: the words, positions and edges to mask.
         call: the name of the called function, for error messages.
-        argument: the name of the argument `edit` in error messages. For records from a file, the
-            name is "edits".
+        argument: the name of the argument `edit` in error messages. For records from a file, this
+            argument is "edits".
 
     Raises:
         TypeError: an argument has the wrong type.
@@ -189,7 +189,7 @@ def _record(one: Any, source: str, call: str) -> Record:
 
 
 def _takes(op: str) -> str:
-    """Describe in an error message which fields a kind of record needs and which it may have.
+    """Describe in an error message which fields a kind of record requires and which it allows.
 
     >>> _takes("mask")
     'it needs query, key and may have layer, head'

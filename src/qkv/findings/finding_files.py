@@ -133,8 +133,8 @@ def read_article(path: StrPath, load: Callable[[Path, str], Item]) -> tuple[str,
 
     Raises:
         FileNotFoundError: the article, a finding or a picture does not exist.
-        ValueError: the article is not UTF-8, a finding shares its paragraph with text, or a picture
-            is not a local file or is too large.
+        ValueError: the article is not UTF-8; a finding is in a paragraph with other text; or a
+            picture is not a local file or is too large.
     """
     from markdown_it import MarkdownIt
 

@@ -22,9 +22,9 @@ from qkv.text.tokenizer import check_text
 if TYPE_CHECKING:
     from qkv.text import Tokenized
 
-TOP = 5  # The number of words that a finding keeps.
+TOP = 5  # The number of most probable words that a finding stores.
 # Two probabilities count as equal if they differ by at most this number. The file
-# screens/findings.js has the same number.
+# screens/findings.js defines the same tolerance.
 TOLERANCE = 1e-4
 
 Prediction = tuple[str, float]
@@ -172,7 +172,7 @@ class Finding:
         return differences
 
     def _other(self, used: Model) -> str:
-        """Return the text of an error: the finding was measured with other parameters."""
+        """Return the error message for a model whose parameters differ from the finding's model."""
         name, sha256 = self.model["name"], self.model["sha256"]
         return (
             f"the parameters differ: the finding belongs to {name}, sha256 {sha256[:12]}..., but "
@@ -205,7 +205,7 @@ def finding(
         claim: a sentence about the effect of the edits.
 
     Returns:
-        The finding: `.before` and `.after` have the five most probable words.
+        The finding: `.before` and `.after` contain the five most probable words.
 
     Raises:
         TypeError: `model` is not a model, or the text or the claim is not a string.
@@ -268,7 +268,7 @@ def publish(
 ) -> None:
     """Write one page with findings and their model; the page works offline.
 
-    The page opens with the claims. For each finding, the page shows the predictions before and
+    The page begins with the claims. For each finding, the page shows the predictions before and
     after the edits. The page runs the embedded model again, and says whether the predictions are
     still the same. Readers can change the text and the edits.
 

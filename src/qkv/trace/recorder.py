@@ -98,7 +98,7 @@ class Recorder:
             self.arrays[full] = self._as_kept(array)
 
     def again(self, name: str, other: str) -> bool:
-        """Keep the array of the activation `other` under the name `name` too.
+        """Keep the array of the activation `other` also under a second name, `name`.
 
         Return False if `name` is edited or `other` was not kept.
         """
@@ -110,7 +110,7 @@ class Recorder:
         return True
 
     def under(self, prefix: str, shaped: Change | None = None, back: Change | None = None) -> Self:
-        """Return a recorder that shares the arrays and adds `prefix` to every name.
+        """Return a recorder that shares this one's arrays and adds `prefix` to every name.
 
         Args:
             prefix: a prefix such as "blocks.0.".

@@ -518,7 +518,7 @@ class Seq2SeqTrace:
         near = [x for side in SIDES for full in ways if (x := of_side(side, full)) in named]
         near = near or difflib.get_close_matches(str(name), named, n=3, cutoff=0.5)
         raise KeyError(
-            f"trace: there is no {name!r}: names begin with encoder. or decoder., such as "
+            f"trace: there is no {name!r}: names begin with 'encoder.' or 'decoder.', such as "
             f"{', '.join(near or [*named][-3:])}"
         )
 
