@@ -25,7 +25,7 @@ PACKED = (*PADDED, *arguments.PACKED)
 def first_parameters(
     sizes: Mapping[str, tuple[int, int]], *, bias: bool, seed: int | None, dtype: DType
 ) -> ByName:
-    """Return a random weight (rows, columns) for each name; with `bias`, also a bias of zeros.
+    """Return a random weight (rows, columns) for each name; if `bias`, also a bias of zeros.
 
     Weights are drawn from a normal distribution with variance 1 / rows, so that the output of a
     layer has the variance of its input. Weights are drawn in float64 and converted to `dtype`.
@@ -41,7 +41,7 @@ def first_parameters(
 
 
 def shapes_of(name: str, *weight: int, bias: bool) -> Iterator[tuple[str, Shape]]:
-    """Yield `(name, shape)` for a layer's weight and, with `bias`, for its bias."""
+    """Yield `(name, shape)` for a layer's weight and, if `bias` is True, for its bias."""
     yield f"{name}.weight", weight
     if bias:
         yield f"{name}.bias", weight[-1:]
@@ -98,7 +98,7 @@ def word_vectors(x: Any, *, call: str, name: str, of_texts: bool = True) -> Arra
 
 
 def vectors_of(x: Any, dim: int, *, call: str, of: str = "layer", of_texts: bool = True) -> Array:
-    """Return `x` as an array of vectors of size `dim`; `of` names the layer in errors."""
+    """Return `x` as an array of vectors of size `dim`. `of` is the layer's name in errors."""
     array = word_vectors(x, call=call, name="x", of_texts=of_texts)
     if array.shape[-1:] != (dim,):
         raise ValueError(f"{call}: x has shape {array.shape} and the {of} takes (..., {dim})")
@@ -131,7 +131,7 @@ def promoted(x: Array, parameters: Arrays, *, call: str) -> tuple[Array, DType]:
 def project(
     x: Array, parameters: Arrays, name: str, *, residual: Array | None = None, **more: Any
 ) -> Array:
-    """Apply a linear layer: (..., in) -> (..., out). `more` are options of `qkv.ops.linear`.
+    """Apply a linear layer: (..., in) -> (..., out). `more` holds options of `qkv.ops.linear`.
 
     In half precision, a float32 residual gives a float32 result.
     """
@@ -147,7 +147,7 @@ def narrowed_to(x: Array, parameters: Arrays) -> Array:
 
 
 def is_wide(residual: Array | None) -> bool:
-    """Return whether a half-precision result plus this residual is float32."""
+    """Return whether adding this residual makes a half-precision result float32."""
     return residual is not None and residual.dtype == np.float32
 
 
@@ -236,7 +236,7 @@ def project_back(
 
 
 def for_parameters(record: Recorder | None) -> Gradients:
-    """Return an empty dict to collect gradients for parameters; None for a `GradientRecorder`."""
+    """Return {} for the gradients of parameters; None if `record` is a `GradientRecorder`."""
     return None if isinstance(record, GradientRecorder) else {}
 
 
@@ -304,8 +304,8 @@ class Feed(Layer):
 def check_options(options: Options, *, packed: bool, call: str, returns: bool = True) -> None:
     """Raise an error for options that are unknown or not supported.
 
-    With `packed`, reject options that packed rows do not support. Without `returns`, reject
-    `return_weights`, `return_lse` and `out`.
+    If `packed` is True, reject options that packed rows do not support. If `returns` is False,
+    reject `return_weights`, `return_lse` and `out`.
     """
     without = () if returns else arguments.RETURNS
     arguments.check_options(options, call=call, without=without, why=": use trace()")

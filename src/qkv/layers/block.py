@@ -25,9 +25,9 @@ class BlockSaved(NamedTuple):
 
 
 _AFTER = "hook_normalized_resid_post"
-# The parts whose outputs are added to the residual connection, in order. Each tuple holds the name
-# of the part's norm, the names of the norm and the scale of the part's output, and the name that a
-# trace gives to the sum.
+# The parts whose outputs are added to the residual stream, in order. Each tuple holds three items:
+# the name of the part's norm; the names of the norm and the scale of the part's output;
+# and the name of the sum in a trace.
 _ADDED = {
     "attn": ("norm1", ("out_norm1", "scale1"), "hook_resid_mid"),
     "cross_attn": ("norm_cross", (), "hook_resid_mid_cross"),  # only decoders have cross-attention
@@ -50,7 +50,7 @@ class Block:
 
     Args:
         attn: the attention layer.
-        norm1: the norm of the attention; with `post_norm`, it must not be None.
+        norm1: the norm of the attention; if `post_norm` is True, it must not be None.
         mlp: the MLP or the mixture of experts. If the block has only attention, `mlp` and `norm2`
             are None.
         norm2: the norm of the MLP. If `out_norm2` is given, `norm2` may be None. In a parallel
@@ -290,7 +290,7 @@ class Block:
 
     @property
     def _added(self) -> list[tuple[str, tuple[str, tuple[str, ...], str]]]:
-        """The entries of `_ADDED` for this block. A parallel block adds all parts in one sum."""
+        """The items of `_ADDED` for this block. A parallel block adds all parts in one sum."""
         parts = [(name, about) for name, about in _ADDED.items() if name in self._parts]
         if not self.parallel:
             return parts
@@ -358,7 +358,7 @@ class Block:
                 read = through(other, read)
             read = through(name, read)
             if self.parallel and norm not in self._parts and name != "attn":
-                shared = read  # The attention reads the output of the same norm.
+                shared = read  # Attention and MLP share this norm: add both gradients.
                 continue
             total = total + through(norm, read if shared is None else read + shared)
         total = keep("hook_resid_pre", total)
@@ -392,7 +392,7 @@ class Block:
         ((1, 2, 5, 5), (1, 5, 8))
         """
         call = type(self).__name__
-        array = base.word_vectors(x, call=call, name="x").copy()  # share no memory with x
+        array = base.word_vectors(x, call=call, name="x").copy()  # no memory shared with x
         if cu_lengths is None and array.ndim == 2:
             array = array[None]
         record = Recorder()

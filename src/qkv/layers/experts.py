@@ -139,7 +139,7 @@ class Routed(base.Feed, ABC):
 
         The softmax is None if the weights are `normalized`.
         """
-        # Compute scores in float32, because close scores could swap places in half precision.
+        # Compute scores in float32, because half precision could change the order of close scores.
         wide = rows.astype(compute_type(rows.dtype), copy=False)
         scores = base.project(wide, self.parameters, "router_proj")  # (rows, E)
         chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]

@@ -29,7 +29,7 @@ class _Norm(base.Layer):
     offset: float
 
     def _begin(self, dim: int, eps: float, dtype: Any, *, bias: bool) -> None:
-        """Set new parameters: a weight of ones; with `bias`, also a bias of zeros."""
+        """Set new parameters: a weight of ones; if `bias` is True, also a bias of zeros."""
         call = type(self).__name__
         dim, kind = whole_number(dim, call=call, name="dim", least=1), float_type(dtype, call=call)
         weight = {"weight": np.ones(dim, kind)}
@@ -244,7 +244,7 @@ class LayerScale(base.Layer):
 
     Args:
         dim: D, the size of the vectors.
-        first: the number with which every entry of the weight begins.
+        first: the initial value of every entry of the weight.
         dtype: the type of the weight.
 
     The result has the type to which NumPy promotes `x` and the weight. Integer inputs are converted

@@ -1,4 +1,4 @@
-"""The unchecked forward pass of an attention layer."""
+"""The forward pass of an attention layer, without checks of the arguments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -100,7 +100,7 @@ class Positions(NamedTuple):
     """The positions of queries or keys, and the length of their text."""
 
     at: Array
-    length: int | Array  # The length of the text, or an array with a length for each position.
+    length: int | Array  # The length of the text; or for each position, its text's length.
 
 
 class Result(NamedTuple):
@@ -156,7 +156,8 @@ def project_heads(layer: Parts, inputs: Inputs) -> Projected:
     positions = {}
     if layer.rotary is not None:
         positions = _positions(inputs, parts["q"].shape[-2], parts["k"].shape[-2])
-        # Texts may have different positions, so queries get a row for each text before rotation.
+        # Repeat the queries for each text of the batch: texts that share one `x` may have
+        # different positions, and their rotated queries then differ.
         parts["q"] = np.broadcast_to(parts["q"], (*inputs.lead, *parts["q"].shape[-3:]))
         for name, where in positions.items():
             parts[name] = layer.rotary.rotate(parts[name], *where)
@@ -169,7 +170,7 @@ def project_heads(layer: Parts, inputs: Inputs) -> Projected:
 def attention_plan(layer: Parts, inputs: Inputs) -> Call:
     """Check the shapes and options of the attention call before queries and keys are computed.
 
-    For packed rows, the plan has the shapes (B, ...) of padded texts.
+    The plan for packed rows is the plan for the same texts padded to (B, ...).
     """
     (*lead, length, _), (*other_lead, keys, _) = inputs.words.shape, inputs.others.shape
     options = formula_options(inputs.options)
@@ -221,9 +222,9 @@ def _in_working_type(inputs: Inputs) -> Inputs:
 def _positions(inputs: Inputs, length: int, keys: int) -> dict[str, Positions]:
     """Return the positions of the queries and of the keys.
 
-    In padded texts, the positions of queries are (..., 1, L), and the positions of keys are (S,).
-    In packed rows, positions are (total,). For packed rows, `Positions.length` is an array with a
-    length for each row. For padded texts, `Positions.length` is the largest position plus 1.
+    For padded texts, the array of query positions has shape (..., 1, L), the array of key positions
+    has shape (S,), and `Positions.length` is the largest position plus 1. For packed rows, all
+    arrays have shape (total,), and `Positions.length` holds, for each row, the length of its text.
     """
     if inputs.positions is not None:
         return dict.fromkeys("qk", inputs.positions)
@@ -268,7 +269,7 @@ def _of_keys_left(mask: Array, dropped: Array, keys: int) -> Array:
     """Return the columns of a mask `(..., S)` for the keys that a cache still holds.
 
     `keys` is the number of keys in the cache. `dropped` is the number of earlier keys that the
-    cache has removed: one number, or (B,) numbers for a batch.
+    cache has removed: one number, or an array (B,) with one number for each text.
     """
     if not dropped.any():
         return mask if mask.shape[-1] == 1 else mask[..., :keys]
@@ -281,9 +282,9 @@ def _attend(
 ) -> tuple[Array, list[Array], Weighed | None]:
     """Return the weighted values `(..., Hq, L, dv)`, extra results, and recorded weights.
 
-    `parts` are query, key and value; packed rows are `(H, total, d)`. With the option
-    `return_weights`, the extra results contain the weights. With the option `return_lse` or with
-    `inputs.save`, the extra results contain the log-sum-exp.
+    `parts` are the queries, keys and values; for packed rows, each is `(H, total, d)`. With the
+    option `return_weights`, the extra results contain the weights. With the option `return_lse` or
+    with `inputs.save`, the extra results contain the log-sum-exp.
     """
     options, cu, record = inputs.options, inputs.cu, inputs.record
     weights = bool(options.get("return_weights"))

@@ -120,7 +120,7 @@ class MultiHeadAttention(Parts):
             w_q: (D, Hq * d).
             w_k: (D, Hkv * d), where D is the size of the context vectors.
             w_v: (D, Hkv * dv), with the same D as `w_k`.
-            w_o: (Hq * dv, D). Without `w_o`, the result is the heads' outputs side by side.
+            w_o: (Hq * dv, D). If `w_o` is None, the result is the heads' outputs side by side.
             num_heads: Hq, the number of query heads.
             layout: "in_out" if all weights have the shapes above, "out_in" if all are transposed.
 
@@ -455,14 +455,14 @@ def self_attention(
         w_q: (D, Hq * d).
         w_k: (D, Hkv * d).
         w_v: (D, Hkv * dv).
-        w_o: (Hq * dv, D). Without `w_o`, the result is the heads' outputs side by side.
+        w_o: (Hq * dv, D). If `w_o` is None, the result is the heads' outputs side by side.
         num_heads: Hq, the number of query heads.
         layout: "in_out" if all weights have the shapes above, "out_in" if all are transposed.
         options: the options of `qkv.attention`: `is_causal=True`, `return_weights=True`, ...
 
     Returns:
-        The new word vectors (..., L, D), or (..., L, Hq * dv) without `w_o`.
-        With `return_weights`, the tuple (vectors, weights).
+        The new word vectors (..., L, D), or (..., L, Hq * dv) if `w_o` is None.
+        With the option `return_weights`, the tuple (vectors, weights).
         The weights are (..., Hq, L, L), or (L, L) for one head and 2-D `x`.
 
     Raises:

@@ -27,8 +27,8 @@ class Rotary:
     dims: int | None = None
     interleaved: bool = False
     scaling: Scaling | None = None
-    # The last arguments and the last result of `rotation`. The next layer usually calls `rotation`
-    # with the same arguments.
+    # The last arguments and the last result of `rotation`, which returns this result again if the
+    # arguments are equal. Usually they are equal: consecutive layers rotate by the same positions.
     _last: list[tuple[Any, tuple[Array, Array], tuple[Array, Array]]] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -47,7 +47,7 @@ class Rotary:
         return rotate_pairs(grad, cos, -sin, interleaved=self.interleaved)
 
     def rotation(self, x: Array, positions: Array, length: int | Array) -> tuple[Array, Array]:
-        """Return the cosines and sines that `rotate_pairs` takes, for arrays like `x`."""
+        """Return the cosines and sines with which `rotate_pairs` rotates `x` or its gradient."""
         wanted = x.shape[-1], compute_type(x.dtype)
         about = positions, np.asarray(0 if self.scaling is None else length)
         for last, others, result in self._last:
@@ -60,7 +60,7 @@ class Rotary:
             lengths, each = np.unique(about[1], return_inverse=True)
             made = [self.scaling.speeds(base, dims, int(length)) for length in lengths]
             speeds = np.reshape([speed for speed, _ in made], (-1, dims // 2))
-            # `speeds` becomes (dims / 2,), or (..., dims / 2) if each position has a length.
+            # The new shape of `speeds` is (dims / 2,), or (..., dims / 2) if `length` is an array.
             speeds = speeds[each.reshape(about[1].shape)]
             scale = made[0][1] if made else scale  # the scale does not depend on the length
         result = rotation_at(x, positions, speeds, self.interleaved, scale)
