@@ -197,10 +197,10 @@ class Heads:
         """Return two average weights, to compare with the weight from `query` to `key`.
 
         Returns:
-            `(at_distance, on_key)`: `at_distance` is the mean weight over all pairs of words whose
-                distance is `key - query`. If queries and keys are different tokens, `at_distance`
-                is 0. `on_key` is the mean weight on `key` from the other words that may attend to
-                `key`.
+            `(at_distance, on_key)`: `at_distance` is the mean weight over all pairs of words that
+                are as far apart as `query` and `key`, in the same direction. If queries and keys
+                are different tokens, `at_distance` is 0. `on_key` is the mean weight on `key` from
+                the other words that may attend to `key`.
         """
         positions = np.arange(len(self.queries.tokens))
         column = np.nan_to_num(self.at(layer, head, positions, np.full(len(positions), key)))
@@ -342,7 +342,7 @@ def heads_of(trace: Trace, *, parameters: Arrays | None = None, name: str = "") 
 
 
 def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]:
-    """Return the queries and the keys of the largest links, sorted, at most `most` of each."""
+    """Return at most `most` queries and `most` keys of the largest links, both sorted."""
     rows: set[int] = set()
     columns: set[int] = set()
     for index in np.argsort(-links, axis=None, kind="stable")[: 20 * most].tolist():
@@ -356,14 +356,14 @@ def _corner(links: Array, keys: Array, most: int) -> tuple[list[int], list[int]]
 
 
 def _scale(trace: Trace, layer: int) -> float | None:
-    """Return the factor of the raw scores; None if a bias or softcap also changes the scores."""
+    """Return the scale of the raw scores; None if a bias or softcap also changes the scores."""
     if not all((name, layer) in trace for name in "qkv"):
         return None
     settings = trace.attention_inputs(layer)
     if any(settings.get(name) is not None for name in ("softcap", "bias", "alibi_slopes")):
         return None
     mask = settings.get("attn_mask")
-    # A float mask is added to the scores, so they are not a multiple of the raw scores.
+    # A float mask is added to the scaled scores, so no factor maps raw scores to the sum.
     if mask is not None and np.asarray(mask).dtype != bool:
         return None
     scale = settings.get("scale")

@@ -18,7 +18,7 @@ from qkv.text import Tokenized
 from qkv.text.tokenized import plain_tokens
 from qkv.trace import Trace
 
-MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js has the same number
+MOST_HEADS = 48  # the maximum number of heads to try; assets/store/rule.js uses the same maximum
 MOST_TOKENS = 512
 
 # `Moved` maps each (layer, head) to the probability that moves to other words when the head is

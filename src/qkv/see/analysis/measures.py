@@ -13,7 +13,7 @@ from qkv.see.analysis.head_weights import Heads, Summary
 # same thresholds, and docs/views.md explains them.
 #
 # STANDS_OUT: a view says that a head stands out if a weight exceeds the usual weight by this
-# number, or if removing the head moves this much probability to other words.
+# number, or if removing the head moves at least this much probability to other words.
 # OF_POSITIONS: a head with an average weight of at least 0.4 on one position attends to positions
 # rather than to words.
 STANDS_OUT = 0.1
@@ -27,7 +27,7 @@ def measures_of(heads: Heads) -> dict[str, Array | None]:
     """Compute each measure for all heads, `(layers, heads)`; unknown measures are None.
 
     If only the largest weights of a text were kept, the only known measures are the weight on the
-    first token and the weight on separators. They need only the summed weight on each key.
+    first token and the weight on separators. Both need only the summed weight on each key.
     """
     size, own = len(heads.queries.tokens), heads.other_keys is None
     separators = [key for key, special in enumerate(heads.keys.special) if special and key]
@@ -163,7 +163,7 @@ def summarize(weights: Array, top_k: int) -> Summary:
     """
     kept = min(top_k, weights.shape[2])
     indices = np.empty((*weights.shape[:2], kept), np.int64)
-    # one head at a time: the sorted indices of a head need as much memory as its weights
+    # sort one head at a time: the indices of all heads would need as much memory as the weights
     for index, head in enumerate(weights):
         indices[index] = np.argsort(-np.nan_to_num(head), axis=-1, kind="stable")[:, :kept]
     largest = np.take_along_axis(weights, indices, axis=-1)

@@ -99,7 +99,7 @@ def rank_heads(
 
 
 def other_heads(seen: Heads, links: list[Link], shown: ChosenHead, one_link: bool) -> list[Link]:
-    """Choose up to 5 links of other heads that stand out, with a different pair of words in each.
+    """Choose up to 5 links of other heads that stand out, each with a different pair of words.
 
     If `one_link` is true, all `links` join the same two words, and up to 8 of them are chosen.
     """
@@ -131,8 +131,8 @@ def choose_head(
 
     For a text with a gap, choose the head whose removal changes the guess most; the function
     `removing` finds this head. Without a gap, or if positions were requested, choose the head whose
-    strongest link is furthest above the usual weight. If the difference is below 0.1, or the model
-    is untrained, the headline says that no head stands out.
+    strongest link is furthest above the usual weight. If this link exceeds the usual weight by less
+    than 0.1, or the model is untrained, the headline says that no head stands out.
 
     `layer` and `head` restrict the choice to a layer or a head. `queries` and `keys` restrict the
     links to those that lead from these queries to these keys. If a requested head has no link
@@ -326,7 +326,7 @@ def _looks(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str
 
 
 def _above(heads: Heads, layer: int, head: int, rows: Sequence[int]) -> dict[str, float]:
-    """Sum how far a word's links exceed their usual weights, over the keys with the same name."""
+    """For each key name, sum the excesses of a word's links over their usual weights."""
     weights = attended(heads, layer, head, rows)
     query = rows[0]
     links = (

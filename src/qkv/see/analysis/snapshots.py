@@ -285,7 +285,7 @@ class Replay:
         return None if self.hidden is None else self.hidden[index]
 
     def loss_at(self, step: int) -> float | None:
-        """Return the loss logged at the step nearest to this step; None without a log."""
+        """Return the loss logged at the step nearest to this step; None if no loss is logged."""
         nearest = min(self.losses, key=lambda logged: abs(logged[0] - step), default=None)
         return None if nearest is None else nearest[1]
 

@@ -34,7 +34,7 @@ class Movement:
 def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | None:
     """Measure how far attention moved each token; return None if the trace lacks a vector.
 
-    With `spans`, a word's vector is the mean of the vectors of its tokens.
+    If `spans` are given, a word's vector is the mean of the vectors of its tokens.
     """
     ends = static_and_last(trace)
     if ends is None:
@@ -49,7 +49,7 @@ def movement(trace: Trace, spans: Sequence[Span] | None = None) -> Movement | No
 
 @np.errstate(over="ignore", invalid="ignore")
 def mean_vectors(vectors: Array, spans: Sequence[Span] | None) -> Array:
-    """Return the mean of the vectors of each word's tokens; without `spans`, return `vectors`."""
+    """Return the mean vector of each word's tokens; if `spans` is None, return `vectors`."""
     if spans is None:
         return vectors
     sums = np.add.reduceat(vectors, [first for first, _, _ in spans])
@@ -171,7 +171,7 @@ class Plane(NamedTuple):
 def fit_plane(
     original: Any, contextual: Any, *, unit: bool = False, call: str = "fit_plane"
 ) -> Plane:
-    """Find the two directions of largest variance in two sets of vectors together.
+    """Find the two directions of largest variance in the union of two sets of vectors.
 
     Each set is first centred on its own mean, so that the plane shows how vectors differ within the
     sets, not how far apart the sets are. The largest component of each direction is positive, so
@@ -342,7 +342,7 @@ def shift_of_traces(traces: Sequence[Trace], *, pieces: bool = False) -> Shift:
     A word's vector is the mean of the vectors of its subwords, unless `pieces` is true.
 
     Raises:
-        ValueError: a trace lacks the static vectors or the vectors after the last layer, or the
+        ValueError: a trace lacks the static vectors or the vectors after the last layer; or the
             traces come from different models.
     """
     tokens, of, parts = [], [], []

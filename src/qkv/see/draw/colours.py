@@ -105,7 +105,7 @@ def ink(color: str) -> str:
 
 
 def scale_end(weights: Iterable[Array], stretch: bool) -> float:
-    """Return the end of a scale of weights: 1, or the largest weight if the scale is stretched.
+    """Return the upper end of a scale: 1, or the largest weight if the scale is stretched.
 
     >>> scale_end([np.array([0.2, 0.4])], False), scale_end([np.array([0.2, 0.4])], True)
     (1.0, 0.4)

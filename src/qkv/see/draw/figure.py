@@ -80,7 +80,7 @@ def _drawn(title: str, lines: Sequence[str], rows: panels.Rows, tone: Tone) -> F
                 pad = 28.0  # above the legend
             _plain(axes.set_title(drawable([panel.title])[0], color=tone.ink, pad=pad), 11)
     if arrows and (layout := figure.get_layout_engine()):
-        for _ in range(2):  # the second round no longer changes the layout
+        for _ in range(2):  # the layout is final after two rounds
             layout.execute(figure)
         figure.set_layout_engine("none")
         for axes, panel in arrows:
@@ -124,8 +124,8 @@ def _heat_map(axes: Axes, panel: panels.HeatMap, tone: Tone) -> None:
         axes.set(xticks=[], yticks=[])
     else:
         rows, columns = drawable(panel.rows), drawable(panel.columns)
-        # Move the labels above the map before they are written: matplotlib has separate label
-        # objects above and below.
+        # Switch to the upper column labels before writing the names: matplotlib has separate
+        # label objects for the upper and the lower edge of a map.
         axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
         axes.set_xticks(
             range(len(columns)), columns, rotation=45, ha="left", rotation_mode="anchor"
@@ -404,7 +404,7 @@ def _plain(text: Text, size: float) -> None:
 def _write(
     axes: Axes, at: panels.Point, words: str, size: float, below: str = "", **style: Any
 ) -> Text:
-    """Write `words` at a point of a chart, in fonts that can draw them, and `below` under them."""
+    """Write `words` at a point of a chart in fitting fonts, and the text `below` under them."""
     text = axes.text(*at, drawable([words])[0] + below, **style)
     _plain(text, size)
     return text

@@ -434,7 +434,7 @@ def _bars(panel: panels.Bars, tone: Tone) -> Drawing:
 
 
 def _graph(panel: panels.Graph, tone: Tone) -> Drawing:
-    """Draw nodes and edges. A reader who points at one of them sees its numbers below the graph."""
+    """Draw nodes and edges; pointing at a node or an edge shows its numbers below the graph."""
     across, up, form = 42.0, 42.0, panel.form
     columns, high = panel.size
     left = widest(panel.rows.values()) + 22

@@ -176,10 +176,10 @@ def _number(x: Any) -> str:
     return "-∞" if float(x) == -math.inf else f"{float(x):.3f}"
 
 
-# The contents of steps.json. `rows` has the steps, keyed by the names that Python and the page use.
-# In a row, `op` describes how each number is computed (see `_made`). `columns` is the letter that
-# stands for the number of columns; it is empty if the columns are keys. `phrases` has parts of
-# notes and titles. {x} is a placeholder. A text that is only a placeholder becomes the
+# The contents of steps.json. `rows` contains the steps, keyed by the names that Python and the page
+# use. In a row, `op` describes how each number is computed (see `_made`). `columns` is the letter
+# that stands for the number of columns; it is empty if the columns are keys. `phrases` contains
+# parts of notes and titles. {x} is a placeholder. A text that is only a placeholder becomes the
 # placeholder's value, which may have any type.
 _DATA = json.loads(files("qkv.see.steps").joinpath("steps.json").read_text("utf-8"))
 ROWS: Mapping[str, Mapping[str, Any]] = _DATA["rows"]
@@ -362,7 +362,7 @@ class Walk:
         return f"The likeliest word {where} is {word}, {probability:.2f}."
 
     def compare(self, name: str, own: Array | None = None) -> None:
-        """Compare the last step with `own`; if it is None, use the array `name` of the trace."""
+        """Compare the last step with `own` or, if `own` is None, with the trace's array `name`."""
         if own is None and name in self.trace:
             own = np.array(self.trace[name][0]).reshape(len(self.tokens), -1)
         if own is not None:
@@ -396,7 +396,7 @@ class Walk:
         return few
 
     def spell(self, step: Step, cell: tuple[int, int], most: int = 3) -> str:
-        """Write out the sum that gives a cell of a step, with at most `most` terms."""
+        """Write out the sum behind the number in a cell of a step, with at most `most` terms."""
         columns = step.columns if step.shown is None else step.shown
         return spell(step.name, step.op, cell, self.arrays, step.rows, columns, most)
 

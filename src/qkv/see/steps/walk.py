@@ -95,7 +95,7 @@ class AttentionInputs:
         self.offset = int(np.ravel(offset)[0])
 
     def start(self, name: str, of: str = "qkv") -> None:
-        """Name the array from which the vectors in `of`, such as "kv", are computed."""
+        """Store the name of the array from which the vectors, such as "kv", are computed."""
         self.x |= dict.fromkeys(of, name)
         for part, letter in (("q_proj", "Q"), ("k_proj", "K"), ("v_proj", "V"), ("out_proj", "O")):
             for kind, short in (("weight", "W"), ("bias", "b")):
@@ -352,7 +352,7 @@ def _one_text(x: Any, name: str) -> Array:
 
 
 def _names(words: Sequence[str] | None, x: Array, what: str) -> list[str]:
-    """Return the names of the rows; without names, return the row indices as strings."""
+    """Return `words` as the names of the rows; if None, return the row indices as strings."""
     if words is None:
         return [str(i) for i in range(len(x))]
     names = [str(name) for name in words]

@@ -117,7 +117,7 @@ def guess(
     """Guess the words at the mask tokens of a text or, with a decoder, the next word.
 
     With `ablate` or `hide`, also show the guesses under these interventions. `Model.predict`
-    returns the same numbers.
+    returns the same words and probabilities.
 
     Args:
         text: for an encoder, a text with `Model.mask` in place of each missing word; for a decoder,

@@ -18,7 +18,7 @@ from qkv.trace import Trace
 
 # The colour of weights over a patch. It is light because the image below is darkened.
 LIGHT = tuple(bytes.fromhex(THEMES["dark"].more[-1][1:]))
-MOST_PIXELS = 448  # The pixels on the longer side of the large picture. Small pictures have 112.
+MOST_PIXELS = 448  # The number of pixels on the longer side of the large picture.
 _LOOKING = "#ffffff"  # The colour of the frame around the patch that attends.
 _ACROSS = 4  # The number of heads side by side.
 
@@ -184,9 +184,9 @@ def image_view(
 ) -> ImageView:
     """Show the attention of one token over an image, for each head of a layer.
 
-    Without `layer` and `head`, the view chooses the head in which the token has the largest weight
-    on a patch. The weight of a patch on itself does not count. Ties go to the lowest layer, then
-    the lowest head.
+    If `layer` and `head` are None, the view chooses the head in which the token has the largest
+    weight on a patch. The weight of a patch on itself does not count. Ties go to the lowest layer,
+    then the lowest head.
 
     Args:
         trace: the trace of one image, from `model.trace(image)`.
@@ -201,7 +201,7 @@ def image_view(
 
     Raises:
         TypeError: the dtype of the image is not uint8.
-        ValueError: the trace is not from an image, the trace holds no weights, or the image or the
+        ValueError: the trace is not from an image; the trace holds no weights; or the image or the
             query does not match the trace.
         IndexError: `layer`, `head` or `query` is out of range.
 

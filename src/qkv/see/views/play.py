@@ -208,11 +208,11 @@ def play(
 ) -> PlayView:
     """Make a page that contains a model and runs offline on any text that a reader types.
 
-    Without `model`, the page has two models, and the reader can switch between them: the default
+    If `model` is None, the page has two models, and the reader can switch between them: the default
     encoder guesses missing words, and the decoder that comes with qkv continues a text.
 
     `to_html(path)` writes one file. With these two models, the file is at most 16 MB. With another
-    model, the file has about 4/3 of the model's size in float16. A file above 64 MB causes a
+    model, the file's size is about 4/3 of the model's size in float16. A file above 64 MB causes a
     warning. A notebook writes the page to a file in the notebook's folder (`qkv-play-....html`) and
     shows the file in an iframe.
 
@@ -243,7 +243,7 @@ def play(
 
     Raises:
         TypeError: the text is not a string, or an intervention has the wrong type.
-        ValueError: the text is empty, a page cannot compute with this model, or an intervention
+        ValueError: the text is empty; a page cannot compute with this model; or an intervention
             does not match the text; the message says why.
 
     >>> view = play("The opposite of black is [MASK].")
@@ -293,7 +293,7 @@ def play(
     )
 
 
-# The largest number of tokens in a page's text; assets/store/store.js has the same number.
+# The largest number of tokens in a page's text; assets/store/store.js sets the same limit.
 MOST = 256
 
 
@@ -383,7 +383,7 @@ def findings_view(
         theme: the theme of the page.
 
     Raises:
-        ValueError: a page cannot compute with the model, a finding's text is too long for a page,
+        ValueError: a page cannot compute with the model; a finding's text is too long for a page;
             or the theme does not exist.
     """
     call = FindingsView.call

@@ -228,7 +228,7 @@ def replay(
 
     Raises:
         FileNotFoundError: the folder does not exist.
-        ValueError: the run has no snapshots, the models belong to different runs, or the text is
+        ValueError: the run has no snapshots; the models belong to different runs; or the text is
             missing, empty or too long for a page.
         IndexError: `layer` or `head` is out of range; the message names the range.
 

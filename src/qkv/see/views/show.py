@@ -131,12 +131,12 @@ def show(
             `tokens`.
         tokens: the L tokens, if weights are given.
         model: the model for a text, or a model's name; if omitted, the default model. A trace needs
-            no `model`. With `model`, the view of a trace also shows the length `|v W_O|` for each
-            key, and can measure the guess at a gap.
+            no `model`. If both a trace and `model` are given, the view also shows the length
+            `|v W_O|` for each key, and can measure the guess at a gap.
         layer: the layer to show, counted from 0; -1 is the last layer.
         head: the head to show, counted from 0.
-        query: the word that attends, or the position of its token. If it is given, only the links
-            of this word count when heads are compared.
+        query: the word that attends, or the position of its token. If `query` is given, only the
+            links of this word count when heads are compared.
         key: the word that is attended to, or the position of its token. With `query` and `key`, the
             heads are ranked by this one link.
         pieces: whether subwords are shown separately, instead of merged into words. When subwords
@@ -145,8 +145,8 @@ def show(
         stretch: whether scales end at the largest shown weight instead of 1.
 
     Raises:
-        ValueError: the text is empty, the trace holds several texts or no weights, arrays and
-            tokens do not match, or a word is not in the text.
+        ValueError: the text is empty; the trace holds several texts or no weights; arrays and
+            tokens do not match; or a word is not in the text.
         IndexError: a layer, head or position is out of range; the message names the range.
 
     >>> view = show("The cat sat on the mat", model="random", layer=0, head=1)
@@ -396,7 +396,7 @@ def _of_arrays(
 
 
 def _only(heads: Heads, layers: Indices, there: str) -> Heads:
-    """Keep only these layers; an error message ends with `there`, which names all layers."""
+    """Keep only these layers; errors end with the text `there`, which names all layers."""
     if layers is None:
         return heads
     numbers = {asked: heads.from_start(asked, of="layer") for asked in layers}

@@ -205,7 +205,7 @@ class View(ABC):
         return document(*self._html(), self.theme)
 
     def _page(self, kind: str, title: str, texts: Sequence[Json] = (), **parts: Any) -> Json:
-        """Assemble the data of a page from `start` and other parts."""
+        """Assemble the data of a page from `kind`, `title`, `texts` and other parts."""
         model = one_model([text.model for text in self._headings()])
         return payload_of(
             kind, title, texts, model=model, theme=self.theme, stretch=self.stretch, **parts

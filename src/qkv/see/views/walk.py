@@ -234,10 +234,10 @@ def walk(
 
     Args:
         text_or_trace: a text, or a model's trace of one text. Alternatively, a layer
-            (`MultiHeadAttention`, `SelfAttention` or `Block`) together with `x`. Without `model`, a
-            walk over a trace starts from the trace's Q, K and V. After the heads, the walk shows
-            the steps whose numbers are in the trace; the note of the last step names the missing
-            numbers.
+            (`MultiHeadAttention`, `SelfAttention` or `Block`) together with `x`. If `model` is
+            None, a walk over a trace starts from the trace's Q, K and V. After the heads, the walk
+            shows the steps whose numbers are in the trace; the note of the last step names the
+            missing numbers.
         layer: the layer, counted from 0; -1 is the last. The default is chosen by the rule of
             `show`.
         head: the head, counted from 0. The default is chosen by the rule of `show`. For a layer
