@@ -36,8 +36,9 @@ from qkv.visible import visible
 class Parameters(MutableMapping[str, Array]):
     """A model's arrays, keyed by name.
 
-    The arrays are read-only, because the model prepares them for matrix products only once. To
-    change an array, assign another array: `model.parameters[name] = array`.
+    The arrays are read-only: the model prepares them for matrix products only once, so it would not
+    notice a change in place. To change an array, assign another array:
+    `model.parameters[name] = array`.
 
     Args:
         arrays: the arrays, keyed by name; they must be read-only.
@@ -90,7 +91,7 @@ class Parameters(MutableMapping[str, Array]):
         return len(self._arrays)
 
 
-# The end of an error about a model that cannot predict words.
+# The last part of the error message for a model that cannot predict words.
 LOAD_LM_HEAD = (
     "load a model with an LM head (its config.json names an architecture such as BertForMaskedLM "
     "or LlamaForCausalLM)"
@@ -154,7 +155,7 @@ class Core:
             check_tokenizer(tokenizer, self.reader.rows, self.max_seq_length, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; raise an error if it is unknown, unless a user's subclass sets it."""
+        """Set an attribute; for a class of qkv, raise an error if the name is unknown."""
         is_known = name in _SET or name.startswith("_") or hasattr(type(self), name)
         if not is_known and type(self).__module__.startswith("qkv."):
             public = (known for known in dir(self) if not known.startswith("_"))
@@ -163,7 +164,7 @@ class Core:
             raise AttributeError(f"model: unknown attribute {name!r}{nearest}")
         object.__setattr__(self, name, value)
 
-    if not TYPE_CHECKING:  # type checkers accept any name if a class has `__getattr__`
+    if not TYPE_CHECKING:  # if they saw `__getattr__`, type checkers would accept any name
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError, with advice if the name comes from another library."""
@@ -302,7 +303,7 @@ class Core:
         return self._weights.sha256
 
     def with_parameters(self, parameters: Mapping[str, ArrayLike], dtype: Any = None) -> Self:
-        """Return a copy of the model with copies of these parameters.
+        """Return a copy of the model that holds copies of the arrays in `parameters`.
 
         Args:
             parameters: an array for each name in `model.parameters`, of the same shape.
@@ -469,8 +470,8 @@ class Core:
                 read the scales: omit dtype if transformers should load the model.
 
         Raises:
-            ValueError: the name of the folder is empty, the type is unknown, or a tensor has values
-                too large for the type.
+            ValueError: the name of the folder is empty; `dtype` is unknown; or a tensor has values
+                too large for this dtype.
             OSError: the folder cannot be written.
 
         >>> import qkv, tempfile
@@ -522,7 +523,7 @@ class Core:
         return Run(rows, cu_lengths, {} if record is None else record.arrays)
 
     def _fit(self, edits: Edits, batch: Iterable[Tokenized], **others: Any) -> Fitted:
-        """Check that edits fit this model and a batch; `fit` receives the arguments `others`."""
+        """Check that edits fit this model and a batch; pass the arguments in `others` to `fit`."""
         return fit(edits, batch, self.network, self.reader, **others)
 
     def _plain(self, edits: Edits, text: Tokenized) -> list[dict[str, Any]]:

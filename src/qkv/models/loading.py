@@ -224,12 +224,12 @@ def _tokenizer(
     read.need_file(path, read.MOST_TOKENIZER)
     try:
         tokenizer = kind.from_file(path)
-        tokenizer.tokenize("a")  # With some broken files, only this call fails.
+        tokenizer.tokenize("a")  # This call fails for some broken files that load.
     except BaseException as error:
         # A panic in the tokenizers library is a BaseException, but not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        reason = read.first_line(error.__cause__ or error)  # The cause omits the call's name.
+        reason = read.first_line(error.__cause__ or error)  # Its message omits the call's name.
         raise read.ModelError(f"{path}: does not work as a tokenizer: {reason}") from error
     return tokenizer
 

@@ -26,7 +26,7 @@ class Model(Core):
     """A model, as `qkv.load` returns it.
 
     Attributes:
-        config: the contents of its config.json.
+        config: the contents of the model's config.json.
         design: the sizes and options of the network.
         reader: converts texts to the tokens that the network processes.
 

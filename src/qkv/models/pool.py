@@ -61,7 +61,7 @@ class Pool:
         limits = [route.max_seq_length for route in model._all_routes()]
         self._executor = ProcessPoolExecutor(
             self.processes,
-            mp_context=multiprocessing.get_context("spawn"),  # a fork lacks the compute threads
+            mp_context=multiprocessing.get_context("spawn"),  # a fork would lack compute threads
             initializer=_begin,
             initargs=(self._folder.name, model.name, limits, threads),
         )

@@ -222,7 +222,7 @@ def encode_images(
 
     Raises:
         TypeError: `images` is a string or a path; or for the reasons listed in `trace`.
-        ValueError: the model's head computes no vectors, an image has the wrong type or shape, or
+        ValueError: the model's head computes no vectors; an image has the wrong type or shape;
             there are no images; or for the reasons listed in `trace`.
     """
     head = model._embedder
@@ -307,7 +307,7 @@ class VisionModel(Model):
         self._pixels = pixels
         super().__init__(**others)
         self._json_files[PREPROCESSOR] = None if pixels is None else pixels.values
-        self._json_files[PROCESSOR] = None  # preprocessor_config.json holds all settings
+        self._json_files[PROCESSOR] = None  # the settings are all in preprocessor_config.json
 
     def _new_reader(self, name: str, tokenizer: Any, sentence: Sentence) -> ImageReader:
         return ImageReader(name, None, sentence, pixels=self._pixels, design=self.design)

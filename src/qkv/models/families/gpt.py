@@ -129,7 +129,7 @@ def gpt_neox(config: Config) -> Design:
     layer, bias = attention(config), config.flag("attention_bias")
     config.only("head_dim", layer.head_size, None)
     base = config.positive("rotary_emb_base")
-    config.only("rope_theta", base, None)  # another name of `rotary_emb_base`
+    config.only("rope_theta", base, None)  # the same setting as `rotary_emb_base`
     part = config.positive("rotary_pct")
     config.only("partial_rotary_factor", part, None)
     rotary = read_rotary(config, layer.head_size, RotaryDefaults(base, partial=part))

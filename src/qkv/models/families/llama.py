@@ -192,7 +192,7 @@ def gemma2(config: Config) -> Design:
 def _capped(config: Config, layers: Sequence[Attention]) -> Design:
     """Return the design that Gemma 2 and 3 share.
 
-    A norm precedes, and another norm follows, each attention and each MLP. Logits are capped.
+    One norm precedes each attention and each MLP, and another norm follows it. Logits are capped.
     """
     softcap = config.positive_or_none("final_logit_softcapping")
     plain = gemma_decoder(config, layers, norms="both")

@@ -74,7 +74,7 @@ class OlderKeys(NamedTuple):
     Attributes:
         theta: the key that holds the base.
         base: the base if the key `theta` is missing.
-        scaled: whether an older `rope_scaling` applies to this kind of layer.
+        scaled: whether the older key `rope_scaling` applies to this kind of layer.
     """
 
     theta: str

@@ -20,7 +20,7 @@ def design(config: Config) -> Design:
         vocabulary=config.size("vocab_size", 1),
         dim=config.size("hidden_size", 1),
         hidden=0,
-        activation="relu",  # Unused, because the model has no layers.
+        activation="relu",  # The activation is unused, because the model has no layers.
         eps=1e-5,
         layers=(),
         final_norm=False,

@@ -35,7 +35,7 @@ def find_model(name: StrPath, revision: str | None = None, *, download: bool = T
 
     Args:
         name: a folder, a Hub id ("organisation/name"), a short name such as "minilm", or the name
-            of a model that comes with qkv, such as "books". If it is a short name or a Hub id, qkv
+            of a model that comes with qkv, such as "books". For a short name or a Hub id, qkv
             searches the Hugging Face cache, then installed packages, then the Hub.
         revision: a branch, tag or commit. With a revision, qkv does not search installed packages.
         download: whether to download the model from the Hub.
@@ -101,7 +101,7 @@ def places() -> list[tuple[str, str, Path | None]]:
 
     The folder is None if the source does not have the model. Models that come with qkv are first,
     then models with a short name, then the other models in the Hugging Face cache. This function
-    downloads and opens nothing.
+    neither downloads nor opens any files.
     """
     rows: list[tuple[str, str, Path | None]] = [
         (name, "comes with qkv", folder) for name, folder in shipped().items()

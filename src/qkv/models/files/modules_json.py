@@ -75,7 +75,8 @@ def read_routing(folder: Path) -> Routing:
     """Return the routes in modules.json, or a single route without modules if the file is missing.
 
     Raises:
-        ModelError: the file is broken, or its modules or their order are not supported.
+        ModelError: the file is broken; or qkv does not support a module or the order of the
+            modules.
     """
     path = folder / MODULES
     if not path.is_file():

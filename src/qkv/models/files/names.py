@@ -32,9 +32,9 @@ class Fused:
         count: the number of parameters in the tensor.
         groups: the number of equal groups of columns. Each group holds columns of all parameters,
             such as the query, key and value of one head.
-        shares: the ratio of the parameters' numbers of columns. For example, (4, 1, 1): the first
-            parameter has four times as many columns as each of the others. An empty tuple means
-            that all parameters have equally many columns.
+        shares: the relative numbers of columns of the parameters. For example, (4, 1, 1) means that
+            the first parameter has four times as many columns as each of the others. An empty tuple
+            means that all parameters have equally many columns.
 
     >>> Fused("qkv", 1, 3).cut(np.arange(6)), Fused("qkv", 1, 3, groups=2).cut(np.arange(6))
     (array([2, 3]), array([1, 4]))
@@ -122,7 +122,7 @@ class Family:
             tensor is missing, qkv reads the substitute.
         body: the prefixes of the names of all tensors that qkv reads. Tensors without these
             prefixes belong to heads that qkv does not compute; `Model.save` writes them too.
-        unused: qkv ignores tensors of the body whose names match one of these patterns.
+        unused: patterns of names; qkv ignores the tensors of the body that match one of them.
         copies: maps the name of a tensor to the name of a tensor with the same values. A file may
             have only one of these two tensors.
         harmless: keys of a config that do not change a forward pass.

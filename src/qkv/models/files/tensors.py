@@ -64,7 +64,7 @@ def to_rows(matrix: Array) -> Rows:
 
 
 def _search(matrix: Array) -> tuple[Array, Array, Array]:
-    """Return `(rows, scales, exact)`; `exact` is True for rows that `rows * scales` represents.
+    """Return `(rows, scales, exact)`; `exact` is True for rows that need no rounding.
 
     If several scales represent a row exactly, choose the smallest.
     """
@@ -174,7 +174,7 @@ class Int8Rows(Stored):
 class Tensors(dict[str, Stored]):
     """The tensors in a model's files, keyed by name.
 
-    The constructor reads only the headers of the files, which use little memory. `Stored.read`
+    The constructor reads only the headers of the files, so it needs little memory. `Stored.read`
     returns the values of a tensor.
 
     Attributes:

@@ -38,8 +38,8 @@ class DecoderCache(KVCache):
     """The key/value cache of a decoder layer, for the decoder's text and for the encoder's text.
 
     Args:
-        window: the argument `window` of `KVCache`; it limits the keys of the decoder's text that
-            each of the text's tokens sees.
+        window: the argument `window` of `KVCache`; it limits how many earlier tokens of the
+            decoder's text each token of this text sees.
         key: the keys of the encoder's text, (B, Hkv, S, d).
         value: the values of the encoder's text, (B, Hkv, S, dv).
         key_lengths: the lengths of the encoder's texts, (B,).
@@ -157,7 +157,7 @@ class EncoderDecoder(Transformer):
 
     Args:
         encoder: the encoder; its head is not used.
-        decoder: the decoder, whose layers are `DecoderBlock`s, and its head.
+        decoder: the decoder with its head; the decoder's layers are `DecoderBlock`s.
         first: the id of the decoder's first token.
     """
 

@@ -209,7 +209,7 @@ class Design:
     head: Head | None = None
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
+        """Yield names and shapes of parameters one by one, because a list of them could be huge."""
         size = self.dim if self.embed_dim is None else self.embed_dim
         yield "embed.weight", (self.vocabulary, size)
         if self.embed_dim is not None:
@@ -407,7 +407,7 @@ class VisionDesign(Design):
         return self.image[0] // self.patch[0], self.image[1] // self.patch[1]
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
+        """Yield names and shapes of parameters one by one, because a list of them could be huge."""
         rows, columns = self.grid
         positions = rows * columns + 1, self.dim
         yield "embed.weight", (1, 1, self.dim) if self.batched else (self.dim,)
@@ -437,7 +437,7 @@ class Seq2SeqDesign:
 
     Attributes:
         encoder: the encoder's design; its head is not used.
-        decoder: the decoder's design, with `cross` set.
+        decoder: the decoder's design, in which `cross` is True.
         start: the id of the decoder's first token.
         head: the head, which reads the decoder's last vectors.
     """
@@ -458,7 +458,7 @@ class Seq2SeqDesign:
         return self.encoder.max_seq_length
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
+        """Yield names and shapes of parameters one by one, because a list of them could be huge."""
         for side, design in zip(SIDES, (self.encoder, self.decoder), strict=True):
             for name, shape in design.shapes():
                 if name != "embed.weight":
@@ -508,7 +508,7 @@ class DualDesign:
         return self.text.last_is_normed
 
     def shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Yield parameters' names and shapes one by one: a config may ask for a million layers."""
+        """Yield names and shapes of parameters one by one, because a list of them could be huge."""
         for tower, design in zip(TOWERS, (self.text, self.vision), strict=True):
             for name, shape in design.shapes():
                 yield f"{tower}.{name}", shape

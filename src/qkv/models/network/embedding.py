@@ -47,8 +47,8 @@ class Embedding:
             row 0.
         norm: the norm of the sum of a token's rows.
         projection: the linear layer after the norm, from the size E of the tables' rows to D:
-            "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,). The dict may be
-            empty if E is D.
+            "embed_proj.weight" (E, D) and an optional "embed_proj.bias" (D,). The dict may
+            be empty if E equals D.
         projects_first: whether the projection applies only to the rows of the token table. Rows of
             the other tables have size D and are added after the projection.
         scale: a factor for the rows of the token table.
@@ -86,8 +86,8 @@ class Embedding:
     ) -> tuple[Array, EmbeddingSaved]:
         """Return the vectors (..., D) of ids at positions `at`, and the values for `backward`.
 
-        The vectors are float32 if the table is in half precision. `segments` (...) index the rows
-        of `token_types`; a model without `token_types` ignores `segments`.
+        The vectors are float32 if the table is in half precision. `segments` (...) are numbers of
+        rows of `token_types`; a model without `token_types` ignores `segments`.
         """
         keep = record or unkept
         x, rows = self._rows(ids)

@@ -91,7 +91,7 @@ class Head:
             yield "head.out_proj.bias", (self.outputs,)
 
     def build(self, parameters: Arrays, *, norm: Callable[..., Norm | None]) -> "BuiltHead":
-        """Return the head with these parameters; `norm` returns the norm with a given name."""
+        """Return the head with these parameters; the function `norm` builds a norm."""
         own = {name: array for name, array in parameters.items() if name.startswith("head.")}
         if self.tied and "head.out_proj.weight" not in own:
             own["head.out_proj.weight"] = parameters["embed.weight"].T
@@ -100,7 +100,7 @@ class Head:
 
 @dataclass(frozen=True)
 class BuiltHead:
-    """A head with its parameters; `steps` says what the head does."""
+    """A head with its parameters; `steps` holds the options of the head's steps."""
 
     steps: Head
     parameters: Arrays

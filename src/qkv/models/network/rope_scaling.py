@@ -152,7 +152,7 @@ class Proportional:
     """Rotate only the first pairs, at their usual speeds / `factor`; other pairs do not rotate.
 
     Source:
-        `rope_type` "proportional" in transformers, which Gemma 4 uses.
+        transformers, where this `rope_type` is "proportional"; Gemma 4 uses it.
     """
 
     part: float

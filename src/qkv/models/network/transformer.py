@@ -236,7 +236,7 @@ class Transformer:
     def run_layers(
         self, x: Array, cu: Array, first: int = 0, **options: Unpack[Options]
     ) -> tuple[Array, list[BlockSaved]]:
-        """Run the layers from `first` up to the one before `stop`, or up to the last layer.
+        """Run layers `first` to `stop - 1`; if `stop` is None, run all layers from `first` on.
 
         Args:
             x: (total, D), the input of layer `first`, for packed texts.
@@ -346,7 +346,7 @@ class Transformer:
         """
         record, masks, quick = options.get("record"), options.get("masks"), None
         if record is None and not masks:
-            quick = self._quick()  # for a prompt, this packs the weights for later steps
+            quick = self._quick()  # for a prompt, this call packs the weights for later steps
         seen = caches[0].lengths if caches else np.zeros((), np.int64)
         token_positions = np.broadcast_to(seen[..., None] + np.arange(ids.shape[1]), ids.shape)
         limit = self.embedding.max_positions
@@ -369,12 +369,12 @@ class Transformer:
         if self.bias is None or not len(seen):
             return {}
         longest = int((seen + (count if lengths is None else lengths)).max(initial=0))
-        offsets = seen[:1] if (seen == seen[0]).all() else seen  # equal offsets need only one bias
+        offsets = seen[:1] if (seen == seen[0]).all() else seen  # equal offsets share one bias
         rows = [self.bias(count, longest, offset) for offset in offsets.tolist()]
         return {"bias": rows[0] if len(rows) == 1 else np.concatenate(rows)}
 
     def _quick(self) -> Steps | None:
-        """Return the fast implementation of a step with one new token per text, or None.
+        """Return a fast implementation of a step with one new token per text; None if none exists.
 
         The implementation is cached. If a layer or the backend changes, the implementation is
         built again.
@@ -409,7 +409,7 @@ def without_holes(mask: Array) -> Array:
 
 @np.errstate(over="ignore", invalid="ignore")
 def stretch(weight: Array) -> float:
-    """Return the largest singular value of a matrix (n, m), relative to a random matrix.
+    """Compare the largest singular value of a matrix (n, m) to that of a random matrix.
 
     The result is the largest singular value / `(rms * (sqrt(n) + sqrt(m)))`, where `rms` is the
     root mean square of the matrix. Power iteration estimates the singular value from below. The

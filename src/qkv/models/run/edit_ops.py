@@ -56,7 +56,7 @@ class Plan:
         first: the index of the first text among all texts of the call.
         read: a function that returns the ids (T,) of a text. Its arguments are the text and the
             name of the call, for errors. If the model reads no texts, `read` is None.
-        sources: the activations of each text that a record names in "from", keyed by text.
+        sources: for each text that a record names in "from", the activations of this text.
         masked: the masked keys.
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
         changes: the steps that change an activation, in order, keyed by its full name.
@@ -292,7 +292,7 @@ def shape_of(at: Parsed, body: Transformer, queries: int, keys: int, features: i
 
 
 def scale_in(body: Transformer, layer: int) -> tuple[str, float]:
-    """Return the name of the activation that the record "scale" multiplies, and the usual scale.
+    """Return the activation that a record "scale" multiplies, and the model's own scale.
 
     >>> import qkv
     >>> scale_in(qkv.load("random").network, 0)

@@ -96,8 +96,8 @@ class EditedRun:
         ablated: the replacement of each ablated head's output: `ablated[layer][head]`.
         masked: the masked keys.
         heads: the number of heads in each layer.
-        is_pair: whether the model has an encoder and a decoder. If so, the full name of each
-            activation begins with "encoder." or "decoder.".
+        is_pair: whether the model has an encoder and a decoder. If `is_pair` is True, the full name
+            of each activation begins with "encoder." or "decoder.".
         asked: the user's edits, as in `Trace.changed`: a dict with up to three keys, "edit",
             "ablate" and "hide". For example, {"ablate": [(0, 3)]} means that head 3 of layer 0 is
             ablated, and that no activation is edited and no token masked.
@@ -297,7 +297,7 @@ class EditedRun:
     ) -> dict[str, Any]:
         """Return the options for running a packed batch; `texts` holds the index of each text.
 
-        The recorder keeps the activations that are `wanted`.
+        The recorder keeps each activation for whose name `wanted` returns True.
         """
         if not self.asked and wanted is None:
             return {}
@@ -344,7 +344,7 @@ class EditedRun:
         return At(name, parse(name).layer, texts, layout.positions(shown, name), layout.step)
 
     def _back(self, name: str, batch: "_Batch", grad: Array) -> Array:
-        """Compute the gradient for an activation before its edits from the gradient after them."""
+        """Convert the gradient for an edited activation to the gradient for the unedited one."""
         change, layout = self.changes.get(name), batch.layout
         before = layout.shown(grad, name)
         if isinstance(change, Spliced):

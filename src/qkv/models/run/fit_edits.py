@@ -59,8 +59,8 @@ def fit(
 
     Raises:
         TypeError: the replacement of an activation is not an array of numbers.
-        ValueError: a layer, head, word, position or entry of the vocabulary does not exist, a shape
-            is wrong, or every word of a text is masked.
+        ValueError: a layer, head, word, position or entry of the vocabulary does not exist; a shape
+            is wrong; or every word of a text is masked.
         KeyError: an activation does not exist; the message suggests similar names.
     """
     batch = swapped(edits, [*batch], reader.tokenizer, first)
@@ -294,7 +294,7 @@ def plain(
         reader: the model's reader of texts.
 
     Raises:
-        ValueError: an edit is a function, no record can name the replaced activation, or a layer,
+        ValueError: an edit is a function; no record can name the replaced activation; or a layer,
             head, word or position does not exist.
     """
     call = edits.call

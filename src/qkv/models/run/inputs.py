@@ -42,7 +42,7 @@ def ids_given(
 
     Raises:
         TypeError: a text is not a one-dimensional row of integers.
-        ValueError: a text has no ids or more than `limit` ids, or an id has no row in the token
+        ValueError: a text has no ids, or more than `limit` ids; or an id has no row in the token
             table.
     """
     texts = as_ids(texts)
@@ -145,7 +145,7 @@ def checked_positions(
 
     Raises:
         TypeError: the positions are not integers.
-        ValueError: the positions have the wrong shape, the model lacks one of the positions, or the
+        ValueError: the positions have the wrong shape; the model lacks one of the positions; or the
             model has neither learned nor rotary positions.
     """
     if position_ids is None:
@@ -357,7 +357,7 @@ class TextReader:
         return self.read(text, call)[1][0].ids
 
     def with_names(self, text: Tokenized) -> Tokenized:
-        """Return the text with the names of its tokens, even if only ids are known so far."""
+        """Return the text with the names of its tokens; find the names if it holds only ids."""
         if text.text or any(text.special) or text.tokens != [str(token) for token in text.ids]:
             return text
         return named(text.ids, np.ones(len(text), bool), self.tokenizer)

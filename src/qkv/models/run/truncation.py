@@ -141,7 +141,7 @@ class Truncator:
         return [_shortened(text, limit) for text in batch]
 
     def _beginning(self, text: str) -> Tokenized:
-        """Return the first tokens of a long text, without splitting the whole text if possible.
+        """Return the first tokens of a long text; if possible, split only a part of the text.
 
         The tokens up to the limit are the same as if the whole text were split. This method splits
         the first words of the text, and then about twice as many words. If the first words have the

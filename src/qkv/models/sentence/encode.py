@@ -177,7 +177,8 @@ class Encoder:
 
         Raises:
             TypeError: a text is not a string.
-            ValueError: a text cannot be split into tokens or, with `whole`, has too many tokens.
+            ValueError: a text cannot be split into tokens; or a text has too many tokens, and
+                `whole` is True.
         """
         truncator = Truncator(self.tokenizer, self.limit)
         batch = self._ids(texts, truncator)
@@ -412,10 +413,10 @@ def encode(
             as in sentence-transformers. `normalize_embeddings=True` scales the truncated vectors.
             Token vectors are not truncated.
         precision: the format of the vectors. "float32" and None keep the computed floats. "int8"
-            and "uint8" divide the range of each dimension over these texts into 256 steps, so the
-            steps depend on the texts. "binary" and "ubinary" keep one bit per number: 1 if the
-            number is positive. Eight bits form a uint8 in "ubinary"; "binary" subtracts 128 and
-            gives an int8.
+            and "uint8" divide each dimension's range, from its least to its largest number in these
+            texts, into 256 steps, so the steps depend on the texts. "binary" and "ubinary" keep one
+            bit per number: 1 if the number is positive. Eight bits form a uint8 in "ubinary";
+            "binary" subtracts 128 and gives an int8.
         convert_to_numpy: False for a list of torch tensors, one per text.
         convert_to_tensor: True for one torch tensor, (n, D).
         device: None or "cpu", the only device.
@@ -441,10 +442,10 @@ def encode(
         is `truncate_dim`. With "binary" and "ubinary", a vector has D / 8 numbers, rounded up.
 
     Raises:
-        TypeError: a text is not a string, the texts are a dict, or `trace` does not accept the
+        TypeError: a text is not a string; the texts are a dict; or `trace` does not accept the
             edits.
-        ValueError: a text has no tokens, a prompt or route does not exist, `precision` needs
-            several texts, an argument is invalid, or `trace` does not accept the edits.
+        ValueError: a text has no tokens; a prompt or route does not exist; `precision` needs
+            several texts; an argument is invalid; or `trace` does not accept the edits.
         ImportError: the result should be tensors, but torch is not installed.
 
     Source:

@@ -164,7 +164,7 @@ class Ranker:
     @property
     def head(self) -> BuiltHead:
         """The head of the model, which turns token vectors into logits for each pair."""
-        assert self.model.head is not None  # the caller has checked
+        assert self.model.head is not None  # the caller has checked this
         return self.model.head
 
     @property
@@ -453,7 +453,7 @@ def rank(
 
     Raises:
         TypeError: a text is not a string.
-        ValueError: the model does not rank, the query has no token, or an argument is invalid.
+        ValueError: the model cannot rank; the query has no token; or an argument is invalid.
 
     Source:
         Nogueira and Cho 2019, "Passage Re-ranking with BERT".
@@ -495,7 +495,7 @@ def ranker(
 
     Raises:
         TypeError: as in `rank`.
-        ValueError: the model is not a cross-encoder with one score, the model has no tokenizer, or
+        ValueError: the model is not a cross-encoder with one score; the model has no tokenizer; or
             an option is invalid.
     """
     need_ranking(model.head, model.name)

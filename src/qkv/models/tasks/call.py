@@ -90,10 +90,10 @@ def call(
             an edit is a function, one call gets the activations of all texts.
 
     Raises:
-        TypeError: ids are not integers, a mask holds values other than bools, 0 and 1, or `trace`
+        TypeError: ids are not integers; a mask holds values other than bools, 0 and 1; or `trace`
             does not accept the edits.
-        ValueError: shapes differ, an id has no row in the token table, a position does not exist in
-            the model, or `trace` does not accept the edits.
+        ValueError: shapes differ; an id has no row in the token table; a position does not exist in
+            the model; or `trace` does not accept the edits.
 
     >>> import qkv
     >>> model = qkv.load("random")
@@ -170,10 +170,10 @@ def run_layers(
         The type is float32, or float64 for a float64 model.
 
     Raises:
-        TypeError: `resid` does not hold floats, a layer is not an integer, or `trace` does not
+        TypeError: `resid` does not hold floats; a layer is not an integer; or `trace` does not
             accept the edits.
-        ValueError: `resid` has the wrong shape, a layer does not exist, an edit changes a layer
-            that is not run, the model is an encoder-decoder model, or `trace` does not accept the
+        ValueError: `resid` has the wrong shape; a layer does not exist; an edit changes a layer
+            that is not run; the model is an encoder-decoder model; or `trace` does not accept the
             edits.
         KeyError: an activation does not exist; the message suggests similar names.
 
@@ -288,9 +288,9 @@ def call_pair(
         `encoder_last_hidden_state` (B, S, D) holds the vectors of the encoder.
 
     Raises:
-        TypeError: ids are not integers, or a mask holds values other than bools, 0 and 1.
-        ValueError: shapes differ, an id has no row in the token table, `decoder_input_ids` are
-            missing, or `trace` does not accept the edits.
+        TypeError: ids are not integers; or a mask holds values other than bools, 0 and 1.
+        ValueError: shapes differ; an id has no row in the token table; `decoder_input_ids` are
+            missing; or `trace` does not accept the edits.
     """
     network = pair_network(model)
     if decoder_input_ids is None:

@@ -23,7 +23,7 @@ from qkv.text import Tokenized, Tokenizer
 from qkv.trace import Seq2SeqTrace, Trace
 from qkv.trace.recorder import kept_unasked
 
-# The kind of model that the error recommends if a model does not predict the next token.
+# The kind of model that an error message recommends if a model does not predict the next token.
 DECODER = (
     "a decoder with an LM head (its config.json names an architecture such as LlamaForCausalLM)"
 )
@@ -54,10 +54,10 @@ class Generated(str):
     def looked_at(self, token: int) -> list[Array]:
         """Return the attention weights with which the model predicted new token number `token`.
 
-        The model predicts a token at the position of the previous token. So the previous token is
-        the query of these weights, and the keys are all tokens up to the previous token. In an
-        encoder-decoder model, the keys are the tokens of the encoder's text; the weights over the
-        new text are in row `token` of the weights in `trace.decoder`.
+        At the position of each token, the model computes the logits of the next token. So the query
+        of these weights is the token before the new token, and the keys are all tokens up to this
+        query. In an encoder-decoder model, the keys are the tokens of the encoder's text; the
+        weights over the new text are in row `token` of the weights in `trace.decoder`.
 
         Returns:
             For each layer, an array (Hq, K).
@@ -206,7 +206,7 @@ def rows(
     stop: Sequence[str] = (),
     seed: int | None = None,
 ) -> "tuple[bool, list[Row]]":
-    """Return `(single, rows)`: `single` is True for one prompt, and `steps` runs the `rows`.
+    """Return `(single, rows)`: `single` is True for one prompt; `steps` adds tokens to the rows.
 
     Args:
         model: the model.
@@ -273,8 +273,8 @@ def tokens_to_add(
     """Return the maximum number of tokens to add to a prompt of `count` tokens.
 
     Raises:
-        ValueError: the prompt is empty, or the model has too few positions for the prompt and
-            `wanted` tokens, or for the prompt and one token.
+        ValueError: the prompt is empty; or the model has fewer than `wanted` positions, or none,
+            left after the prompt.
 
     >>> [tokens_to_add("the prompt", count, None, 256, "tiny", 64) for count in (202, 2)]
     [54, 64]

@@ -141,7 +141,7 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
         assert body.head is not None
         return Target(*weighed(of, lengths, body.head.steps.outputs, token_id), {})
     if not of:
-        raise ValueError(f"{_CALL}: of is empty: name an activation: {{('post', 3): array}}")
+        raise ValueError(f"{_CALL}: `of` is empty: name an activation: {{('post', 3): array}}")
     weights: dict[str, Array] = {}
     for name, full in names_of(list(of), body, "of").items():
         every = [full] if isinstance(full, str) else full
@@ -149,11 +149,13 @@ def target_of(of: Any, lengths: Sequence[int], body: Transformer, token_id: Toke
         shape = (*[len(every)] * (not isinstance(full, str)), len(lengths), *inner)
         array = as_array(of[name], call=_CALL, name=f"of[{name!r}]")
         if not is_number(array):
-            raise TypeError(f"{_CALL}: of has {shown(of[name])} for {name!r}: give floats {shape}")
+            raise TypeError(
+                f"{_CALL}: `of` has {shown(of[name])} for {name!r}: give floats {shape}"
+            )
         if array.shape != shape:
             raise ValueError(
-                f"{_CALL}: of has shape {array.shape} for {name!r}, which is {shape} here: they "
-                "must be the same"
+                f"{_CALL}: `of` has shape {array.shape} for {name!r}, which is {shape} here: "
+                "they must be the same"
             )
         parts = array.astype(body.dtype).reshape(len(every), len(lengths), *inner)
         weights |= zip(every, parts, strict=True)
@@ -239,13 +241,14 @@ def weighed(of: Any, lengths: Sequence[int], words: int, token_id: TokenId) -> t
     array = as_array(of, call=_CALL, name="of") if hasattr(of, "__array__") else np.empty(0, bool)
     if not is_float(array.dtype):
         raise TypeError(
-            f"{_CALL}: of is {shown(of)}: give (position, token), (position, token, other token), "
-            f"an array of floats {shape}, the weight of each logit, or {{activation: array}}"
+            f"{_CALL}: `of` is {shown(of)}: give (position, token), (position, token, other "
+            f"token), an array of floats {shape}, the weight of each logit, or {{activation: "
+            "array}"
         )
     if array.shape != shape:
         raise ValueError(
-            f"{_CALL}: of has shape {array.shape} and the logits have {shape}: they must be the "
-            "same"
+            f"{_CALL}: `of` has shape {array.shape} and the logits have {shape}: they must be "
+            "the same"
         )
     real = np.arange(longest) < np.array(lengths)[:, None]
     return np.arange(starts[-1]), array[real]
@@ -256,8 +259,8 @@ def checked_position(
 ) -> int:
     """Return a position in a text of `length` tokens, counted from 0.
 
-    Negative positions count from the end. Error messages use the names `which` (of the text),
-    `call` (of the function) and `argument` (of the argument).
+    Negative positions count from the end. In error messages, `which` names the text, `call` the
+    function, and `argument` the argument.
 
     Raises:
         ValueError: the position does not exist.
@@ -276,8 +279,8 @@ def checked_position(
 def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, argument: str = "of") -> int:
     """Return the id of `word`, which is an id below `words`, or a string that is one token.
 
-    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). Error
-    messages use the names `call` (of the function) and `argument` (of the argument).
+    A string may also be a token as the vocabulary spells it ("##s", "Ġthe"). In error
+    messages, `call` names the function, and `argument` the argument.
 
     Raises:
         TypeError: `word` is neither an integer nor a string.
@@ -313,8 +316,9 @@ def word_id(model: Core, words: int, word: Any, *, call: str = _CALL, argument: 
 def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] = ()) -> FullNames:
     """Map each name in `at` to the activation's full name, or to a list for all layers.
 
-    In error messages, `argument` is the name of the argument. `spliced` holds the names of
-    activations inside layers, such as an `SAE`, that `edit` adds to the model.
+    In error messages, `argument` is the name of the argument. The argument `edit` of `gradient` may
+    add layers, such as an `SAE`, to the model; `spliced` holds the names of the activations inside
+    these layers.
 
     Raises:
         TypeError: a name is neither a string nor a tuple.
@@ -325,13 +329,13 @@ def names_of(at: Any, body: Transformer, argument: str, spliced: Sequence[str] =
     single = isinstance(at, str) or is_tuple_name(at)
     if not isinstance(at, Iterable):
         names = "['embed', ('resid_post', 3)]"
-        raise TypeError(f"{_CALL}: {argument} is {shown(at)}: give names, such as {names}")
+        raise TypeError(f"{_CALL}: `{argument}` is {shown(at)}: give names, such as {names}")
     known = [name for name in body.hook_names if activation(name).editable] + [*spliced]
     full_names: FullNames = {}
     for name in [at] if single else at:
         if not isinstance(name, str | tuple):
             raise TypeError(
-                f"{_CALL}: {argument} has {shown(name)}: give names, such as ('resid_post', 3)"
+                f"{_CALL}: `{argument}` has {shown(name)}: give names, such as ('resid_post', 3)"
             )
         full = meant(name, len(body.layers))
         fits = next((spelled for spelled in full if spelled in known), None)
@@ -396,7 +400,7 @@ def check_functions(edit: Mapping[str, Any], names: FullNames, body: Transformer
                 if beside or depth(other) < depth(name):
                     raise ValueError(
                         f"{_CALL}: edit has a function for {name}, whose derivative is not known, "
-                        f"and at has {asked!r}, which may influence the input of this "
+                        f"and `at` has {asked!r}, which may influence the input of this "
                         "function: edit with arrays or records, or name activations of later layers"
                     )
 

@@ -54,10 +54,10 @@ def predict(
         Probabilities are the softmax of the logits over the whole vocabulary, in float64.
 
     Raises:
-        TypeError: `text` is neither a string nor integers, or `top_k` is not an integer.
+        TypeError: `text` is neither a string nor integers; or `top_k` is not an integer.
         ValueError: the model has no head that predicts words, or is an encoder-decoder model; the
             text is empty or too long, or has no mask token; several texts are given; `top_k` is
-            below 1 or above V; also as in `trace`.
+            below 1 or above V; or for the reasons listed in `trace`.
         FloatingPointError: the model's logits are not finite.
 
     >>> import qkv
@@ -93,7 +93,7 @@ def losses(
 
     Raises:
         TypeError: `text` is neither a string nor integers.
-        ValueError: the model is not a decoder; also as in `trace`.
+        ValueError: the model is not a decoder; or for the reasons listed in `trace`.
 
     >>> import qkv
     >>> model = qkv.load("books-decoder")
@@ -290,7 +290,7 @@ def in_words(ranked: Ranked, before: list[list[str]], tokenizer: Tokenizer | Non
         name = None if tokenizer is None else tokenizer.token(token)
         if tokenizer is None or name is None:
             return str(token)
-        front = ["Ġ"] * marks + list(last)  # tells `plain_tokens` how spaces are marked
+        front = ["Ġ"] * marks + list(last)  # show `plain_tokens` how spaces are marked
         special = [False] * len(front) + [tokenizer.is_special(token)]
         return plain_tokens([*front, name], special)[-1]
 

@@ -8,7 +8,7 @@ from qkv.text import Tokenizer
 from qkv.text.tokenizer import check_text
 
 CONTEXT = 8  # The maximum number of preceding tokens that are decoded with new tokens.
-_BROKEN = "\ufffd"  # Replaces bytes that do not form a complete character.
+_BROKEN = "\ufffd"  # The character that `decode` returns for an incomplete character.
 
 # Letters of scripts without spaces between words: Thai to Khmer, Chinese, Japanese, ...
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -45,7 +45,7 @@ class Spelling:
         return self._spelled(final=False)
 
     def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
+        """Return the rest of the text; call this method after the last `add`."""
         return self._spelled(final=True)
 
     def _spelled(self, *, final: bool) -> str:
@@ -95,7 +95,7 @@ class TextStream:
         return self._release(self.spelling.add(token), final=False)
 
     def finish(self) -> str:
-        """Return the rest of the text, after the last token."""
+        """Return the rest of the text; call this method after the last `add`."""
         return self._release(self.spelling.finish(), final=True)
 
     def _release(self, new: str, *, final: bool) -> str:
@@ -116,7 +116,10 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Return the index in `text` of an incomplete `stop` ("EN" of "END"), or `len(text)`."""
+    """Return the index at which `text` ends with a part of `stop`; `len(text)` if it does not.
+
+    For example, "EN" is a part of "END".
+    """
     for size in range(min(len(stop) - 1, len(text)), 0, -1):
         if text.endswith(stop[:size]):
             return len(text) - size

@@ -28,7 +28,7 @@ from qkv.trace.recorder import kept_unasked, padded
 # `Name`: the name of an activation: full, short, or a tuple. `Names`: one name or several.
 Name = str | tuple[Any, ...]
 Names = Name | Iterable[Name]
-_USUAL = ("pattern", "q", "resid_post")  # the names in an error if no similar name exists
+_USUAL = ("pattern", "q", "resid_post")  # suggested in an error if no name is similar
 
 
 def names_to_keep(
@@ -144,7 +144,7 @@ def _unknown(known: Sequence[str], name: Name, ways: Iterable[str]) -> str:
 
 
 def _counts(known: Sequence[str]) -> dict[str, int]:
-    """Return the number of layers of "encoder" and of "decoder", or of "" for other models."""
+    """Return the numbers of layers, keyed by "encoder" and "decoder", or by "" for other models."""
     counts: dict[str, int] = {}
     for side, layer, _ in map(parse, known):
         counts[side] = max(counts.get(side, 0), 0 if layer is None else layer + 1)
@@ -241,7 +241,7 @@ def trace(
             called.
 
     Raises:
-        TypeError: a text is not a string, `ablate`, `hide` or `edit` holds an unsupported value, or
+        TypeError: a text is not a string; `ablate`, `hide` or `edit` holds an unsupported value; or
             a function returns no array.
         ValueError: a text is empty, or no text is given; a layer, head, word or position does not
             exist; a text would have no visible word; an array has the wrong shape; `top_k` and an
